@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.ledger.test_ledger import new_turn
-from tinker_claw.conversation.lessons import MOST, Lessons
+from tinker_claw.conversation.lessons import Lessons
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.lessons import State, read_lessons
+from tinker_claw.ledger.lessons import MOST, State, read_lessons
 from tinker_claw.types import Vote, Wish
 
 PLAIN = "Write plain sentences."
@@ -115,8 +115,9 @@ def test_what_is_said_again_is_told_again_unless_the_user_dropped_it(
     turn(ledger, ledger.turns.session("me", "other"), -1, Wish("Be kind.", "kind", "always"))
     ledger._db.write("UPDATE lessons SET state = ? WHERE id = 1", state)
     turn(ledger, ledger.turns.session("me", "again"), -1, wish)
-    newest = ledger.lessons.of_user("me")[0]
-    assert (newest.text, newest.state) == (PLAIN, then), "and it is the newest now"
+    found = [(one.text, one.state) for one in ledger.lessons.of_user("me")]
+    assert (PLAIN, then) in found
+    assert (found[0][0] == PLAIN) == (then is State.TOLD), "it is the newest now"
 
 
 def test_only_what_is_told_takes_a_place(ledger: Ledger) -> None:

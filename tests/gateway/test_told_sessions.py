@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 
 from tests.channels import BOB, info, message
 from tests.gateways import World, chat, gateway
-from tinker_claw.conversation.lessons import MOST, MOST_TOKENS
+from tinker_claw.conversation.lessons import MOST_TOKENS
 from tinker_claw.ledger.figures import read_overview
-from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, State, read_lessons
+from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, MOST, State, read_lessons
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState, Told, Vote, Wish

@@ -25,6 +25,7 @@ _COLUMNS = (
     Column("user"),
     Column("state"),
     Column("kept"),
+    Column("instead", "replaced_by"),
     Column("for", "kind", lambda kind: kind or None),
     Column("lesson", "text"),
     Column("your words", "words", lambda text: short(60, text)),
@@ -38,8 +39,9 @@ class Lessons(LedgerCommand):
 
     With --lessons tell, new sessions are told what you keep, and the newest; for one kind of
     request only where that is sure. turn: it was said of that one; first told: that turn was told
-    it first. Aside: you have said otherwise; keep brings it back. A drop acts at once; what the
-    model has learned from it stays until a rollback to a version before.
+    it first. Aside: you have said otherwise; that lesson is told instead, and keep brings this one
+    back. A drop acts at once; what the model has learned from it stays until a rollback to a
+    version before.
     """
 
     do: Annotated[Literal["list", "keep", "edit", "drop", "add"], WORD] = "list"

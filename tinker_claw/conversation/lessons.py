@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tinker_claw.kinds import kind_of
-from tinker_claw.ledger.lessons import Lesson, LessonTable, State
+from tinker_claw.ledger.lessons import MOST, Lesson, LessonTable, State
 from tinker_claw.telemetry import log
 
-MOST = 8
-"""Most lessons that a session is told."""
 MOST_TOKENS = 256
 """Most tokens of all lessons that a session is told."""
 

@@ -1,10 +1,12 @@
 """The judge: reads what happened after a turn, gives a verdict and, where there is one, a hint.
 
-Rule: one question asks for both.
+Rule: one question asks for both. Where the owner asks for something and has lessons, another asks
+what it says of those.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinker_claw.config.settings import JudgeSettings
@@ -14,7 +16,9 @@ from tinker_claw.judge.prompts import (
     Prompts,
     Question,
     choose_hints,
+    choose_lessons,
     choose_wish,
+    comparison,
     majority,
     read_answer,
 )
@@ -31,6 +35,10 @@ class Judgement:
     """Hints chosen from the answers, best first."""
     wish: Wish | None
     """The lasting wish among the hints; None: there is none."""
+    repeats: int
+    contradicts: int
+    """Number of the lesson that the user says again, and of the one that the wish contradicts; 0:
+    none."""
     prompt: str
     """Version of the judge prompts."""
 
@@ -66,6 +74,7 @@ class Judge:
         *,
         asked_by: Writer = Writer.OWNER,
         images: Images = (),
+        lessons: Sequence[str] = (),
     ) -> Judgement:
         """Ask about one turn. An accepted reply needs no hint, and only the owner's own words give
         one: anyone who can write a web page could write a hint.
@@ -73,6 +82,7 @@ class Judge:
         Args:
             asked_by: who wrote the request.
             images: those in the prompt, shown if `judge_images` is set.
+            lessons: texts of the owner's lessons, which a wish may repeat or contradict.
 
         Raises:
             JudgeError: the endpoint could not be asked; nothing is concluded from that.
@@ -88,10 +98,17 @@ class Judge:
         read, teaches = sum(one.rating is not None for one in found), verdict.value != 1
         hints = choose_hints([one.hint for one in found], read, self._most_hints)
         wish = choose_wish([one.wish for one in found], read)
+        repeats = contradicts = 0
+        if teaches and hints and lessons:
+            compared, schema = comparison(lessons, state.text)
+            heard = await self._endpoint.answers(compared, self.votes, schema)
+            repeats, contradicts = choose_lessons(heard, len(lessons))
         return Judgement(
             verdict=verdict,
             answers=tuple(answers),
             hints=hints if teaches else (),
             wish=wish if teaches else None,
+            repeats=repeats,
+            contradicts=contradicts if wish else 0,
             prompt=self._asked,
         )

@@ -84,8 +84,19 @@ _OF_WISH: Final = {
     "words": "the user's own words that show how far it reaches, copied letter for letter (for a "
     "kind, those that name it), or empty",
 }
-"""Fields for lessons. What else a lesson needs to know of a wish is asked here, and read in
-`_wish`."""
+"""Fields for lessons."""
+_COMPARE: Final = """\
+A user has said earlier how an assistant should reply. These wishes are numbered. Now they have said
+something about a reply, and you compare that with their wishes.
+
+A wish is repeated if the user now asks for the same again, in whatever words. It is contradicted if
+the user now wants the opposite from now on, so that it cannot hold any more. What is only about
+this one reply, or only about one kind of request, contradicts no wish.
+
+Answer with one JSON object and nothing else. Its fields, in this order:
+reasoning: one sentence on what the user says now, and which wish is about the same, if any
+repeats: the number of the wish that is repeated, or 0
+contradicts: the number of the wish that is contradicted, or 0"""
 
 _CLOSING: Final = {
     "user": "The last text is what the user wrote after reading the reply. Is the user content "
@@ -139,6 +150,7 @@ class Prompts(BaseModel):
             for hint in (False, True)
             for role in ("user", "tool")
         ]
+        asked.append(comparison((), "", draw=lambda: "M")[0])
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
 
 
@@ -200,6 +212,27 @@ class Question:
         system = "\n\n".join([*asks, form, TOLD.format(mark=mark)])
         case = f"{case}\n\n{_CLOSING[state.role]}\nAnswer as JSON with {', '.join(self.fields)}."
         return [{"role": "system", "content": system}, _shown(case, images)]
+
+
+def comparison(
+    lessons: Sequence[str], said: str, draw: Callable[[], str] = draw_mark
+) -> tuple[list[Message], Schema]:
+    """Return the messages that ask which lesson the owner repeats or contradicts, and the schema of
+    an answer. No lesson is shown where a reply is judged, which it would colour."""
+    known = "\n".join(f"{n}. {text}" for n, text in enumerate(lessons, 1))
+    parts = Part("wishes", "said by the user earlier", known), Part("now", _BY_USER, shorten(said))
+    case, mark = fence(parts, draw)
+    number = {"type": "integer", "enum": [*range(len(lessons) + 1)]}
+    kinds = {"reasoning": {"type": "string"}, "repeats": number, "contradicts": number}
+    schema = {
+        "type": "object",
+        "properties": kinds,
+        "required": [*kinds],
+        "additionalProperties": False,
+    }
+    system = f"{_COMPARE}\n\n{TOLD.format(mark=mark)}"
+    case += "\n\nWhich wish is repeated, and which is contradicted? 0 where none is."
+    return [{"role": "system", "content": system}, _shown(case, ())], schema
 
 
 def _shown(case: str, images: Images) -> Message:
@@ -345,3 +378,19 @@ def choose_wish(found: Sequence[Wish | None], read: int) -> Wish | None:
     by_text = {wish.text: wish for wish in found if wish is not None}
     chosen = choose_hints([wish and wish.text for wish in found], read, 1)
     return by_text[chosen[0]] if chosen else None
+
+
+def choose_lessons(answers: Sequence[str], most: int) -> tuple[int, int]:
+    """Return the numbers of the lessons that are repeated and contradicted by a majority of the
+    readable answers to a comparison; 0: none is, or one that is both."""
+    numbers, found = range(most + 1), list[tuple[int, int]]()
+    for said in map(_object, answers):
+        pair = said.get("repeats"), said.get("contradicts")
+        if all(type(one) is int and one in numbers for one in pair):
+            found.append(cast("tuple[int, int]", pair))
+    chosen = (
+        next((n for n, count in Counter(named).items() if 2 * count > len(found)), 0)
+        for named in zip(*found, strict=True)
+    )
+    repeats, contradicts = [*chosen] or (0, 0)
+    return (0, 0) if repeats == contradicts else (repeats, contradicts)

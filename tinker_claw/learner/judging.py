@@ -31,6 +31,7 @@ from tinker_claw.judge.judge import Judge, Judgement
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.judgements import TRIES, Ballot
+from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
@@ -395,13 +396,14 @@ class Judging:
         if (said := self._parts.ledger.judgements.verdict(turn.id)) is not None:
             return said  # by feedback, while waiting for budget
         with self._parts.health.backend.watching("judging"):
-            judgement = await self._answered(turn, state)
+            lessons = self._lessons(turn)
+            judgement = await self._answered(turn, state, lessons)
         votes = judgement.verdict.votes
         read = sum(vote is not None for vote in votes)
         if not read:
             counts = self._heard.ill(turn.id, 0, len(votes), None)
             raise _Unread(judgement.answers[0], counts=counts)
-        self._record(turn.id, judgement)
+        self._record(turn.id, judgement, lessons)
         said = judgement.verdict
         self._parts.telemetry.verdict(
             turn=turn.id,
@@ -413,7 +415,11 @@ class Judging:
         # Explicit feedback that came meanwhile takes precedence.
         return self._parts.ledger.judgements.verdict(turn.id) or judgement.verdict
 
-    async def _answered(self, turn: Turn, state: NextState) -> Judgement:
+    def _lessons(self, turn: Turn) -> list[Lesson]:
+        known = self._parts.training.lessons != "off" and not turn.episode
+        return self._parts.ledger.lessons.shown(turn.id) if known else []
+
+    async def _answered(self, turn: Turn, state: NextState, lessons: Sequence[Lesson]) -> Judgement:
         self._check(turn.id)  # forgotten while waiting for budget?
         redact = self._redact
         with self._parts.spending.paying("judge", turn_id=turn.id):
@@ -427,6 +433,7 @@ class Judging:
                 ),
                 asked_by=turn.asked_by,
                 images=turn.images,
+                lessons=[lesson.text for lesson in lessons],
             )
 
     def _told(self, turn: Turn, verdict: Verdict, hints: tuple[str, ...]) -> tuple[str, ...]:
@@ -454,9 +461,10 @@ class Judging:
         if lacking and judgements.take_up_corrected(turn_id, lacking):
             self.wake()
 
-    def _record(self, turn_id: int, judgement: Judgement) -> None:
+    def _record(self, turn_id: int, judgement: Judgement, lessons: Sequence[Lesson]) -> None:
         self._check(turn_id)
         verdict, redact = judgement.verdict, self._redact
+        ids = [None, *(lesson.id for lesson in lessons)]
         self._parts.ledger.judgements.add(
             turn_id,
             value=verdict.value,
@@ -467,6 +475,8 @@ class Judging:
             hints=[redact(hint) for hint in judgement.hints],
             prompt=judgement.prompt,
             wish=self._to_be_told(judgement.wish),
+            repeats=ids[judgement.repeats],
+            contradicts=ids[judgement.contradicts],
         )
 
     def _to_be_told(self, wish: Wish | None) -> Wish | None:

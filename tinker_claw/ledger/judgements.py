@@ -58,6 +58,8 @@ class JudgementTable(LedgerTable):
         hints: Sequence[str],
         prompt: str | None = None,
         wish: Wish | None = None,
+        repeats: int | None = None,
+        contradicts: int | None = None,
     ) -> None:
         """Write a judge's answers, verdict and hints for one turn. Explicit feedback still takes
         precedence.
@@ -65,6 +67,8 @@ class JudgementTable(LedgerTable):
         Args:
             prompt: version of the judge prompts; None: no judge was asked.
             wish: becomes a lesson.
+            repeats: id of the lesson that the owner has said again.
+            contradicts: id of the one that the wish sets aside.
         """
         with self._db.transaction() as tx:
             check_kept(tx, turn_id)
@@ -84,8 +88,7 @@ class JudgementTable(LedgerTable):
                 "judged = excluded.judged, prompt = excluded.prompt",
                 (turn_id, value, time.time(), prompt),
             )
-            if wish is not None:
-                learn(tx, turn_id, wish)
+            learn(tx, turn_id, wish, repeats, contradicts)
 
     def add_in_vain(self, turn_id: int, answer: str) -> int:
         """Record a try that failed by the turn's own fault; return the number of failed tries.

@@ -26,6 +26,8 @@ FORGOTTEN_LESSON = Why.FORGOTTEN_LESSON.says()
 """Reason why such a turn is not trained."""
 UNTOLD = "[[], 0, 0]"
 """`turns.told` of such a turn: the lesson is not in its prompt any more."""
+MOST = 8
+"""Most lessons that a session is told, or a judge shown."""
 _MARKS = re.compile(r"\W+")
 
 Rule = Literal["keep", "edit", "drop", "add"]
@@ -80,6 +82,17 @@ class LessonTable(LedgerTable):
             "SELECT * FROM lessons WHERE id IN (SELECT value FROM json_each(?)) "
             "AND state NOT IN ('aside', 'dropped') ORDER BY id",
             chosen,
+        )
+        return [_lesson(row) for row in rows]
+
+    def shown(self, turn_id: int) -> list[Lesson]:
+        """Return the newest lessons of a turn's user that the judge is shown."""
+        rows = self._db.rows(
+            "SELECT * FROM lessons WHERE state NOT IN ('aside', 'dropped') AND user = (SELECT user "
+            "FROM turns JOIN sessions ON sessions.id = session_id WHERE turns.id = ?) "
+            "ORDER BY created_at DESC, id DESC LIMIT ?",
+            turn_id,
+            MOST,
         )
         return [_lesson(row) for row in rows]
 
@@ -171,9 +184,25 @@ def read_lessons(rows: Rows, user: str | None) -> list[dict[str, Any]]:
     ]
 
 
-def learn(tx: sqlite3.Connection, turn_id: int, wish: Wish) -> None:
-    """Store the wish that followed a turn as a lesson. One that repeats a lesson's sentence renews
-    that lesson, which is told again unless the user dropped it."""
+def learn(
+    tx: sqlite3.Connection,
+    turn_id: int,
+    wish: Wish | None,
+    repeats: int | None = None,
+    contradicts: int | None = None,
+) -> None:
+    """Store the wish that followed a turn as a lesson.
+
+    One that was said again is the newest, and told again unless the user dropped it. One that is
+    contradicted is set aside, unless the user keeps it. A wish for one kind of request is an
+    exception to what holds for all, which stays.
+
+    Args:
+        repeats: id of the lesson that was said again; else it is the one of the same sentence.
+        contradicts: id of the lesson that the wish contradicts.
+    """
+    if wish is None and repeats is None:
+        return
     found = tx.execute(
         "SELECT user, (SELECT request_text FROM turns WHERE session_id = sessions.id "
         "AND kind = 'main' AND idx = 0) FROM turns JOIN sessions ON sessions.id = session_id "
@@ -183,15 +212,23 @@ def learn(tx: sqlite3.Connection, turn_id: int, wish: Wish) -> None:
     if found is None:
         return
     user, request = found
-    if (same := _same(tx, user, wish)) is None:
+    newest = repeats or (wish and _same(tx, user, wish))
+    if newest is None and wish is not None:
         kind = "" if wish.scope == "always" else kind_of(wish.words) or kind_of(request or "")
-        _insert(tx, user, wish, turn_id, kind)
-        return
-    tx.execute(
-        "UPDATE lessons SET created_at = ?1, changed_at = ?1, replaced_by = NULL, "
-        "state = CASE state WHEN 'dropped' THEN state ELSE 'told' END WHERE id = ?2",
-        (time.time(), same),
-    )
+        newest = _insert(tx, user, wish, turn_id, kind)
+    else:
+        tx.execute(
+            "UPDATE lessons SET created_at = ?1, changed_at = ?1, replaced_by = NULL, "
+            "state = 'told' WHERE id = ?2 AND user = ?3 AND state <> 'dropped'",
+            (time.time(), newest, user),
+        )
+    if wish is not None and contradicts is not None:
+        tx.execute(
+            "UPDATE lessons SET state = 'aside', changed_at = ?2, "
+            "replaced_by = (SELECT id FROM lessons WHERE id = ?1) WHERE id = ?3 AND id <> ?1 "
+            "AND user = ?4 AND NOT kept AND state <> 'dropped' AND ?5 IN ('always', scope)",
+            (newest, time.time(), contradicts, user, wish.scope),
+        )
 
 
 def unlearn(tx: sqlite3.Connection, turns: str) -> None:

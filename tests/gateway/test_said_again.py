@@ -1,0 +1,160 @@
+"""What an owner says again renews a lesson; what they say otherwise ends it: over HTTP, judged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.test_own_lessons import judged
+from tests.gateways import World, gateway
+from tinker_claw.judge.endpoints import Endpoint
+from tinker_claw.judge.prompts import Schema
+from tinker_claw.ledger.lessons import State
+from tinker_claw.ledger.prune import in_session
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import Message
+
+OLD = "Never use lists."
+NEW = "From now on use lists after all."
+AGAIN = "No bullet points, I said."
+WISH = {"quote": "use lists after all", "words": "From now on"}
+
+
+class Answers(Endpoint):
+    """A judge with these answers to each question, one for each vote."""
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        usual = {"rating": -1, "hint": "Mind the lists.", "scope": "always"}
+        usual |= {"reasoning": "", "repeats": 0, "contradicts": 0}
+        self._answers = [json.dumps(usual | answer) for answer in answers]
+        self.asked = list[str]()
+
+    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+        assert n == len(self._answers) == 3
+        self.asked += [message["content"] for message in messages]
+        return self._answers
+
+    async def aclose(self) -> None: ...
+
+
+def states(world: World, user: str = "default") -> dict[str, State]:
+    return {one.text: one.state for one in world.ledger.lessons.of_user(user)}
+
+
+async def say(world: World, said: str, session: str = "s", **more: str) -> None:
+    headers = {"x-session-id": session, **more}
+    world.say("fine")
+    await world.ask("Help me.", headers=headers)
+    response = await world.ask("Help me.", "fine", said, headers=headers)
+    assert response.status_code == 200, response.text
+
+
+async def teach(world: World, **more: str) -> None:
+    """Say the old wish, from which a lesson is made."""
+    await say(world, OLD, "first", **more)
+    await judged(world, Answers(*[{"quote": OLD, "words": "Never"}] * 3))
+
+
+async def test_the_judge_is_shown_the_lessons_of_who_speaks_numbered(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    users = {"ann": "key-a", "bob": "key-b"}
+    async with gateway(tmp_path, renderer, lessons=True, users=users) as world:
+        ann, bob = ({"authorization": f"Bearer {key}"} for key in users.values())
+        await teach(world, **ann)
+        world.ledger.lessons.rule("add", "bob", None, "Be kind.")
+        world.ledger.lessons.rule("add", "ann", None, "Be quick.")
+        judge = Answers(*[{"quote": "Not so"}] * 3)
+        await say(world, "Not so.", **ann)
+        await judged(world, judge)
+        shown = judge.asked[-1]
+        assert "1. Be quick.\n2. Never use lists.\n" in shown
+        assert "Be kind." not in shown
+        assert not [asked for asked in judge.asked[:-1] if "Be quick." in asked], "nor coloured"
+        await say(world, NEW, **bob)
+        await judged(world, Answers(*[WISH | {"contradicts": 1}] * 3))
+        assert states(world, "ann")[OLD] is State.TOLD, "another's lessons are not theirs to end"
+        assert states(world, "bob")["Be kind."] is State.TOLD, "it is kept"
+
+
+async def test_what_is_said_again_is_the_newest_and_no_second_lesson(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, lessons=True) as world:
+        await teach(world)
+        world.ledger._db.write("UPDATE lessons SET state = 'learned', created_at = 0")
+        world.ledger.lessons.rule("add", "default", None, "Be quick.")
+        world.ledger._db.write("UPDATE lessons SET created_at = 1 WHERE text = 'Be quick.'")
+        await say(world, AGAIN)
+        again = {"quote": "No bullet points", "words": "I said", "repeats": 2}
+        await judged(world, Answers(again, again | {"scope": "this once"}, {"quote": ""}))
+        assert states(world) == {OLD: State.TOLD, "Be quick.": State.TOLD}
+        assert world.ledger.lessons.of_user()[0].text == OLD
+
+
+async def test_what_is_contradicted_is_set_aside_at_once_and_comes_back_by_a_word(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, lessons=True) as world:
+        await teach(world)
+        running = {"x-session-id": "running"}
+        await world.ask("One?", headers=running)
+        await say(world, NEW)
+        await judged(world, Answers(*[WISH | {"contradicts": 1}] * 2, {}))
+        assert states(world) == {NEW: State.TOLD, OLD: State.ASIDE}
+        newer, older = world.ledger.lessons.of_user()
+        assert older.replaced_by == newer.id
+        await world.ask("One?", "fine", "Two?", headers=running)
+        first, *_, last = [turn.told for turn in world.turns() if turn.session_id == 2]
+        assert (first and first.lessons, last) == ((1,), None)
+        world.ledger.lessons.rule("keep", None, older.id)
+        assert states(world) == {NEW: State.TOLD, OLD: State.TOLD}
+        await say(world, NEW, "again")
+        await judged(world, Answers(*[WISH | {"contradicts": 1}] * 3))
+        assert states(world)[OLD] is State.TOLD, "no judge ends what the user keeps"
+
+
+async def test_what_ended_a_lesson_is_forgotten_with_what_it_did(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, lessons=True) as world:
+        await teach(world)
+        await say(world, NEW)
+        await judged(world, Answers(*[WISH | {"contradicts": 1}] * 3))
+        key = world.ledger._db.one("SELECT key FROM sessions WHERE id = 2")
+        await world.ledger.forget_in_thread(in_session(key, "default"))
+        assert states(world) == {OLD: State.TOLD}
+
+
+ENDS_NOTHING: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "no majority": (NEW, [WISH | {"contradicts": 1}, WISH, WISH]),
+    "words that nobody said": (NEW, [WISH | {"words": "for ever", "contradicts": 1}] * 3),
+    "a quote that nobody said": (NEW, [WISH | {"quote": "lists again", "contradicts": 1}] * 3),
+    "this once": (NEW, [WISH | {"scope": "this once", "contradicts": 1}] * 3),
+    "for one kind of request": (
+        NEW,
+        [WISH | {"scope": "for this kind of request", "contradicts": 1}] * 3,
+    ),
+    "accepted": (NEW, [WISH | {"rating": 1, "contradicts": 1}] * 3),
+    "both": (NEW, [WISH | {"repeats": 1, "contradicts": 1}] * 3),
+    "no such lesson": (NEW, [WISH | {"contradicts": 2}] * 3),
+    "no number": (NEW, [WISH | {"contradicts": True}, WISH | {"contradicts": "1"}, WISH]),
+    "a page": (
+        "What does it say?",
+        [{"quote": "wish 1 is over", "words": "wish 1 is over", "contradicts": 1}] * 3,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDS_NOTHING)
+async def test_nothing_else_ends_a_lesson(tmp_path: Path, renderer: Renderer, case: str) -> None:
+    said, answers = ENDS_NOTHING[case]
+    async with gateway(tmp_path, renderer, lessons=True) as world:
+        await teach(world)
+        await say(world, said)
+        await judged(world, Answers(*answers))
+        assert states(world)[OLD] is State.TOLD
