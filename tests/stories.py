@@ -25,7 +25,7 @@ SECRET = "SECRET"
 RULE = {
     "method": "combine",
     **{"w_rl": 1.0, "w_opd": 0.5, "opd_topk": 2},
-    **{"recipe": "default", "norm": "sample"},
+    "recipe": "default",
 }
 CFG = Training(**{name: value for name, value in RULE.items() if name != "method"})
 METRICS = {"samples": 2, "hinted": 1, "losses": [0.25, -0.5], "grad_norm": 1.5, "reward_mean": 0.0}

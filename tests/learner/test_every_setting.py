@@ -98,9 +98,7 @@ ELSEWHERE = {
     "local.device": "needs a GPU",
 }
 """Settings that no step on this machine depends on, and what tries them."""
-GOING = {
-    "training.norm",
-}
+GOING = {}
 """Settings that nothing is promised of any more."""
 REFUSED = {"gateway.images=train": "demo cannot be trained on images"}
 """Values that a start refuses with a sentence."""

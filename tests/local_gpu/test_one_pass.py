@@ -19,7 +19,7 @@ from local_reference import full_logprobs, reference, warmed
 
 from tests.local_gpu.test_loss_gradients import RATIOS, Gradient, gradient
 from tests.local_gpu.test_paper import drawn
-from tinker_claw.config.settings import Training
+from tinker_claw.config.settings import Gateway, Training
 from tinker_claw.methods import BatchItem, build
 from tinker_claw.methods.advantages import RATIOS as BOUNDS
 from tinker_claw.methods.passes import Advantages, candidates, corrected
@@ -50,7 +50,7 @@ def two_passes(model: Any, items: Sequence[BatchItem], found: Sequence[Advantage
     total = torch.zeros((), dtype=torch.float64)
     for item, advantages in zip(items, found, strict=True):
         sample, done = item.sample, item.sample.completion
-        scale = 1 / (len(done.tokens) * len(items))
+        scale = 1 / (Gateway().max_reply_tokens * len(items))
         rows = full_logprobs(model, sample.prompt + done.tokens)[len(sample.prompt) - 1 :]
         total = total + scale * ppo(rows, done.tokens, done.logprobs, advantages.tokens)
         if advantages.candidates:

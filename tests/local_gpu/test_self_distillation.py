@@ -24,7 +24,7 @@ from local_gpu.trainer import LocalTrainer
 from tests.local_gpu.test_loss_gradients import Gradient, gradient
 from tests.local_gpu.test_one_pass import apart, grads
 from tests.local_gpu.test_paper import cosine
-from tinker_claw.config.settings import Training
+from tinker_claw.config.settings import Gateway, Training
 from tinker_claw.methods import BatchItem, build
 from tinker_claw.methods.base import Evidence, Method
 from tinker_claw.types import (
@@ -132,7 +132,7 @@ def our_loss(model: Any, items: Sequence[BatchItem], batch: Sequence[Taught]) ->
         if item.current is not None:
             pull = torch.where(now.detach() <= least + bound, pull, 0.0)
         loss = loss - (pull * now).sum(-1)
-        total = total + loss.mean() / len(items)
+        total = total + loss.sum() / (Gateway().max_reply_tokens * len(items))
     return total
 
 
@@ -182,7 +182,7 @@ async def test_over_the_whole_vocabulary_and_unbounded_it_is_the_papers_gradient
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tinker_claw.methods.passes.DISTILLED_NATS", 0.0)
-    cfg = Training(opd_topk=VOCABULARY)
+    cfg = Training(opd_topk=VOCABULARY, recipe="paper")
     found, exact, _, batch = await trained(tmp_path, name, cfg)
     wanted = grads(exact, papers_loss(exact, batch))
     assert cosine(found, wanted) == pytest.approx(1.0, abs=1e-6)

@@ -17,7 +17,7 @@ from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import Price
 from tinker_claw.cli import main
 from tinker_claw.config.load import load
-from tinker_claw.config.settings import Run, Settings, Training
+from tinker_claw.config.settings import Gateway, Run, Settings, Training
 from tinker_claw.ledger.ledger import Ledger
 
 FLAGS = ("--method", "nudge", "--model-name", "demo", *LOCAL)
@@ -81,11 +81,12 @@ async def _learn(path: Path) -> None:
         await w.version(1)
         await w.settled()
         ((ppo, distilled),) = w.trainer.steps
-        # r - mean, times 0.5, over two tokens and two samples.
+        # r - mean, times 0.5, over the most tokens of a reply and two samples.
+        each = 0.5 / (Gateway().max_reply_tokens * 2)
         (accepted,), (rejected,) = ppo.datums, distilled.datums
-        assert accepted.advantages == (0.125, 0.125)
+        assert accepted.advantages == (each, each)
         pushed = [row[-1] for row in rejected.weights]
-        assert pushed == pytest.approx([-0.125 * (1 - math.exp(LOGPROB))] * 2)
+        assert pushed == pytest.approx([-each * (1 - math.exp(LOGPROB))] * 2)
     ledger = Ledger(path)
     ledger.bind({"model": "demo", "method": "nudge", "backend": "local"})
     ledger.close()

@@ -1,6 +1,7 @@
 """Methods against numbers worked out by hand, gradients against full autograd."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from tinker_claw.methods.advantages import (
     topk_advantages,
     unproposed_advantages,
 )
-from tinker_claw.methods.base import Evidence, Method, require, student_topk
+from tinker_claw.methods.base import Evidence, Method, Prepared, require, student_topk
 from tinker_claw.methods.passes import BatchItem, reward_parts
 from tinker_claw.types import (
     Capabilities,
@@ -37,6 +38,11 @@ from tinker_claw.types import (
 )
 
 CFG = Training(batch_size=2)
+
+
+def prepare(name: str, items: Sequence[BatchItem], cfg: Training, most: int = 2) -> Prepared:
+    """Replies have at most so many tokens, as these samples."""
+    return build(name).prepare(items, cfg, reply_tokens=most)
 
 
 def others(logprob: float) -> float:
@@ -99,7 +105,7 @@ class TestRewards:
 
     def test_a_batch_of_rejections_alone_takes_no_step(self) -> None:
         rejected = [BatchItem(sample(n, reward=-1)) for n in range(3)]
-        assert build("combine").prepare(rejected, CFG).passes == []
+        assert prepare("combine", rejected, CFG).passes == []
 
     def test_in_the_papers_recipe_a_verdict_is_the_advantage_of_every_token(self) -> None:
         tool = sample(2, reward=1, judge="tools")
@@ -189,7 +195,7 @@ class TestGroups:
         assert group_advantages([0.1 + 0.2, 0.3, 0.3], [(1, 0)] * 3) == [0.0, 0.0, 0.0]
         items = [BatchItem(sample(n, reward=1.0, bucket=(1, 0))) for n in range(2)]
         items.append(BatchItem(sample(3, reward=-1.0, bucket=(1, 1))))
-        (ppo,) = build("binary").prepare(items, CFG).passes
+        (ppo,) = prepare("binary", items, CFG).passes
         (datum,) = ppo.datums
         wanted = [-others(q) / (2 * 3) for q in (-1.0, -2.0)]
         assert datum.advantages == pytest.approx(wanted), "B is the true count"
@@ -316,40 +322,42 @@ class TestStaleSamples:
     def test_stale_token_with_a_large_ratio_is_left_out(self) -> None:
         now = TokenLogprobs(start=3, logprobs=(-1.0 + 0.8, -2.0))
         items = [BatchItem(sample(reward=-1), current=now), BatchItem(sample(1, reward=1))]
-        (ppo,) = build("binary").prepare(items, CFG).passes
+        (ppo,) = prepare("binary", items, CFG).passes
         assert ppo.datums[0].advantages == (0.0, pytest.approx(-1 / 4 * others(-2.0)))
 
 
 class TestPasses:
-    def test_binary_normalises_by_length_and_batch(self) -> None:
+    @pytest.mark.parametrize(("recipe", "second"), [("paper", -0.5), ("default", -0.25)])
+    def test_binary_normalises_by_length_and_batch(self, recipe: str, second: float) -> None:
         items = [
             BatchItem(sample(1, reward=1)),
             BatchItem(sample(2, reward=-1, tokens=(9,), logprobs=(-0.5,))),
         ]
-        (ppo,) = build("binary").prepare(items, CFG).passes
+        cfg = CFG.model_copy(update={"recipe": recipe})
+        (ppo,) = prepare("binary", items, cfg).passes
+        factor = 1.0 if recipe == "paper" else others(-0.5)
         assert ppo.loss == "ppo"
         assert ppo.config == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
         assert ppo.datums[0].advantages == (0.25, 0.25)
-        assert ppo.datums[1].advantages == pytest.approx((-0.5 * others(-0.5),))
+        assert ppo.datums[1].advantages == pytest.approx((second * factor,))
         assert ppo.datums[0].tokens == (1, 2, 3, 7, 8)
         assert ppo.datums[0].start == 3
         assert ppo.datums[0].logprobs == (-1.0, -2.0)
 
-    def test_constant_norm_divides_by_the_reply_budget_whatever_the_batch_holds(self) -> None:
+    def test_all_are_divided_by_the_reply_budget_whatever_the_batch_holds(self) -> None:
         short = sample(2, reward=-1, tokens=(9,), logprobs=(-0.5,))
-        cfg = CFG.model_copy(update={"norm": "constant"})
         for longest in (
             sample(1, reward=1),
             sample(1, reward=1, tokens=(7,) * 9, logprobs=(-1.0,) * 9),
         ):
             items = [BatchItem(longest), BatchItem(short)]
-            (ppo,) = build("binary").prepare(items, cfg, reply_tokens=10).passes
+            (ppo,) = prepare("binary", items, CFG, most=10).passes
             assert ppo.datums[1].advantages == pytest.approx((-others(-0.5) / (10 * 2),))
             assert set(ppo.datums[0].advantages) == {1 / (10 * 2)}
 
     def test_opd_topk_sends_signed_weights_at_the_students_candidates(self) -> None:
         teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
-        (ce,) = build("opd").prepare([BatchItem(sample(reward=-1, teacher=teacher))], CFG).passes
+        (ce,) = prepare("opd", [BatchItem(sample(reward=-1, teacher=teacher))], CFG).passes
         assert ce.loss == "cross_entropy"
         assert ce.datums[0].targets == ((7, 17), (8, 18))
         w = 1 / (1 + math.exp(-1.0))
@@ -365,7 +373,7 @@ class TestPasses:
             topk_logprobs=((-1.0, math.log(0.5)), (math.log(0.1), -2.0)),
         )
         item = BatchItem(sample(teacher=teacher))
-        (ce,) = build("opd").prepare([item], CFG).passes
+        (ce,) = prepare("opd", [item], CFG).passes
         (datum,) = ce.datums
         assert datum.targets == ((7, 17, 17, 40), (8, 18, 50, 8))
         # The student's last candidates have -2 and -3 nats, the bound is one.
@@ -374,7 +382,7 @@ class TestPasses:
             pytest.approx(list(row)) for row in raised
         ]
         alone = replace(teacher, topk_ids=(), topk_logprobs=())
-        (without,) = build("opd").prepare([BatchItem(sample(teacher=alone))], CFG).passes
+        (without,) = prepare("opd", [BatchItem(sample(teacher=alone))], CFG).passes
         assert [row[:2] for row in datum.weights] == list(without.datums[0].weights)
 
     @pytest.mark.parametrize(("now", "weight"), [(-1.7, 0.0), (-1.8, 0.25), (-9.0, 0.25)])
@@ -386,14 +394,14 @@ class TestPasses:
         )
         one = sample(tokens=(7,), logprobs=(-1.0,), teacher=teacher)
         current = TokenLogprobs(start=3, logprobs=(-1.0,), targets=((-1.0, -2.0, now),))
-        (ce,) = build("opd").prepare([BatchItem(one, current=current)], CFG).passes
+        (ce,) = prepare("opd", [BatchItem(one, current=current)], CFG).passes
         # log 1.28 above -2 is -1.75; e^-1.39 is a quarter, 0.61 nats above -2.
-        assert ce.datums[0].weights[0][2] == pytest.approx(weight * 0.61, rel=1e-2)
+        assert ce.datums[0].weights[0][2] == pytest.approx(weight * 0.61 / 2, rel=1e-2)
 
     def test_opd_ignores_the_verdict(self) -> None:
         teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
         good, bad = (
-            build("opd").prepare([BatchItem(sample(reward=r, teacher=teacher))], CFG).passes
+            prepare("opd", [BatchItem(sample(reward=r, teacher=teacher))], CFG).passes
             for r in (1, -1)
         )
         assert good == bad
@@ -406,7 +414,7 @@ class TestPasses:
             BatchItem(sample(3, reward=None, teacher=teacher)),
         ]
         cfg = CFG.model_copy(update={"w_rl": 2.0, "w_opd": 0.5})
-        ppo, ce = build("combine").prepare(items, cfg).passes
+        ppo, ce = prepare("combine", items, cfg).passes
         (plain,) = ppo.datums
         assert plain.advantages == (2 / 6, 2 / 6)
         both, hint = ce.datums
@@ -414,21 +422,19 @@ class TestPasses:
         wanted = [-2 / 6 * others(q) for q in (-1.0, -2.0)]
         assert [row[-1] for row in both.weights] == pytest.approx(wanted)
         assert hint.targets == ((7, 17), (8, 18))
-        halves = build("combine").prepare(items, cfg.model_copy(update={"w_opd": 1.0})).passes[1]
+        halves = prepare("combine", items, cfg.model_copy(update={"w_opd": 1.0})).passes[1]
         assert ce.datums[0].weights[0][1] == pytest.approx(halves.datums[0].weights[0][1] / 2)
 
     def test_hint_without_verdict_carries_no_reward(self) -> None:
         teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
-        passes = (
-            build("combine").prepare([BatchItem(sample(reward=None, teacher=teacher))], CFG).passes
-        )
+        passes = prepare("combine", [BatchItem(sample(reward=None, teacher=teacher))], CFG).passes
         assert [p.loss for p in passes] == ["cross_entropy"]
 
     def test_combine_in_token_mode_sums_into_one_pass(self) -> None:
         teacher = hinted((-0.5, -9.0), ())
         cfg = CFG.model_copy(update={"opd_topk": 0})
         items = [BatchItem(sample(reward=-1, teacher=teacher)), BatchItem(sample(1, reward=1))]
-        (ppo,) = build("combine").prepare(items, cfg).passes
+        (ppo,) = prepare("combine", items, cfg).passes
         # The reward by 1 - p, the teacher's difference as it is: +0.5 and -1 nats.
         wanted = [(-others(-1.0) + 0.5) / 4, (-others(-2.0) - 1.0) / 4]
         assert ppo.datums[0].advantages == pytest.approx(wanted)
@@ -436,12 +442,12 @@ class TestPasses:
     def test_teacher_that_missed_a_position_raises(self) -> None:
         teacher = hinted((-3.0, -3.0), ((-2.0, -1.0),))
         with pytest.raises(AlignmentError, match="every position"):
-            build("opd").prepare([BatchItem(sample(teacher=teacher))], CFG)
+            prepare("opd", [BatchItem(sample(teacher=teacher))], CFG)
 
     def test_result_does_not_depend_on_order(self) -> None:
         items = [BatchItem(sample(i, reward=r)) for i, r in enumerate((1, -1, -1))]
-        (forward,) = build("binary").prepare(items, CFG).passes
-        (backward,) = build("binary").prepare(items[::-1], CFG).passes
+        (forward,) = prepare("binary", items, CFG).passes
+        (backward,) = prepare("binary", items[::-1], CFG).passes
         assert forward.datums == backward.datums[::-1]
 
 
@@ -485,7 +491,7 @@ class TestTeachers:
     def test_only_the_teacher_counts_at_the_students_candidates(self, name: str) -> None:
         # Own logprobs -1, -2 and, of the second candidates, -2, -3. Their weights: 1/(1+1/e), rest.
         teacher = hinted((-3.0, -3.0), ((-1.25, -1.5), (-9.0, -2.5)))
-        (ce,) = build(name).prepare([BatchItem(sample(reward=-1, teacher=teacher))], CFG).passes
+        (ce,) = prepare(name, [BatchItem(sample(reward=-1, teacher=teacher))], CFG).passes
         assert ce.loss == "cross_entropy"
         assert ce.datums[0].targets == ((7, 17), (8, 18))
         first, second = 0.7310585786300049, 0.2689414213699951
@@ -514,7 +520,7 @@ class TestTeachers:
         scores = hinted((-1.0, -1.0), tuple(tuple(row) for row in teacher.tolist()))
         item = BatchItem(replace(sample(teacher=scores), completion=done))
         monkeypatch.setattr("tinker_claw.methods.passes.DISTILLED_NATS", 0.0)
-        (ce,) = build("sdpo").prepare([item], CFG).passes
+        (ce,) = prepare("sdpo", [item], CFG).passes
         weights = torch.tensor(ce.datums[0].weights, dtype=torch.float64)
         (got,) = torch.autograd.grad(-(logits.log_softmax(-1) * weights).sum(), logits)
         torch.testing.assert_close(got, wanted)
@@ -530,7 +536,7 @@ class TestTeachers:
         item = BatchItem(replace(sample(teacher=teacher), completion=done), current=now)
         for mode in ("topk", "token"):
             training = cfg.model_copy(update={"opd_mode": mode})
-            (done_pass,) = build("sdpo").prepare([item], training).passes
+            (done_pass,) = prepare("sdpo", [item], training).passes
             (datum,) = done_pass.datums
             found = [a for row in datum.weights for a in row] + [*datum.advantages]
             assert found

@@ -26,6 +26,7 @@ from tests.plugins.test_plugins import HERE
 from tests.talkers import talking
 from tests.tallies import sample_counts, step_counts
 from tinker_claw.cli import main
+from tinker_claw.config.settings import Gateway
 from tinker_claw.ledger.codec import unpack_floats
 from tinker_claw.methods import Method, Signal
 
@@ -87,11 +88,12 @@ async def test_step_that_is_tried_again_trains_on_the_same_numbers_and_counts_on
         await batch(w, 2, "NO", "YES", "NO", "YES")
         found = checked(tmp_path)
         assert [row["step"] for row in found] == [2] * 4 + [3] * 4
-        # anna: -1, then 1 - -.1; ben likewise. Over two tokens and four samples.
+        # anna: -1, then 1 - -.1; ben likewise. Over the most tokens of a reply and four samples.
+        over = 4 * Gateway().max_reply_tokens
         by_token = [-1 * (1 - math.exp(LOGPROB)), 1.1]
         for (ppo,) in trainer.steps[:2]:
             moved = sorted(datum.advantages for datum in ppo.datums)
-            assert moved == [pytest.approx([a / 8] * 2) for a in by_token for _ in range(2)]
+            assert moved == [pytest.approx([a / over] * 2) for a in by_token for _ in range(2)]
 
 
 async def test_batch_that_is_set_aside_leaves_the_state_as_it_was(tmp_path: Path) -> None:

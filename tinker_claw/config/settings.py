@@ -207,7 +207,7 @@ class Gateway(Section):
     )
     max_reply_tokens: int = _setting(
         4096,
-        "longest reply where the request names no limit; --norm constant divides by it",
+        "longest reply where the request names no limit; training divides by it",
         unit="tokens",
         ge=1,
         when="replies are cut off (thinking counts, too)",
@@ -384,11 +384,6 @@ class Training(Section):
         "reward of an episode's step: outcome and mean vote, or the outcome alone, "
         "without asking the judge",
         when="the judge cannot tell good steps from bad ones",
-    )
-    norm: Literal["sample", "constant"] = _setting(
-        "sample",
-        "divide by each reply's length, or by --max-reply-tokens",
-        when="long bad replies are punished too little (constant)",
     )
     gate: Literal["on", "off"] = _setting(
         "on",

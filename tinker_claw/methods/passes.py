@@ -162,8 +162,7 @@ def loss_passes(
     sampled tokens are one more candidate, with A rho as their weight. That is the gradient of ppo,
     -A rho grad(log pi) inside the bounds; rho = 1 where the policy that is trained sampled them.
 
-    Each sample is divided by T_i B, or by T_max B with norm = constant (Dr. GRPO, arXiv
-    2503.20783).
+    Each sample is divided by T_max B (Dr. GRPO, arXiv 2503.20783), in the paper's recipe by T_i B.
 
     Args:
         reply_tokens: T_max, the most tokens of a reply, the same for every batch.
@@ -172,7 +171,7 @@ def loss_passes(
     for item, found in zip(items, advantages, strict=True):
         sample, done = item.sample, item.sample.completion
         tokens, start = sample.prompt + done.tokens, len(sample.prompt)
-        length = len(done.tokens) if cfg.norm == "sample" else reply_tokens
+        length = len(done.tokens) if cfg.recipe == "paper" else reply_tokens
         scale = 1.0 / (length * len(items))
         if found.candidates:
             weights, targets = found.candidates, candidates(sample)
