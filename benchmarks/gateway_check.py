@@ -85,6 +85,7 @@ def _stored(directory: Path) -> Counter[str]:
 
 def _load(vocabulary: str) -> None:
     config = cast("Any", renderers.config_from_name("qwen3"))
+    config = config.model_copy(update={"enable_thinking": False})  # no request asks for it
     _plain[:] = [renderers.create_renderer(load_tokenizer(vocabulary), config)]
 
 
