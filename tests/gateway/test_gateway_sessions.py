@@ -193,6 +193,45 @@ async def test_a_session_that_ends_is_closed_and_its_last_turn_says_why_it_is_no
         assert world.next_states()[2] is None
 
 
+async def test_new_begins_another_session_under_the_same_name(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """OpenClaw's `/new` and `/reset` keep the session's id; its history begins anew."""
+    named = {"session_id": "s:0", "traceparent": TRACE["traceparent"]}
+    anew = {"session_id": "s:1"}
+    async with gateway(tmp_path, renderer) as world:
+        world.say("Four.", "Five.", "Six.")
+        await world.reply(openclaw("2+2?"), **named)
+        await world.reply(openclaw("2+2?", assistant("Four."), user("and 2+3?")), **named)
+        await world.reply(openclaw("What is 3+3?"), **anew)
+        assert closed(world) == {"s#1": True, "s": False}
+        assert [(turn.session_id, turn.index) for turn in world.turns()] == [(1, 0), (1, 1), (2, 0)]
+        assert world.next_states()[2] is None, "nothing was said about it"
+        assert set(world.column("lost")) == {None}
+    async with gateway(tmp_path, renderer) as world:
+        world.say("Seven.")
+        thanks = openclaw("What is 3+3?", assistant("Six."), user("thanks"))
+        await world.reply(thanks, **anew)
+        assert world.next_states()[3] == NextState("user", "thanks")
+        assert [turn.session_id for turn in world.turns()] == [1, 1, 2, 2]
+
+
+async def test_what_is_sent_again_or_summarised_begins_no_other_session(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.reply(openclaw("2+2?"))
+        await world.reply(openclaw("2+2?"))
+        await world.reply(openclaw(retried("2+2?")))
+        await world.reply(openclaw("2+2?", user("and 2+3?")))
+        await world.reply(openclaw("2+2?", HEARTBEAT))
+        assert list(closed(world)) == ["s"]
+    async with gateway(tmp_path / "private", renderer) as world:
+        await world.reply(openclaw("/private\n2+2?"))
+        await world.reply(openclaw("What is 3+3?"))
+        assert world.turns() == [], "it stays private"
+
+
 async def test_an_idle_session_is_closed_and_goes_on_with_the_next_word(
     tmp_path: Path, renderer: Renderer
 ) -> None:

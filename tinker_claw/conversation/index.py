@@ -50,6 +50,8 @@ _SEARCHED = 8
 
 _LEFT_OUT: Final[Message] = {"role": "assistant", "content": ""}
 """Stands for a reply that is in the summary only."""
+_RESETS: Final = "OpenClaw"
+"""The client whose sessions keep their name for good, whatever their user ends and begins."""
 _OWN_SESSION = frozenset({RequestKind.SUBAGENT, RequestKind.ALONE})
 """Calls that share the trace of a turn of another session."""
 
@@ -149,6 +151,32 @@ class ConversationIndex:
                 param="X-Group-Id",
             )
         session.attempt = said
+
+    def anew(self, session_id: int, identity: Identity, said: Conversation) -> int:
+        """Return the session of a request: another one where its user begins anew under the name of
+        an old one, as OpenClaw's `/new` does.
+
+        Such a request continues no reply and no summary, and repeats nothing that the user has said
+        in the old one.
+        """
+        session = self._open.get(session_id)
+        resets = identity.call is RequestKind.USER and identity.client == _RESETS
+        if not resets or session is None or session.name is None or session.attempt is not None:
+            return session_id
+        if said.reply_at is not None or said.summarised is not None:
+            return session_id
+        words = zip(said.messages, said.digests, strict=True)
+        asked = {digest for message, digest in words if message["role"] == "user"}
+        before = self._turns.latest(session_id)
+        if not before or any(asked.intersection(turn.history) for turn in before):
+            return session_id
+        name = session.name
+        self._forget(session_id)
+        new = self._turns.begin_anew(session_id)
+        self._touch(new, name)
+        if identity.trace is not None:
+            self._traces[name[0], identity.trace] = new
+        return new
 
     def end(self, session_id: int) -> None:
         """Close a session that its client has ended."""

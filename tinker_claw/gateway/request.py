@@ -248,6 +248,8 @@ async def _place(deps: GatewayDeps, asked: _Incoming) -> tuple[Place, Continuati
     conversed = partial(Conversation.of, messages)
     conversation = await deps.compute.aside(conversed) if asked.large else conversed()
     link, lost = None, None
+    if known:
+        session_id = deps.index.anew(session_id, identity, conversation)
     if identity.kind is Kind.MAIN or identity.call is RequestKind.UNKNOWN:
         link = deps.index.find(session_id, conversation, compacted=known)
         if link is None and known:

@@ -144,6 +144,22 @@ class TurnTable(LedgerTable):
             time.time(),
         )
 
+    def begin_anew(self, session_id: int) -> int:
+        """Close a session for good; return the id of a new one of its name. The closed one keeps
+        the name with its number behind it."""
+        with self._db.transaction() as tx:
+            user, key = tx.execute(
+                "SELECT user, key FROM sessions WHERE id = ?", (session_id,)
+            ).fetchone()
+            tx.execute(
+                "UPDATE sessions SET key = key || '#' || id, closed_at = ? WHERE id = ?",
+                (time.time(), session_id),
+            )
+            return tx.execute(
+                "INSERT INTO sessions (user, key, created_at) VALUES (?, ?, ?) RETURNING id",
+                (user, key, time.time()),
+            ).fetchone()[0]
+
     def enrol(self, session_id: int, user: str, said: Attempt) -> bool:
         """Record the task and group of a session, unless they are known.
 
