@@ -7,7 +7,7 @@ import os
 import subprocess
 from collections.abc import Mapping
 
-from tests import npm
+from examples.day import npm
 from tests.environments import installed
 
 PACKAGES = (

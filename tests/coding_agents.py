@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 import httpx
 
+from examples.day.npm import installed, on_path
 from tests import agent_sdks, environments
-from tests.npm import installed, on_path
 from tests.terminals import Terminal, on_a_terminal
 
 CLAUDE_CODE = "2.1.330"

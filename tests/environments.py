@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.npm import CACHE
+from examples.day.npm import CACHE
 
 
 def installed(name: str, *packages: str) -> Path:

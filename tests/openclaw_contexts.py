@@ -11,8 +11,8 @@ import subprocess
 from dataclasses import dataclass
 from typing import Any
 
-from tests.npm import on_path
-from tests.openclaw import install
+from examples.day.npm import on_path
+from examples.day.openclaw import install
 
 _SCRIPT = """
 import { readdirSync } from "node:fs";

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Stands in for the `vllm` executable: its command line, its readiness, its processes; no model.
 
-    --version
     serve MODEL ... --port P ...
 
 It starts a helper of its own session, as engines do, and writes command line, environment and
@@ -18,8 +17,6 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-if sys.argv[1] == "--version":
-    sys.exit(print("INFO importing\n0.32.0"))
 model = Path(sys.argv[2])
 behave = (model / "behave").read_text().split() if (model / "behave").exists() else []
 helper = subprocess.Popen(["sleep", "300"], start_new_session=True)
@@ -60,5 +57,4 @@ class Answer(BaseHTTPRequestHandler):
 
 
 port = int(sys.argv[sys.argv.index("--port") + 1])
-ThreadingHTTPServer.allow_reuse_port = True  # as vLLM does
 ThreadingHTTPServer(("127.0.0.1", port), Answer).serve_forever()

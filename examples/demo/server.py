@@ -96,7 +96,7 @@ async def running(launch: Launch) -> AsyncGenerator[Server]:
             block, where the child's end was the cause of that.
     """
     await _end_orphan(launch)
-    port = launch.port or _free_port()
+    port = launch.port or free_port()
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     keyless = ("--api-key=none",) if launch.key is None else ()
     with launch.log.open("wb") as log:
@@ -208,7 +208,8 @@ def _ended(status: int) -> DemoError:
     return DemoError(f"the server ended by itself, with status {status}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

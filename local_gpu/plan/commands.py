@@ -7,7 +7,7 @@ not left to vLLM's defaults or to a model's folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ from typing import Final
 from local_gpu.plan.fits import MAX_ADAPTERS
 from local_gpu.plan.layout import Gpu, names
 from local_gpu.plan.memory import SAMPLER_BATCH, room_for
-from local_gpu.sample.supervisor import HOST, KEY, Launch, hold_port, port_of
+from local_gpu.sample.supervisor import KEY, Launch, free_ports
 
 BASE: Final = "base"
 """The name under which samplers serve the base model."""
@@ -58,17 +58,17 @@ class Servings:
 
 def samplers(groups: Sequence[Sequence[int]], gpus: Sequence[Gpu], what: Servings) -> list[Launch]:
     """A server for each group of GPUs."""
-    ports = [hold_port() for _ in groups]
+    ports = free_ports(len(groups))
     return [
         Launch(
             name=f"sampler {number}",
-            command=_command(what, port_of(held), len(group)),
-            environment=environment(what.vllm) | names(gpus, group),
-            held=held,
+            command=_command(what, port, len(group)),
+            environment=_environment(os.environ, what.vllm) | names(gpus, group),
+            port=port,
             log=what.logs / f"sampler-{number}.log",
             model=BASE,
         )
-        for number, (group, held) in enumerate(zip(groups, ports, strict=True), 1)
+        for number, (group, port) in enumerate(zip(groups, ports, strict=True), 1)
     ]
 
 
@@ -76,7 +76,7 @@ def _command(what: Servings, port: int, size: int) -> tuple[str, ...]:
     """Start of one server over `size` GPUs."""
     return (
         *(str(what.vllm), "serve", what.model, "--served-model-name", BASE),
-        *("--host", HOST, "--port", str(port)),
+        *("--host", "127.0.0.1", "--port", str(port)),
         *("--generation-config", "vllm"),  # the folder's would change how it samples
         "--enable-prefix-caching",
         "--disable-uvicorn-access-log",  # a line for each request would fill the disk
@@ -101,9 +101,7 @@ def _command(what: Servings, port: int, size: int) -> tuple[str, ...]:
     )
 
 
-def environment(vllm: Path) -> dict[str, str]:
-    """Environment of a process of vLLM."""
-    ours = os.environ
+def _environment(ours: Mapping[str, str], vllm: Path) -> dict[str, str]:
     kept = {name: value for name, value in ours.items() if not name.startswith(_OURS)}
     return kept | {
         "PATH": os.pathsep.join([str(vllm.parent), *filter(None, [ours.get("PATH")])]),

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -80,8 +80,7 @@ class Launch:
     command: tuple[str, ...]
     environment: Mapping[str, str]
     """The whole environment: nothing is inherited."""
-    held: socket.socket
-    """See `hold_port`; closed when the server is stopped."""
+    port: int
     log: Path
     model: str
     """Model that is asked for one token before the server is ready: the first request compiles
@@ -89,23 +88,16 @@ class Launch:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{port_of(self.held)}"
+        return f"http://{HOST}:{self.port}"
 
 
-def hold_port() -> socket.socket:
-    """Bind a free port of loopback, which nobody else gets until the socket is closed.
-
-    It never listens. vLLM can bind the port beside it, as both ask for SO_REUSEPORT, and again when
-    it is started again.
-    """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    held.bind((HOST, 0))
-    return held
-
-
-def port_of(held: socket.socket) -> int:
-    return int(held.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that are free at this moment."""
+    with ExitStack() as stack:
+        bound = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in bound:
+            each.bind((HOST, 0))
+        return [int(each.getsockname()[1]) for each in bound]
 
 
 class Servers:
@@ -165,7 +157,6 @@ class Servers:
         until = time.monotonic() + _STOP_S
         for kept in self._kept:
             kept.join(until - time.monotonic())
-            kept.launch.held.close()
 
 
 class _Kept:

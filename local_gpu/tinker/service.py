@@ -6,13 +6,14 @@ Rule: a session's memory is freed when it ends, and all tasks belong to one Task
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from local_gpu.backend import LocalBackend, unheard
-from local_gpu.config import Say
+from local_gpu.config import LocalConfig, Say
 from local_gpu.tinker import requests
 from local_gpu.tinker.config import WireConfig
 from local_gpu.tinker.futures import Promises
@@ -23,6 +24,8 @@ from local_gpu.tinker.store import Place, Store
 from local_gpu.tinker.training import Shared
 from tinker_claw.errors import BackendError, RequestError
 from tinker_claw.policy import Sampler
+
+Start = Callable[[LocalConfig, Callable[[str], Path], Say], Coroutine[Any, Any, LocalBackend]]
 
 
 class Service:
@@ -50,11 +53,14 @@ class Service:
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, config: WireConfig, say: Say = unheard) -> AsyncGenerator[Service]:
+    async def running(
+        cls, config: WireConfig, say: Say = unheard, *, start: Start = LocalBackend.start
+    ) -> AsyncGenerator[Service]:
         """Load the base model, and carry out requests until the block ends.
 
         Args:
             say: called with sentences on what is waited for, what was chosen, what goes wrong.
+            start: starts the backend.
 
         Raises:
             ConfigError, ModelFileError, BackendError: see `Store.locked`, `LocalBackend.start`.
@@ -62,7 +68,7 @@ class Service:
         store = Store(config.local.root)
         with store.locked():
             store.recover()
-            backend = await LocalBackend.start(config.local, store.serving, say)
+            backend = await start(config.local, store.serving, say)
             try:
                 card = await backend.aside(partial(ModelCard.read, config.local.model))
                 shared = Shared(config=config, backend=backend, store=store)

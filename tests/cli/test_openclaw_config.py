@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from examples.day.npm import npm
+from examples.day.openclaw import OpenClaw, readme_block
 from tests import stories
 from tests.app.test_product import run as typed
 from tests.gateways import gateway
-from tests.npm import npm
-from tests.openclaw import OpenClaw, readme_block
 from tests.processes import ROOT
 from tinker_claw.backends.model_files import may_see
 from tinker_claw.cli import main

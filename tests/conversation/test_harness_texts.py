@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from examples.day.npm import installed, npm
 from tests import environments
 from tests.agents import assistant
 from tests.coding_agents import HERMES, PI
 from tests.conversation.test_classify import told
-from tests.npm import installed, npm
 from tests.package_texts import FILLED, literals, templates
 from tinker_claw.conversation.attribution import attribute, read_text
 from tinker_claw.conversation.classify import RequestKind

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from tests.npm import npm
+from examples.day.npm import npm
 from tests.openclaw_contexts import BAD, CONTEXTS, built
 from tinker_claw.conversation.attribution import attribute, words_of
 from tinker_claw.conversation.openclaw import (

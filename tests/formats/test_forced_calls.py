@@ -11,10 +11,10 @@ import anthropic
 import pytest
 import renderers
 
+from examples.day.npm import npm
 from tests import agent_sdks
 from tests.agents import assistant, tool
 from tests.gateways import MODEL, World, chat, gateway, spell
-from tests.npm import npm
 from tests.render.test_prompt_cache import tokenizer_for
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from PIL import Image as Pillow
 
+from examples.day.npm import npm
+from examples.day.openclaw import OpenClaw
 from tests.coding_agents import ClaudeCode, Codex
 from tests.gateway.test_openclaw import scripted
 from tests.gateways import World, gateway
-from tests.npm import npm
-from tests.openclaw import OpenClaw
 from tests.pictures import picture, seeing_renderer
 from tinker_claw.gateway.request import PICTURED, UNASKED
 from tinker_claw.ledger.prune import in_session

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from examples.day.npm import npm
 from tests.coding_agents import (
     Aider,
     ClaudeCode,
@@ -25,7 +26,6 @@ from tests.coding_agents import (
 )
 from tests.gateway.test_openclaw import Listener
 from tests.gateways import World, gateway, spell
-from tests.npm import npm
 from tinker_claw.conversation import attribution, classify
 from tinker_claw.conversation.harnesses import HARNESSES, Harness
 from tinker_claw.render.renderer import Renderer

@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from examples.day.npm import npm
+from examples.day.openclaw import OpenClaw
 from tests.fakes import FakeSampler, Script
 from tests.gateway.test_session_privacy import MARK, nothing_of
 from tests.gateways import World, gateway, spell
-from tests.npm import npm
-from tests.openclaw import OpenClaw
 from tests.processes import product
 from tinker_claw.app.server import in_background
 from tinker_claw.cli.openclaw import TRIED

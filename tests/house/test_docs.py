@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from examples.day.openclaw import readme_block
 from examples.tracks.environments import ENVIRONMENTS
 from local_gpu.tinker import __main__ as tinker_server
 from tests import install_vllm
 from tests.house.test_floors import FLOORS
-from tests.openclaw import readme_block
 from tinker_claw.backends import vllm
 from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import price_in_force

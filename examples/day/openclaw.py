@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from tests.npm import installed, on_path
+import httpx
+
+from examples.day import DayError
+from examples.day.npm import installed, on_path
+from examples.demo.server import free_port
 from tinker_claw.cli.openclaw import TRIED
 
 
@@ -20,8 +27,14 @@ def install(release: str = TRIED[0]) -> Path:
 
 def readme_block() -> dict[str, Any]:
     """OpenClaw configuration that the README tells users to add."""
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
     return json.loads(readme.split("```json\n")[1].split("```")[0])
+
+
+_TOKEN: Final = "day"
+_ANSWER_S: Final = 900.0
+"""Seconds for one message, with all its tool calls on a busy machine."""
+_START_TRIES: Final = 360
 
 
 @dataclass(frozen=True)
@@ -40,10 +53,12 @@ class OpenClaw:
         *,
         gives_up_s: int | None = None,
         window: int = 65536,
+        reply: int = 128,
         affinity: bool | None = None,
         api: str | None = None,
         sees: bool = False,
         tools: bool = True,
+        thinks: str | None = None,
         release: str = TRIED[0],
     ) -> OpenClaw:
         """Configure an OpenClaw as in the README, except for the arguments.
@@ -51,10 +66,12 @@ class OpenClaw:
         Args:
             gives_up_s: how long it bears a silent model.
             window: tokens that it thinks fit into the context; with few it compacts soon.
+            reply: most tokens of a reply.
             affinity: whether headers and body name the session.
             api: the wire that it speaks, as its configuration calls it.
             sees: whether it is told that the model sees.
             tools: whether it may give the model tools, which it does not to small ones.
+            thinks: how much it lets the model think, as `/think` has it.
         """
         claw = cls(install(release), home)
         for name in ("state", "workspace"):
@@ -69,7 +86,7 @@ class OpenClaw:
             provider["baseUrl"] = base_url.removesuffix("/v1")
         if gives_up_s is not None:
             provider["timeoutSeconds"] = gives_up_s
-        provider["models"][0]["contextWindow"] = window
+        provider["models"][0] |= {"contextWindow": window, "maxTokens": reply}
         if sees:
             provider["models"][0]["input"] = ["text", "image"]
         if affinity is not None:
@@ -78,6 +95,9 @@ class OpenClaw:
         if not tools:
             compat = provider["models"][0].get("compat", {})
             provider["models"][0]["compat"] = compat | {"supportsTools": False}
+        if thinks is not None:
+            for one in config["agents"]["defaults"]["models"].values():
+                one["params"]["thinking"] = thinks
         (home / "openclaw.json").write_text(json.dumps(config, indent=1))
         return claw
 
@@ -86,7 +106,7 @@ class OpenClaw:
         config = readme_block()
         provider = config["models"]["providers"]["tinker-claw"]
         provider["baseUrl"] = base_url
-        names = {"id": model, "name": model, "maxTokens": 128}
+        names = {"id": model, "name": model}
         provider["models"] = [provider["models"][0] | names]
         defaults = config["agents"]["defaults"]
         (params,) = defaults["models"].values()
@@ -102,19 +122,45 @@ class OpenClaw:
             out, errors = process.communicate(timeout=360)
         finally:
             process.kill()
-        assert process.returncode == 0, errors[-2000:]
+        if process.returncode:
+            raise DayError(f"OpenClaw failed: {errors[-2000:]}")
         answer = json.JSONDecoder().raw_decode(out[out.index("{") :])[0]
         return "\n".join(part.get("text") or "" for part in answer.get("payloads", [])).strip()
 
     def begin(self, session: str, message: str, *flags: str) -> subprocess.Popen[str]:
         """Start sending a user turn; return the running process."""
         words = ("agent", "--local", "--json", "--session-id", session, "--timeout", "300")
-        return self._start(*words, "-m", message, *flags)
+        return self.start(*words, "-m", message, *flags)
 
     def check_config(self) -> dict[str, Any]:
         """Check the configuration with OpenClaw itself: whether it is valid, and warnings."""
-        told = json.loads(self._start("config", "validate", "--json").communicate(timeout=360)[0])
+        told = json.loads(self.start("config", "validate", "--json").communicate(timeout=360)[0])
         return {"valid": told["valid"], "warnings": told.get("warnings", [])}
+
+    @asynccontextmanager
+    async def gateway(self) -> AsyncGenerator[Gateway]:
+        """Run its gateway, with its HTTP endpoint for chat; ended with the block."""
+        port = free_port()
+        file = self.home / "openclaw.json"
+        served = {"endpoints": {"chatCompletions": {"enabled": True}}}
+        here = {"mode": "local", "bind": "loopback", "port": port, "http": served}
+        here |= {"auth": {"mode": "token", "token": _TOKEN}}
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"gateway": here}, indent=1))
+        log = self.home / "gateway.log"
+        with log.open("wb") as out:
+            process = self.start("gateway", "run", "--port", str(port), out=out)
+        try:
+            async with httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{port}",
+                headers={"authorization": f"Bearer {_TOKEN}"},
+                timeout=_ANSWER_S,
+                trust_env=False,
+            ) as http:
+                await _until_up(http, process, log)
+                yield Gateway(self, http, port)
+        finally:
+            process.terminate()
+            await asyncio.to_thread(process.wait, 60)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -127,13 +173,52 @@ class OpenClaw:
             "NO_COLOR": "1",
         }
 
-    def _start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, out: Any = subprocess.PIPE) -> subprocess.Popen[str]:
         command = self.installed / "node_modules" / "openclaw" / "openclaw.mjs"
         bin_folder = self.installed / "node_modules" / ".bin"
         return subprocess.Popen(
             [str(bin_folder / "node"), str(command), *words],
             env=os.environ | self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=out,
+            stderr=out,
             text=True,
         )
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A running gateway of OpenClaw, and a person who writes to its agent."""
+
+    claw: OpenClaw
+    http: httpx.AsyncClient
+    port: int
+
+    async def say(self, session: str, message: str) -> str:
+        """Send one message; return what the person reads."""
+        body = {"model": "openclaw", "messages": [{"role": "user", "content": message}]}
+        headers = {"x-openclaw-session-key": session}
+        answer = await self.http.post("/v1/chat/completions", json=body, headers=headers)
+        if not answer.is_success:
+            raise DayError(f"OpenClaw answered {answer.status_code}: {answer.text[:500]}")
+        return str(answer.json()["choices"][0]["message"]["content"] or "")
+
+    async def new(self, session: str) -> None:
+        """Begin a new session, as `/new` does."""
+        words = ("gateway", "call", "sessions.reset", "--json", "--token", _TOKEN)
+        words += ("--url", f"ws://127.0.0.1:{self.port}", "--params", json.dumps({"key": session}))
+        process = self.claw.start(*words)
+        out, errors = await asyncio.to_thread(process.communicate, timeout=120)
+        if process.returncode:
+            raise DayError(f"OpenClaw began no new session: {errors[-1000:] or out[-1000:]}")
+
+
+async def _until_up(http: httpx.AsyncClient, process: subprocess.Popen[str], log: Path) -> None:
+    for _ in range(_START_TRIES):
+        if process.poll() is not None:
+            break
+        with suppress(httpx.TransportError):
+            if (await http.get("/health")).is_success:
+                return
+        await asyncio.sleep(0.5)
+    told = await asyncio.to_thread(log.read_text)
+    raise DayError(f"OpenClaw's gateway did not start: {told[-2000:]}")

@@ -1,0 +1,90 @@
+"""A day of a person with real OpenClaw: what the script plays, and what the gateway made of it.
+
+Rule: the model is a script, so nothing is said of learning.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.day import plan
+from examples.day.__main__ import live
+from examples.day.npm import npm
+from examples.day.table import COLUMNS, markdown
+from tests.talk import rows as of_ledger
+from tinker_claw.billing.prices import Price, load
+
+MESSAGES, SEED = 14, 10
+
+
+def test_ten_days_differ_and_each_has_all_that_a_day_has() -> None:
+    days = [plan.day(seed, 30) for seed in range(10)]
+    assert days[0] == plan.day(0, 30)
+    assert len({message.text for day in days for message in day}) == 300, "found by its text"
+    for day in days:
+        stances = Counter(message.stance for message in day)
+        assert {"asks", "corrects", "praises", "moves on"} == {*stances}
+        assert sum(message.new for message in day) >= 2
+        calls = [[step.call for step in message.steps if step.call] for message in day]
+        assert {2 <= len(one) <= 12 for one in calls if one} == {True}
+        every = [call for one in calls for call in one]
+        assert plan.LOOK in every
+        assert plan.LONG in every
+        assert any(call in every for call in plan.FAILING)
+        assert all(message.steps[-1].says for message in day)
+
+
+@pytest.mark.openclaw
+@pytest.mark.slow
+@pytest.mark.skipif(npm() is None, reason="npm is not installed: OpenClaw cannot be run")
+async def test_day_with_real_openclaw(tmp_path: Path) -> None:
+    said = plan.day(SEED, MESSAGES)
+    (day,) = await live(tmp_path / "day", [SEED], MESSAGES, ("--batch-size=4",))
+    data = tmp_path / "day" / str(SEED) / "run"
+
+    def rows(query: str) -> list[Any]:
+        return of_ledger(data, query)
+
+    # Every message was answered with its reply, or `live` had raised. Nothing was lost.
+    assert len(day.silences) == day.messages == MESSAGES
+    assert day.lost == 0
+    replies = sum(len(message.steps) for message in said)
+    assert replies <= day.main <= replies + 15, "more only where a compaction came in between"
+    assert day.compactions > 0
+    assert rows("SELECT DISTINCT kind FROM turns WHERE call IN ('compaction', 'memory flush')") == [
+        ("side",)
+    ]
+    # `/new` begins a session, a compaction does not.
+    ((sessions,),) = rows("SELECT COUNT(DISTINCT session_id) FROM turns WHERE kind = 'main'")
+    assert sessions == sum(message.new for message in said)
+    # The person's words are what they typed, and judge the reply before them.
+    asked = [
+        text for (text,) in rows("SELECT DISTINCT request_text FROM turns WHERE kind = 'main'")
+    ]
+    assert asked == [message.text for message in said]
+    states = [text for (text,) in rows("SELECT text FROM next_states WHERE role = 'user'")]
+    assert states == [message.text for message in said if not message.new]
+    ((pictures,),) = rows("SELECT COUNT(*) FROM next_states WHERE text LIKE '%photo.png%' OR text "
+                          "LIKE '%Read image file%'")  # fmt: skip
+    assert pictures >= 1
+    # What tools say never makes a step alone, and is at most half of one.
+    assert day.steps
+    assert all(step.user >= step.tools > 0 or step.tools == 0 for step in day.steps)
+    assert day.judged_by_user > 0
+    assert day.judged_by_tools > 0
+    assert 0 < day.firsts <= sessions
+    # The judge is asked thrice of each, and cannot always be read.
+    ((votes, unread),) = rows("SELECT COUNT(*), SUM(value IS NULL) FROM votes")
+    assert 0 < unread < votes / 2
+    assert rows("SELECT COUNT(*) FROM votes WHERE answer LIKE '%<think>%'") == [(0,)]
+    # Thinking is sampled, billed and trained, and never a person's or a judge's to read.
+    ((texts,),) = rows("SELECT COUNT(*) FROM turns WHERE reply_text LIKE '%<think>%'")
+    assert texts == 0
+    assert day.total_usd == pytest.approx(sum(usd for (usd,) in rows("SELECT usd FROM spend")))
+    assert load()["Qwen/Qwen3-8B"].usd(day.usage) == pytest.approx(day.total_usd)
+    table = markdown([day], Price(1, 0.2, 1, 1)).splitlines()
+    assert [line.count("|") for line in table] == [len(COLUMNS) + 1] * 3
