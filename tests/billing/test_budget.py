@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+import io
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from tests.bills import by_purpose, of_turn
 from tests.fakes import FakeSampler, FakeTrainer, Script
@@ -18,8 +23,9 @@ from tests.learner.test_loop import Says
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.meter import bill
 from tinker_claw.billing.prices import Price
-from tinker_claw.config.settings import JudgeSettings, Run, Settings, Training
-from tinker_claw.errors import LedgerError
+from tinker_claw.config.load import load
+from tinker_claw.config.settings import Budget, JudgeSettings, Run, Settings, Training
+from tinker_claw.errors import ConfigError, LedgerError
 from tinker_claw.judge.judge import Judge
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
@@ -27,10 +33,10 @@ from tinker_claw.learner.loop import Learner
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.spend import Bill, SpendTable
+from tinker_claw.ledger.spend import Bill, Purpose, SpendTable
 from tinker_claw.methods import build
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.telemetry import Telemetry
+from tinker_claw.telemetry import Telemetry, configure
 from tinker_claw.types import Usage
 
 DOLLAR = 1e6
@@ -95,7 +101,9 @@ async def life(
     trainer: FakeTrainer | None = None,
 ) -> AsyncGenerator[Life]:
     def spending(ledger: Ledger) -> Spending:
-        return Spending(PRICE, ledger.spend, Telemetry(None), usd=budget_usd)
+        return Spending(
+            PRICE, ledger.spend, Telemetry(None), budget=budget_usd and Budget(budget_usd)
+        )
 
     fine = spell(renderer, "fine")
     trainer = trainer or FakeTrainer(script=Script(fine), bills=True)
@@ -307,7 +315,7 @@ async def test_bill_that_cannot_be_written_counts_and_nothing_more_is_bought(
 ) -> None:
     ledger = Ledger(tmp_path)
     table = Full(ledger._db)
-    spending = Spending(PRICE, table, Telemetry(None), usd=1e9)
+    spending = Spending(PRICE, table, Telemetry(None), budget=Budget(1e9))
 
     async def ask() -> None:
         await spending.room()
@@ -323,3 +331,164 @@ async def test_bill_that_cannot_be_written_counts_and_nothing_more_is_bought(
     await ask()
     assert spending.spent_usd == ledger.spend.total().usd == 2 * VERDICT.sampled
     ledger.close()
+
+
+# A budget of each month
+
+
+@dataclass
+class Clock:
+    """A local clock that a test sets."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def set(self, when: str) -> None:
+        self.now = datetime.fromisoformat(when).timestamp()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    """A clock in a zone in which the month begins ten hours before Greenwich's."""
+    monkeypatch.setenv("TZ", "Australia/Brisbane")
+    time.tzset()
+    yield Clock()
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def events() -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    stream = io.StringIO()
+    configure(stream)
+    yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path / "book")
+    yield ledger
+    ledger.close()
+
+
+def spend(ledger: Ledger, clock: Clock, when: str, usd: float, purpose: Purpose = "judge") -> None:
+    """Bill dollars at a time, and leave the clock there."""
+    clock.set(when)
+    ledger.spend.add(Bill(purpose, Usage(sampled=1), usd))
+    with ledger._db.transaction() as tx:
+        tx.execute("UPDATE spend SET created_at = ? WHERE id = (SELECT MAX(id) FROM spend)",
+                   (clock.now,))  # fmt: skip
+
+
+def monthly(ledger: Ledger, clock: Clock, usd: float = 20.0, **more: Any) -> Spending:
+    budget = Budget(usd, monthly=True)
+    return Spending(PRICE, ledger.spend, Telemetry(None), budget=budget, now=clock, **more)
+
+
+def test_budget_of_a_month_holds_to_its_end_by_the_local_clock(book: Ledger, clock: Clock) -> None:
+    spend(book, clock, "2026-10-31T23:59:00", 500.0)
+    spend(book, clock, "2026-11-01T00:00:00", 12.0)
+    spend(book, clock, "2026-11-20T12:00:00", 8.0, "serve")
+    spending = monthly(book, clock)
+    told = spending.paused()
+    assert told is not None
+    assert told.startswith(
+        "$20.0000 of the budget of $20 a month are spent. Nothing is judged or trained until "
+        "2026-12-01 00:00; turns are answered and kept, which goes on costing (serving: $8.00 in "
+        "the last 24 hours)"
+    )
+    clock.set("2026-11-30T23:59:59")
+    assert spending.paused() is not None
+    clock.set("2026-12-01T00:00:00")
+    assert spending.paused() is None, "the same process goes on"
+    assert monthly(book, clock).paused() is None, "and one that is started then"
+    assert spending.shown_in({})["month_usd"] == 0.0
+    assert spending.spent_usd == 520.0, "of all months"
+
+
+def test_what_is_billed_while_it_runs_counts_in_its_month(book: Ledger, clock: Clock) -> None:
+    clock.set("2026-11-20T12:00:00")
+    spending = monthly(book, clock)
+    assert spending.paused() is None
+    spending.count(Bill("train", Usage(trained=1), 21.0))
+    assert spending.paused() is not None
+
+
+def test_clock_that_is_turned_back_makes_no_room(book: Ledger, clock: Clock) -> None:
+    spend(book, clock, "2026-11-20T12:00:00", 5.0)
+    spend(book, clock, "2026-12-05T12:00:00", 19.0)
+    spending = monthly(book, clock)
+    assert spending.paused() is None
+    clock.set("2026-11-28T12:00:00")
+    assert spending.paused() is not None, "what December was billed counts in November, too"
+    clock.set("2026-12-06T12:00:00")
+    assert spending.paused() is None
+
+
+def test_another_gateway_has_a_ledger_and_a_budget_of_its_own(
+    book: Ledger, clock: Clock, tmp_path: Path
+) -> None:
+    spend(book, clock, "2026-11-20T12:00:00", 25.0)
+    other = Ledger(tmp_path / "other")
+    assert monthly(book, clock).paused() is not None
+    assert monthly(other, clock).paused() is None
+    other.close()
+    with pytest.raises(LedgerError):  # one ledger has one gateway
+        Ledger(tmp_path / "book")
+
+
+def test_it_warns_once_at_four_fifths_and_at_all_of_it(
+    book: Ledger, clock: Clock, events: Callable[[], list[dict[str, Any]]]
+) -> None:
+    spend(book, clock, "2026-11-20T12:00:00", 15.9)
+    spending = monthly(book, clock)
+    assert (spending.paused(), spending.near()) == (None, None)
+    spending.count(Bill("serve", Usage(), 0.2))
+    spend(book, clock, "2026-11-20T13:00:00", 0.2, "serve")
+    for _ in range(3):
+        assert spending.paused() is None
+    assert "$16.1000 of the budget of $20 a month are spent (serving: $0.20" in spending.near()
+    spending.count(Bill("train", Usage(), 5.0))
+    for _ in range(3):
+        assert spending.paused() is not None
+    assert spending.near() is None
+    assert [event["event"] for event in events()] == ["spend.near", "spend.paused"]
+
+
+async def test_serving_stops_with_the_budget_where_that_is_asked_for(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    def spending(ledger: Ledger) -> Spending:
+        return Spending(PRICE, ledger.spend, Telemetry(None), budget=Budget(3), stops_serving=True)
+
+    sampler = FakeSampler(spell(renderer, "fine"), bills=True)
+    async with gateway(tmp_path, renderer, sampler, spending=spending) as world:
+        assert (await world.ask("hi")).status_code == 200  # at some five dollars
+        answer = await world.ask("hi")
+        assert answer.status_code == 402
+        said = answer.json()["error"]
+        assert said["code"] == "insufficient_quota"
+        assert "no request is answered (--budget-serving stops)" in said["message"]
+        assert len(world.turns()) == 1
+        assert (await world.http.get("/models")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "given", ["0", "-5", "0/month", "-1/month", "nan", "inf", "ten", "20/week", "20/", "/month", ""]
+)
+def test_budget_that_is_none_is_refused_with_a_sentence(given: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load([f"--budget-usd={given}"])
+    assert "budget_usd" in str(refused.value)
+    assert "a sum above 0 in US dollars, of the whole run (5) or of each month (20/month)" in str(
+        refused.value
+    )
+
+
+def test_budgets_are_read_from_flags_and_files() -> None:
+    assert load(["--budget-usd", "5"]).spend.budget == Budget(5.0)
+    assert load(["--budget-usd", "20/month"]).spend.budget == Budget(20.0, monthly=True)
+    assert load([]).spend.budget is None

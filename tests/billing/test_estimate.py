@@ -21,7 +21,7 @@ from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.estimate import announce, forecast
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.load import load
-from tinker_claw.config.settings import Run, Settings, Training
+from tinker_claw.config.settings import Budget, Run, Settings, Training
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill, Spent
 from tinker_claw.telemetry import Telemetry, configure
@@ -171,7 +171,9 @@ async def test_what_is_assumed_is_within_a_factor_of_two_where_turns_are_as_assu
 
 async def test_verdict_that_was_paid_for_is_kept_while_the_teacher_waits(tmp_path: Path) -> None:
     def budget(usd: float) -> Callable[[Ledger, Telemetry], Spending]:
-        return lambda ledger, telemetry: Spending(PRICE, ledger.spend, telemetry, usd=usd)
+        return lambda ledger, telemetry: Spending(
+            PRICE, ledger.spend, telemetry, budget=Budget(usd)
+        )
 
     trainer = FakeTrainer(bills=True)
     async with world(tmp_path, trainer=trainer, spending=budget(1e-9)) as w:
@@ -256,3 +258,19 @@ def test_bill_of_nothing_is_none(tmp_path: Path) -> None:
         "serve", Usage(prefill=1_000_000), 1.0
     )
     ledger.close()
+
+
+def test_message_of_a_person_is_served_judged_and_learned_from() -> None:
+    price = Price(0.195, 0.039, 0.6, 0.44)
+    told = estimate.message(load([]), 11_000)
+    step = forecast(load([]), price)
+    votes = Usage(prefill=1_100, cached=2_200, sampled=300)
+    learning = step.step.trained, step.step.prefill - 16 * votes.prefill
+    assert told.trained == pytest.approx(learning[0] / 8, abs=1)
+    assert told.prefill == pytest.approx(10 * 11_000 + 10 * 1_100 + learning[1] / 8, abs=2)
+    assert told.sampled == pytest.approx(10 * 300 + 10 * 300, abs=8)
+    short, long = (price.usd(estimate.message(load([]), n)) for n in (11_000, 30_000))
+    assert short == pytest.approx(0.042, abs=0.001)
+    assert long == pytest.approx(0.101, abs=0.001)
+    unbilled = estimate.message(load(["--judge-url", "http://127.0.0.1:9/v1"]), 11_000)
+    assert unbilled.cached == 0

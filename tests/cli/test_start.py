@@ -112,6 +112,25 @@ def test_a_key_that_is_there_is_used_and_kept_nowhere_else(home: Path) -> None:
     assert told["run"]["data_dir"] == str(home / "runs" / "Qwen3-8B-combine")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("answer", "serving"), [("y", "stops"), ("", "goes-on")])
+def test_where_the_price_is_known_it_asks_what_a_spent_budget_stops(
+    home: Path, answer: str, serving: str
+) -> None:
+    with service() as url:
+        provider = {"TINKER_BASE_URL": "http://tinker.thinkingmachines.dev", "http_proxy": url}
+        with started(home, **provider, TINKER_API_KEY=KEY) as seen:
+            seen.until("1 to 3: ")
+            seen.types("1\r")
+            seen.until(r"wait once \$5 are spent, serving included")
+            seen.until(r"Is serving to stop then, too \[y/N\]: ")
+            seen.types(f"{answer}\r")
+            seen.until(r"--model-name Qwen/Qwen3-8B cannot be downloaded from the Hugging Face")
+            assert seen.ended() == 2
+    told = tomllib.loads(files(home)[".config/tinker-claw/settings.toml"])
+    assert told["spend"] == {"budget_usd": 5, "budget_serving": serving}
+
+
 def test_where_ci_runs_it_nothing_is_asked(home: Path) -> None:
     with started(home, CI="true", TINKER_CLAW_TRAINING__BATCH_SIZE="0") as seen:
         seen.until("training.batch_size")

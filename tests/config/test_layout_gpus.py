@@ -87,11 +87,6 @@ def vllm(tmp_path: Path) -> Path:
     return script
 
 
-def says(vllm: Path, script: str) -> None:
-    """Have the executable do something else."""
-    vllm.write_text(f"#!/bin/sh\n{script}\n")
-
-
 def settings(*flags: str) -> Settings:
     return load([*LOCAL, "--model-name", "/m", *flags])
 
@@ -453,7 +448,6 @@ def test_the_doctor_reckons_before_vllm_is_there(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local, "ask_torch", lambda arranged: None)
     flags = ("--data-dir", str(tmp_path / "d"), "--gpus", "2", "--model-name", model)
     doctor(*flags)
     assert "show 0 GPUs here" in section(capsys.readouterr().out, "memory")
@@ -477,53 +471,6 @@ def test_the_doctor_reckons_before_vllm_is_there(
     table = section(capsys.readouterr().out, "memory")
     assert table.startswith("FAIL memory")
     assert "It does not fit, by arithmetic." in table
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_doctor_tries_the_gpus_and_vllms_release(
-    model: str,
-    tmp_path: Path,
-    box: Callable[..., None],
-    vllm: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    flags = ("--data-dir", str(tmp_path / "d"), "--gpus", "2", "--model-name", model)
-    box()
-    doctor(*flags)
-    told = capsys.readouterr().out
-    assert section(told, "device").startswith("FAIL device     torch cannot use cuda:0: ")
-    assert "or give --device cpu" in section(told, "device")
-    assert "1 of " in section(told, "samplers") or "missing" in section(told, "samplers")
-    assert not (Path(model) / "started.jsonl").exists()
-    monkeypatch.setattr(local, "ask_torch", lambda arranged: None)
-    for said, state, words in (
-        ("echo 0.31.2", "FAIL", "is vLLM 0.31.2, which lacks what 0.32 has. vLLM is put into"),
-        ("echo 0.40.0+cu130", "warn", "is vLLM 0.40.0+cu130, and 0.32 was tried. If servers do"),
-        ("echo dev", "warn", "is vLLM dev, and 0.32 was tried"),
-        ("echo 'no libcudart.so.13.' >&2; exit 1", "FAIL", "fails: no libcudart.so.13. vLLM is"),
-    ):
-        says(vllm, said)
-        doctor(*flags)
-        told = section(capsys.readouterr().out, "samplers")
-        assert told.startswith(f"{state:<5}samplers   {vllm}")
-        assert words in told
-
-
-async def test_a_vllm_that_is_too_old_is_refused_before_anything_is_started(
-    model: str,
-    box: Callable[..., None],
-    vllm: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(local, "ask_torch", lambda arranged: None)
-    box()
-    says(vllm, "echo 0.31.2")
-    given = load([*LOCAL, "--model-name", model, "--data-dir", str(tmp_path / "data")])
-    with pytest.raises(ConfigError, match=r"vLLM 0\.31\.2, which lacks"):
-        async with open_local(given, arrange(given), model):
-            raise AssertionError("it must not start")
 
 
 def test_the_doctor_asks_samplers_that_run_elsewhere(

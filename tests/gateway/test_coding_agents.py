@@ -10,6 +10,7 @@ import pytest
 
 from examples.day.npm import npm
 from tests.coding_agents import Agent, ClaudeCode, Codex, Hermes, OpenAIAgents, OpenCode, Pi
+from tests.fakes import Script
 from tests.gateway.test_openclaw import Listener
 from tests.gateways import gateway, spell
 from tinker_claw.errors import RequestError
@@ -84,6 +85,45 @@ async def test_a_coding_agent_asks_calls_and_is_corrected(
         assert [because[turn.id - 1] for turn in turns] == [None] * 4
         sampled = (*turns[1].prompt, *turns[1].completion.tokens)
         assert turns[2].prompt[: len(sampled)] == sampled, "no token is rendered again"
+
+
+SILENCE_S = 30
+"""Seconds to the first token. The clocks of the agents are set to a third of it."""
+
+
+def hurried(agent: Agent) -> None:
+    """Shorten the time that an agent bears a silent model."""
+    limit = str(SILENCE_S * 1000 // 3)
+    if isinstance(agent, ClaudeCode):
+        clocks = ("CLAUDE_STREAM_IDLE_TIMEOUT_MS", "CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS")
+        on = ("CLAUDE_ENABLE_STREAM_WATCHDOG", "CLAUDE_ENABLE_BYTE_WATCHDOG")
+        clocks = dict.fromkeys((*clocks, "API_TIMEOUT_MS"), limit)
+        agent.environment = {**agent.environment, **clocks, **dict.fromkeys(on, "1")}
+    else:
+        with (agent.home / ".codex" / "config.toml").open("a") as config:
+            config.write(f"stream_idle_timeout_ms = {limit}\nstream_max_retries = 0\n")
+
+
+@pytest.mark.parametrize("kind", [ClaudeCode, Codex])
+@pytest.mark.parametrize("keepalive_s", [1.0, 1000.0], ids=["kept alive", "silent"])
+async def test_an_agent_waits_for_a_model_that_thinks_as_long_as_there_are_keep_alives(
+    tmp_path: Path, renderer: Renderer, kind: Any, keepalive_s: float
+) -> None:
+    """Ten minutes of silence, with all clocks shortened."""
+    late = Script(spell(renderer, "I am Claw."), first_after_s=SILENCE_S)
+    sampler = Listener(renderer, {HELLO: [late]})
+    data, settings = tmp_path / "data", {"context_tokens": 200_000, "keepalive_s": keepalive_s}
+    async with gateway(data, renderer, sampler, api_key=KEY, **settings) as world:
+        agent: Agent = kind.create(tmp_path / "home", world.url, "demo", KEY)
+        hurried(agent)
+        ended = await asyncio.to_thread(agent.ask, HELLO)
+        tries = len([text for text in sampler.heard if HELLO in text])
+        if keepalive_s == 1:
+            assert (ended.returncode, tries) == (0, 1)
+            assert "I am Claw." in ended.stdout
+            assert [turn.reply_text for turn in world.turns()] == ["I am Claw."]
+        else:
+            assert tries > 1 or ended.returncode != 0, "the clocks were shortened"
 
 
 def counting(refused: list[str]) -> list[Format]:

@@ -23,7 +23,7 @@ from local_gpu.tinker import __main__ as tinker_server
 from tests import install_vllm
 from tests.house.test_floors import FLOORS
 from tinker_claw.backends import vllm
-from tinker_claw.billing.estimate import forecast
+from tinker_claw.billing.estimate import LONG_TOKENS, PROMPT_TOKENS, forecast, message
 from tinker_claw.billing.prices import price_in_force
 from tinker_claw.cli import main
 from tinker_claw.config.load import load
@@ -71,19 +71,21 @@ def estimate(*flags: str) -> tuple[float, float]:
     return told.step_usd, told.serve_usd
 
 
-def test_a_step_costs_what_the_estimate_says() -> None:
+def test_messages_and_steps_cost_what_the_estimate_says() -> None:
+    page, settings = PAGES["docs/tinker.md"], load(["--method", "combine"])
+    price = price_in_force(settings)
+    said = {row[0].replace("*", ""): row[1:] for row in rows(page)}
+    messages = [price.usd(message(settings, n)) for n in (PROMPT_TOKENS, LONG_TOKENS)]
+    told = said["a message: ten requests, judged, and its eighth of a step"]
+    assert told == [f"**${usd:.2f}**" for usd in messages]
+    parts = said["of it serving, judging, learning"]
+    sums = [sum(map(float, part.split(","))) for part in parts]
+    assert sums == pytest.approx(messages, abs=0.0015)
     step, serving = estimate()
-    tinker = re.findall(r"\$(0\.\d+)", PAGES["docs/tinker.md"])
-    assert tinker[:2] == [f"{step:.2f}", f"{serving:.2f}"]
-
-
-def test_a_month_at_tinker_costs_what_the_estimate_says() -> None:
-    settings = load([])
-    steps = 20 / sum(estimate())
-    turns = round(steps * settings.training.batch_size, -1)
-    said = re.search(r"\$20 is about (\d+) steps, or ([\d,]+) turns", PAGES["docs/tinker.md"])
-    assert said is not None
-    assert (said[1], said[2]) == (f"{steps:.0f}", f"{turns:,.0f}")
+    assert f"is about ${step:.2f}, and serving\nthem ${serving:.2f}" in page
+    bought = re.search(r"\$20 is about (\d+) messages, or (\d+)", page)
+    assert bought is not None
+    assert [bought[1], bought[2]] == [f"{round(20 / usd, -1):.0f}" for usd in messages]
 
 
 def test_keys_for_colleagues_are_made_as_the_page_says(tmp_path: Path) -> None:
@@ -246,8 +248,9 @@ def test_figures_of_the_readme_are_those_of_the_pages() -> None:
     first, last = (round(100 * float(demo[after])) for after in ("0 steps", "16 steps"))
     assert f"{first} % of its first replies" in README
     assert f"{last} % after sixteen" in README
-    step, serving = re.findall(r"at about \$(0\.\d+)", PAGES["docs/tinker.md"])
-    assert f"${float(step) + float(serving):.2f} for each sixteen turns" in README
+    usd = re.search(r"\*\*a message\*\*.*?(\$0\.\d+)", PAGES["docs/tinker.md"])
+    assert usd is not None
+    assert f"A message that takes ten requests costs about {usd[1]}" in README
 
 
 def test_demo_settings_are_settings() -> None:

@@ -89,6 +89,7 @@ ELSEWHERE = {
     "gateway.port": "the listening socket",
     "gateway.allow_origin": "needs keys; the tests of keys and origins",
     "spend.budget_usd": "here nothing is billed; the tests of the budget",
+    "spend.budget_serving": "here nothing is billed; the tests of the budget",
     "local.gpus": "the layout of GPUs",
     "local.rollout_gpus": "the layout of GPUs",
     "local.rollout_tp": "the layout of GPUs",

@@ -16,6 +16,7 @@ from tests.learner.test_rollback import SlowTrainer, learn, undoing
 from tests.tallies import sample_counts, step_counts
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
+from tinker_claw.config.settings import Budget
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import in_session
@@ -81,7 +82,7 @@ def budget_of(usd: float) -> object:
     price = Price(1.0, 0.5, 2.0, 4.0)
 
     def spending(ledger: Ledger, telemetry: Telemetry) -> Spending:
-        return Spending(price, ledger.spend, telemetry, usd=usd)
+        return Spending(price, ledger.spend, telemetry, budget=Budget(usd))
 
     return spending
 

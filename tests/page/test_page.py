@@ -98,7 +98,7 @@ class Page:
             health=lambda: {
                 **{"status": "degraded", "wrong": ["judge"], "meaning": XSS[0]},
                 **{"judge_error": XSS[1], "spending_paused": None, "spent_usd": 0.5},
-                "budget_usd": None,
+                **{"budget_usd": None, "month_usd": None, "spending_near": None},
             },
             decode=lambda tokens: "".join(XSS[token % len(XSS)] for token in tokens),
             say=ledger.feedback.give,

@@ -179,7 +179,11 @@ async def _parts(
         policy=policy,
         telemetry=telemetry,
         health=health,
-        spending=Spending(price, ledger.spend, telemetry, usd=spend.budget_usd),
+        spending=Spending(
+            *(price, ledger.spend, telemetry),
+            budget=spend.budget,
+            stops_serving=spend.budget_serving == "stops",
+        ),
         training=settings.training,
         reply_tokens=settings.gateway.max_reply_tokens,
     )

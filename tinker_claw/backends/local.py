@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tinker_claw.backends.model_files import config_folder
-from tinker_claw.backends.vllm import GET_VLLM, TRIED, VLLM, find_vllm
+from tinker_claw.backends.vllm import GET_VLLM, VLLM, find_vllm
 from tinker_claw.config.settings import NEEDS_GPU, Settings
 from tinker_claw.errors import BackendError, ConfigError, OutageError
 from tinker_claw.methods import build
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 LORA_ALPHA: Final = 32
 _TORCH_S: Final = 180.0
-"""Seconds for torch or vLLM to be imported, on a busy machine."""
+"""Seconds for torch to be imported and to use a GPU, on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,61 +213,21 @@ def ask_torch(arranged: Arrangement) -> None:
     counted = os.environ | dict([ORDER])  # torch counts GPUs as nvidia-smi does
     for index in arranged.layout.train if arranged.gpus else ():
         device = f"cuda:{arranged.first + index}"
+        asked = [sys.executable, "-c", f"import torch; torch.empty(1, device={device!r})"]
         try:
-            _asked(
-                [sys.executable, "-c", f"import torch; torch.empty(1, device={device!r})"], counted
+            done = subprocess.run(
+                asked, env=counted, capture_output=True, text=True, timeout=_TORCH_S, check=False
             )
-        except ConfigError as why:
-            raise ConfigError(
-                f"torch cannot use {device}: {why}. Install a torch for this GPU and its "
-                "driver (pytorch.org/get-started says which), or give --device cpu."
-            ) from why
-
-
-def ask_vllm(arranged: Arrangement) -> str | None:
-    """Let vLLM say its release; return a warning where another one was tried.
-
-    Raises:
-        ConfigError: it does not run, or is too old.
-    """
-    from local_gpu.plan.commands import environment
-
-    if (vllm := arranged.vllm) is None or not arranged.layout.serve:
-        return None
-    try:
-        told = _asked([str(vllm), "--version"], environment(vllm))
-    except ConfigError as why:
-        raise ConfigError(f"{vllm} --version fails: {why}. {GET_VLLM}") from why
-    tried, is_there = ".".join(map(str, TRIED)), f"{vllm} is vLLM {told}"
-    release = tuple(map(int, told.split(".")[:2])) if re.match(r"\d+\.\d+\.\d", told) else None
-    if release is not None and release < TRIED:
-        raise ConfigError(f"{is_there}, which lacks what {tried} has. {GET_VLLM}")
-    if release == TRIED:
-        return None
-    return f"{is_there}, and {tried} was tried. If servers do not start: {GET_VLLM}"
-
-
-def _asked(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the last line that a short-lived process prints. Raises ConfigError with its last
-    words."""
-    try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_TORCH_S,
-            check=False,
+        except subprocess.TimeoutExpired:
+            why = f"it did not answer within {_TORCH_S:.0f} s"
+        else:
+            if done.returncode == 0:
+                continue
+            why = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+        raise ConfigError(
+            f"torch cannot use {device}: {why.rstrip('.')}. Install a torch for this GPU and its "
+            "driver (pytorch.org/get-started says which), or give --device cpu."
         )
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"it did not answer within {_TORCH_S:.0f} s") from error
-    except OSError as error:
-        raise ConfigError(str(error)) from error
-    words = (done.stderr if done.returncode else done.stdout).strip().splitlines()
-    last = words[-1].rstrip(".") if words else f"it ended with {done.returncode}"
-    if done.returncode:
-        raise ConfigError(last)
-    return last
 
 
 @asynccontextmanager
@@ -289,8 +248,6 @@ async def open_local(
         urls: tuple[str, ...] = settings.local.urls
         hung: Callable[[str], object] = len
         await asyncio.to_thread(ask_torch, arranged)
-        if (warning := await asyncio.to_thread(ask_vllm, arranged)) is not None:
-            log.warning("vllm", told=warning)
         if arranged.layout.serve:
             from local_gpu.plan import commands
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Final
 
 VLLM: Final = Path(".venv-vllm") / "bin" / "vllm"
-TRIED: Final = (0, 32)
-"""Release that was tried with this."""
 GET_VLLM: Final = (
     "vLLM is put into an environment of its own: python3.11 -m venv .venv-vllm && "
     ".venv-vllm/bin/pip install vllm==0.32.0"

@@ -3,6 +3,9 @@
 Rule: the sums come from the ledger, so a restart changes nothing. A bill counts at once; while the
 ledger cannot be written it waits, and nothing more is bought for learning. Judging, the teacher and
 steps begin while less is spent than the budget: what is in flight then is all that goes beyond it.
+
+A month is one of the local clock, and what counts is all that was billed since it began: where the
+clock is turned back, later bills count, too. A ledger has one gateway, and so has a budget.
 """
 
 from __future__ import annotations
@@ -13,17 +16,30 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from tinker_claw.billing.meter import Account, charged
 from tinker_claw.billing.prices import Price
+from tinker_claw.config.settings import Budget
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.spend import Bill, Purpose, SpendTable
+from tinker_claw.ledger.spend import Bill, Purpose, SpendTable, Spent
 from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Usage
 
 _LOOK_S: Final = 60.0
 """Seconds between two looks at the budget while learning is paused."""
+_DAY_S: Final = 86_400.0
+NEAR: Final = 0.8
+"""Share of the budget from which it is warned."""
+
+
+def month_of(now: float) -> tuple[float, float]:
+    """Return when the local month of a time began and when the next one does, in seconds since
+    1970."""
+    first = datetime.fromtimestamp(now).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    following = (first + timedelta(days=32)).replace(day=1)
+    return first.timestamp(), following.timestamp()
 
 
 class Spending:
@@ -35,23 +51,46 @@ class Spending:
         table: SpendTable,
         telemetry: Telemetry,
         *,
-        usd: float | None = None,
+        budget: Budget | None = None,
+        stops_serving: bool = False,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        """`usd`: the budget; None: none."""
+        """`stops_serving`: once the budget is spent, no request is answered either."""
         self._price = price
         self._table = table
         self._telemetry = telemetry
-        self._usd = usd
+        self._budget = budget
+        self._stops_serving = stops_serving
+        self._now = now
         self._spent = table.total()
+        self._month: tuple[float, Spent] | None = None
+        """When the present month began, and what was billed since; None: not summed yet."""
         self._unwritten = deque[tuple[Bill, int | None, int | None]]()
         """Bills that the ledger has not taken yet, each with its turn and its step."""
         self._paused_since: float | None = None
+        self._warned_of: float | None = None
+        """The month's beginning (0: the run's) of which it was warned; None: not yet."""
 
     @property
     def spent_usd(self) -> float | None:
         """US dollars in all, at today's prices where there were none; None: a price is missing."""
-        rest = self._price.usd(self._spent.unpriced)
-        return None if rest is None else self._spent.usd + rest
+        return self._usd(self._spent)
+
+    def _usd(self, spent: Spent) -> float | None:
+        rest = self._price.usd(spent.unpriced)
+        return None if rest is None else spent.usd + rest
+
+    def _gone(self) -> float:
+        """US dollars that count against the budget, with which every price is known."""
+        if self._budget is None or not self._budget.monthly:
+            return self.spent_usd or 0.0
+        began, _ = month_of(self._now())
+        if self._month is None or self._month[0] != began:
+            since = self._table.total(began)
+            for bill, _, _ in self._unwritten:
+                since = since.plus(bill)
+            self._month = began, since
+        return self._usd(self._month[1]) or 0.0
 
     def bill(self, purpose: Purpose, usage: Usage) -> Bill | None:
         """Return the bill for these tokens, or None if nothing was billed."""
@@ -61,6 +100,8 @@ class Spending:
         """Add a bill to the totals."""
         if bill is not None:
             self._spent = self._spent.plus(bill)
+            if self._month is not None:
+                self._month = self._month[0], self._month[1].plus(bill)
             self._telemetry.billed(bill.purpose, bill.usd)
 
     def record(
@@ -128,19 +169,57 @@ class Spending:
 
     def paused(self) -> str | None:
         """Why nothing is judged or trained; None: there is money left."""
-        gone = self.spent_usd or 0.0  # with a budget every price is known
-        if self._usd is None or gone < self._usd:
-            self._paused_since = None
+        if self._budget is None:
             return None
+        gone = self._gone()
+        if gone < self._budget.usd:
+            self._paused_since = None
+            self._warn()
+            return None
+        until, sooner = "", ""
+        if self._budget.monthly:
+            _, following = month_of(self._now())
+            until = f" until {time.strftime('%Y-%m-%d %H:%M', time.localtime(following))}"
+            sooner = "sooner, "
+        serving = (
+            "no request is answered (--budget-serving stops)"
+            if self._stops_serving
+            else f"turns are answered and kept, which goes on costing ({self._serving()})"
+        )
         because = (
-            f"${gone:.4f} of the budget of ${self._usd:g} are spent. Nothing is judged or trained; "
-            "turns are answered and kept, which goes on costing, and samples stay queued. To go "
-            "on, start again with a higher --budget-usd."
+            f"${gone:.4f} of the budget of {self._budget} are spent. Nothing is judged or trained"
+            f"{until}; {serving}, and samples stay queued. To go on {sooner}"
+            "start again with a higher --budget-usd."
         )
         if self._paused_since is None:
-            self._paused_since = time.time()
+            self._paused_since = self._now()
             log.warning("spend.paused", because=because)
         return because
+
+    def refused(self) -> str | None:
+        """Why a request is not answered; None: it is."""
+        return self.paused() if self._stops_serving else None
+
+    def near(self) -> str | None:
+        """A warning that most of the budget is spent; None: it is not, or all of it is."""
+        if self._budget is None or not NEAR <= (gone := self._gone()) / self._budget.usd < 1:
+            return None
+        return (
+            f"${gone:.4f} of the budget of {self._budget} are spent ({self._serving()}). At all of "
+            "it judging and training wait."
+        )
+
+    def _warn(self) -> None:
+        """Log the warning once a month, or once a run."""
+        began = month_of(self._now())[0] if self._budget and self._budget.monthly else 0.0
+        if self._warned_of != began and (near := self.near()):
+            self._warned_of = began
+            log.warning("spend.near", because=near)
+
+    def _serving(self) -> str:
+        """What serving has cost of late."""
+        usd = self._usd(self._table.total(self._now() - _DAY_S, purpose="serve"))
+        return f"serving: ${usd or 0.0:.2f} in the last 24 hours"
 
     def shown_in(self, health: Mapping[str, Any]) -> dict[str, Any]:
         """/healthz with the sums, and with the pause where there is one."""
@@ -148,7 +227,10 @@ class Spending:
         shown = {
             **health,
             "spent_usd": self.spent_usd,
-            "budget_usd": self._usd,
+            "budget_usd": self._budget and self._budget.usd,
+            # Of it, where it is that of a month; None: it is that of the run, or there is none.
+            "month_usd": self._gone() if self._budget and self._budget.monthly else None,
+            "spending_near": self.near(),
             "spent_tokens": asdict(self._spent.usage),
             "spending_paused": paused,
         }

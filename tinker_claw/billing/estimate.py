@@ -36,6 +36,12 @@ GATE_TOKENS = 150_000
 """Most prompt tokens that the gate sends to a version."""
 NEWEST = 8
 """Steps whose bills the estimate rests on."""
+REQUESTS = 10
+"""Requests that an agent makes for one message of a person: a tool call each, and the reply."""
+LONG_TOKENS = 30_000
+"""Prompt tokens of a session that has gone on for a while, shortly before it is compacted."""
+OWN_SHARE = 0.5
+"""Share of a batch that the person judged, one turn a message; the rest are turns with tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,36 +79,60 @@ def forecast(settings: Settings, price: Price, ledger: Ledger | None = None) -> 
 
 
 def _assumed(settings: Settings, price: Price) -> Estimate:
-    cfg, method, m = settings.training, build(settings.run.method), settings.judge.prm_m
-    batch, length = cfg.batch_size, PROMPT_TOKENS + REPLY_TOKENS
-    judged, taught = batch / method.admitted, batch * method.taught
-    hints = Signal.HINT in method.needs
-    step, judge = Usage(), "a judge that is not billed"
-    if settings.judge.judge_url is None and settings.run.model_name not in MODELS:
-        question = Usage(
-            prefill=JUDGE_PROMPT_TOKENS,
-            cached=(m - 1) * JUDGE_PROMPT_TOKENS,
-            sampled=m * (THINKING_VOTE_TOKENS if settings.judge.judge_thinking else VOTE_TOKENS),
-        )
-        step += _times(question, judged)
-        judge = f"{m} votes on each turn"
-    if method.teaching is not None:
-        texts = cfg.hints_scored if hints else 1
-        step += _scored(length + method.teaching.tokens, taught * texts)
-    topk = method.distill > 0 and cfg.opd_mode == "topk"
-    datums = batch if method.reward > 0 or not topk else taught
-    step += _times(Usage(trained=length - 1), datums)
-    step += _scored(length, batch * STALE)
-    if cfg.gate != "off":
-        step += CANARIES
+    method, batch = build(settings.run.method), settings.training.batch_size
+    judged = batch / method.admitted
+    votes, judge = _question(settings)
+    step = _times(votes, judged) + _learning(settings, PROMPT_TOKENS)
     words = (
         f"{batch} samples from {judged:.0f} judged turns; prompts of {PROMPT_TOKENS:,} tokens, "
         f"replies of {REPLY_TOKENS:,}; {judge}; {method.taught:.0%} of the samples taught; "
         f"{STALE:.0%} scored again because an older version sampled them (assumed, because no step "
         "has been billed yet). Checkpoints in storage are not counted."
     )
-    serve = _times(Usage(prefill=PROMPT_TOKENS, sampled=REPLY_TOKENS), judged)
-    return Estimate(price, step, serve, words)
+    return Estimate(price, step, _times(_served(PROMPT_TOKENS), judged), words)
+
+
+def message(settings: Settings, prompt_tokens: int) -> Usage:
+    """Estimate one message of a person to an agent with tools: its requests served, each judged,
+    and its share of a step. Assumed, whatever the ledger says."""
+    votes, _ = _question(settings)
+    share = 1 / (settings.training.batch_size * OWN_SHARE)
+    return (
+        _times(_served(prompt_tokens), REQUESTS)
+        + _times(votes, REQUESTS)
+        + _times(_learning(settings, prompt_tokens), share)
+    )
+
+
+def _question(settings: Settings) -> tuple[Usage, str]:
+    """Tokens of one question to the judge, and words on the judge."""
+    m, thinks = settings.judge.prm_m, settings.judge.judge_thinking
+    if settings.judge.judge_url is not None or settings.run.model_name in MODELS:
+        return Usage(), "a judge that is not billed"
+    votes = Usage(
+        prefill=JUDGE_PROMPT_TOKENS,
+        cached=(m - 1) * JUDGE_PROMPT_TOKENS,
+        sampled=m * (THINKING_VOTE_TOKENS if thinks else VOTE_TOKENS),
+    )
+    return votes, f"{m} votes on each turn"
+
+
+def _learning(settings: Settings, prompt_tokens: int) -> Usage:
+    """Tokens of a step of a full batch, without judging: teacher, training, rescoring, gate."""
+    cfg, method = settings.training, build(settings.run.method)
+    batch, length = cfg.batch_size, prompt_tokens + REPLY_TOKENS
+    step, taught = _scored(length, batch * STALE), batch * method.taught
+    if method.teaching is not None:
+        texts = cfg.hints_scored if Signal.HINT in method.needs else 1
+        step += _scored(length + method.teaching.tokens, taught * texts)
+    topk = method.distill > 0 and cfg.opd_mode == "topk"
+    datums = batch if method.reward > 0 or not topk else taught
+    step += _times(Usage(trained=length - 1), datums)
+    return step + CANARIES if cfg.gate != "off" else step
+
+
+def _served(prompt_tokens: int) -> Usage:
+    return Usage(prefill=prompt_tokens, sampled=REPLY_TOKENS)
 
 
 def _scored(tokens: int, times: float) -> Usage:
@@ -122,6 +152,8 @@ def announce(settings: Settings, price: Price, ledger: Ledger) -> None:
         "spend.estimate",
         step_usd=told.step_usd,
         serving_usd=told.serve_usd,
+        message_usd=price.usd(message(settings, PROMPT_TOKENS)),
+        long_message_usd=price.usd(message(settings, LONG_TOKENS)),
         step_tokens=asdict(told.step),
         serving_tokens=asdict(told.serve),
         budget_usd=settings.spend.budget_usd,

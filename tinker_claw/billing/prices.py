@@ -114,7 +114,7 @@ def check_budget(settings: Settings, price: Price) -> None:
     Raises:
         ConfigError: nothing is billed, or a price is not known; says what to do.
     """
-    if (usd := settings.spend.budget_usd) is None:
+    if settings.spend.budget is None:
         return
     if settings.run.backend == "local":
         raise ConfigError(
@@ -122,4 +122,5 @@ def check_budget(settings: Settings, price: Price) -> None:
             "out"
         )
     if told := unknown(settings, price):
-        raise ConfigError(f"--budget-usd {usd:g} cannot be kept: {told}, or leave it out")
+        given = settings.spend.budget_usd
+        raise ConfigError(f"--budget-usd {given} cannot be kept: {told}, or leave it out")

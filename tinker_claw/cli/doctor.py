@@ -32,7 +32,13 @@ from tinker_claw.backends.open import (
 )
 from tinker_claw.backends.tinker_sdk import SDK_VERSION
 from tinker_claw.backends.vllm import find_vllm, no_compiler
-from tinker_claw.billing.estimate import forecast
+from tinker_claw.billing.estimate import (
+    LONG_TOKENS,
+    PROMPT_TOKENS,
+    REQUESTS,
+    forecast,
+    message,
+)
 from tinker_claw.billing.prices import check_budget, price_in_force, unknown
 from tinker_claw.cli import openclaw
 from tinker_claw.cli.common import Command, write
@@ -119,7 +125,6 @@ _CHECKS = {
     "plugins": (),
     "backend": (),
     "memory": (),
-    "device": ("memory",),
     "samplers": ("memory",),
     "tokenizer": (),
     "method": ("plugins", "backend", "tokenizer"),
@@ -213,13 +218,6 @@ class Checks:
             raise ConfigError(f"{told}\n{wrong}")
         return Finding(told)
 
-    async def device(self) -> Finding:
-        if self.remote:
-            return Finding("the service computes", "-")
-        arranged = local.arrange(self.settings, only_reckon=True)
-        await asyncio.to_thread(local.ask_torch, arranged)
-        return Finding("torch can use the GPUs that learn" if arranged.gpus else "the CPU learns")
-
     async def samplers(self) -> Finding:
         settings = self.settings
         if self.remote:
@@ -232,8 +230,6 @@ class Checks:
             return Finding("the gateway's process samples")
         if found is None:
             local.refuse_without_vllm(settings)
-        if (warning := await asyncio.to_thread(local.ask_vllm, arranged)) is not None:
-            return Finding(warning, "warn")
         if (missing := no_compiler()) is not None:
             return Finding(
                 f"{missing} missing: on GPUs Triton and vLLM compile kernels with them",
@@ -291,9 +287,12 @@ class Checks:
         told = forecast(settings, found)
         if told.step_usd is None or told.serve_usd is None:
             return Finding(f"no dollars: {unknown(settings, found)}")
+        short, long = (found.usd(message(settings, n)) or 0.0 for n in (PROMPT_TOKENS, LONG_TOKENS))
         return Finding(
             f"about ${told.step_usd:.2f} a step, and ${told.serve_usd:.2f} to serve its turns: "
-            f"{told.words} Prices as of {found.as_of}."
+            f"{told.words} A message to an agent that makes {REQUESTS} requests for it: about "
+            f"${short:.2f} at prompts of {PROMPT_TOKENS:,} tokens, ${long:.2f} at {LONG_TOKENS:,}, "
+            f"learning included. Prices as of {found.as_of}."
         )
 
     async def judge(self) -> Finding:

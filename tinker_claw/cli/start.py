@@ -67,7 +67,7 @@ def begin(serve: Callable[[], int]) -> int:
         except ConfigError as error:
             write(["", str(error)])
             continue
-        _remember(settings, key, first_file())
+        _remember(settings, key, _spend(settings), first_file())
         return serve()
     return demo(())
 
@@ -128,7 +128,22 @@ def _local(settings: Settings) -> None:
         raise ConfigError(f"There is no vLLM here, which samples on GPUs. {GET_VLLM}")
 
 
-def _remember(settings: Settings, key: str | None, file: Path) -> None:
+def _spend(settings: Settings) -> Sequence[str]:
+    """Ask what a spent budget stops; return the lines of the settings file about it."""
+    from tinker_claw.billing.prices import price_in_force
+
+    # For a user's own server the price is not known.
+    if settings.run.backend != "tinker" or price_in_force(settings).missing:
+        return ()
+    write(["", f"Judging and training wait once ${BUDGET_USD} are spent, serving included."])
+    stops = click.confirm("Is serving to stop then, too")
+    return (
+        *("", "[spend]", f'budget_usd = {BUDGET_USD}  # or a sum of each month: "20/month"'),
+        f'budget_serving = "{"stops" if stops else "goes-on"}"  # once it is spent',
+    )
+
+
+def _remember(settings: Settings, key: str | None, spend: Sequence[str], file: Path) -> None:
     """Keep the answers. `key`: API key to store; None: none.
 
     Raises:
@@ -141,7 +156,7 @@ def _remember(settings: Settings, key: str | None, file: Path) -> None:
         kept = keep(key)
         write([f"Kept the key in {kept}, for you alone to read, like `tinker auth login`."])
     with room_beside(file) as room:
-        (room / "new").write_text(_written(settings, file), encoding="utf-8")
+        (room / "new").write_text(_written(settings, spend, file), encoding="utf-8")
         (room / "new").rename(file)
     write(
         [
@@ -154,7 +169,7 @@ def _remember(settings: Settings, key: str | None, file: Path) -> None:
     )
 
 
-def _written(settings: Settings, file: Path) -> str:
+def _written(settings: Settings, spend: Sequence[str], file: Path) -> str:
     run = settings.run
     lines = [
         f"# What was answered on {time.strftime('%Y-%m-%d')}. Change what you like, or delete the",
@@ -167,10 +182,4 @@ def _written(settings: Settings, file: Path) -> str:
         f"backend = {json.dumps(run.backend)}",
         f"data_dir = {json.dumps(str(run.directory.absolute()), ensure_ascii=False)}",
     ]
-    from tinker_claw.billing.prices import price_in_force
-
-    # For a user's own server the price is not known.
-    if run.backend == "tinker" and not price_in_force(settings).missing:
-        told = "learning stops there, serving goes on: raise it, or leave it out"
-        lines += ["", "[spend]", f"budget_usd = {BUDGET_USD}  # {told}"]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *spend]) + "\n"

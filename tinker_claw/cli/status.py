@@ -146,8 +146,12 @@ def describe(health: Mapping[str, Any], url: str, now: float) -> list[str]:
     head = f"tinker-claw at {url}: {health['status']}"
     lines = [head, *_wrong(health, now), health["meaning"]]
     if spent := health.get("spent_usd"):
-        budget = health.get("budget_usd")
-        lines.append(f"${spent:.4f} spent" + (f" of the budget of ${budget:g}" if budget else ""))
+        budget, month = health.get("budget_usd"), health.get("month_usd")
+        of = "" if budget is None else f" of the budget of ${budget:g}"
+        of = of if month is None else f", ${month:.4f} this month{of} a month"
+        lines.append(f"${spent:.4f} spent{of}")
+    if near := health.get("spending_near"):
+        lines.append(near)
     return lines
 
 

@@ -7,8 +7,10 @@ machine to read. Which settings exclude one another is said in `config.check`.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
@@ -451,21 +453,62 @@ class Keeping(Section):
         return frozenset(KINDS) if "all" in named else named - {"none"}
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A sum that may be spent, in US dollars."""
+
+    usd: float
+    monthly: bool = False
+    """Whether it is that of each month, and not of the whole run."""
+
+    def __str__(self) -> str:
+        return f"${self.usd:g}" + " a month" * self.monthly
+
+
 class Spend(Section):
     """What a service may cost"""
 
-    budget_usd: float | None = _setting(
+    budget_usd: float | str | None = _setting(
         None,
-        "stop judging and training at this sum; serving goes on",
+        "hold judging and training at this sum: of the whole run (5) or of a month (20/month)",
         unit="USD",
-        gt=0,
         when="a service bills you",
+    )
+    budget_serving: Literal["goes-on", "stops"] = _setting(
+        "goes-on",
+        "what serving does once the budget is spent",
+        when="no request may be billed beyond it",
     )
     prices: Path | None = _setting(
         None,
         "price table; configs/prices.toml unless set",
         when="your model's row there is missing or out of date",
     )
+
+    @field_validator("budget_usd", mode="before")
+    @classmethod
+    def _a_sum(cls, value: Any) -> Any:
+        """A number for the whole run, `<number>/month` for each month."""
+        if value is None:
+            return None
+        number, slash, each = str(value).partition("/")
+        try:
+            usd = float(number)
+        except ValueError:
+            usd = 0.0
+        if not 0 < usd < math.inf or (slash and each != "month"):
+            raise ValueError(
+                "a budget is a sum above 0 in US dollars, of the whole run (5) or of each month "
+                "(20/month)"
+            )
+        return value if slash else usd
+
+    @property
+    def budget(self) -> Budget | None:
+        if self.budget_usd is None:
+            return None
+        number, monthly, _ = str(self.budget_usd).partition("/")
+        return Budget(float(number), monthly=bool(monthly))
 
 
 class Local(Section):

@@ -77,6 +77,9 @@ class _Endpoints:
         deps, headers, wire = self._deps, request.headers, self._speaker(route, request)
         who = self._caller(request, wire)
         refuse_forms(headers, *wire.body_types)
+        if route.purpose == "turn" and (spent := deps.spending.refused()) is not None:
+            status = HTTPStatus.PAYMENT_REQUIRED
+            raise RequestError(spent, status=status, code="insufficient_quota")
         with ExitStack() as held:
             place = self._limits.place(who.name, who.cache_salt, episode=is_episode(headers))
             caller = held.enter_context(place)
