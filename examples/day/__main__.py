@@ -58,9 +58,9 @@ async def live(
     port = free_port()
     words = await asyncio.to_thread(tokenizer, out / "tokenizer")
     address = f"http://127.0.0.1:{port}/v1"
-    room = {"window": CONTEXT, "reply": 4096}
-    claw = OpenClaw.create(out / "person", address, NAME, **room, thinks="medium")
-    furnish(out / "person" / "workspace")
+    person = out / "person"
+    claw = OpenClaw.create(person, address, NAME, window=CONTEXT, reply=4096, thinks="medium")
+    furnish(person / "workspace")
     days = list[Day]()
     async with claw.gateway() as gateway:
         for seed in seeds:

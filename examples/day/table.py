@@ -11,19 +11,17 @@ from typing import Final
 from tinker_claw.billing.prices import Price
 from tinker_claw.ledger.database import Outside, reading
 from tinker_claw.ledger.figures import read_headlines, read_live
-from tinker_claw.ledger.samples import BY_TOOLS
+from tinker_claw.ledger.samples import JUDGED_BY
 from tinker_claw.types import Usage
 
 TOKENS_A_SECOND: Final = 50
 """Speed at which the model is taken to sample: no model ran, so the seconds are reckoned."""
 _SAMPLES: Final = f"""
-SELECT {BY_TOOLS} AS by_tools, COALESCE(step_id, 0) AS step, samples.state AS state,
+SELECT ({JUDGED_BY}) = 'tools' AS by_tools, COALESCE(step_id, 0) AS step, samples.state AS state,
   reward, hint IS NOT NULL AS hinted
 FROM samples JOIN turns ON turns.id = samples.turn_id
+  JOIN sessions ON sessions.id = turns.session_id
   LEFT JOIN next_states ON next_states.turn_id = turns.id
-"""
-_MESSAGES: Final = """
-SELECT SUM(completion_tokens) AS tokens FROM turns WHERE kind = 'main' GROUP BY request, trace
 """
 
 

@@ -50,7 +50,7 @@ class Waiting:
 
 NO_GRADIENT = Why.NO_GRADIENT.says()
 """Reason why samples of such a batch expire."""
-_JUDGE = (
+JUDGED_BY = (
     "CASE WHEN episode <> 0 THEN 'outcome' WHEN COALESCE(role, '') IN ('tool', 'other') "
     "AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id "
     "AND score IS NOT NULL) THEN 'tools' ELSE 'user' END"
@@ -154,7 +154,7 @@ class SampleTable(LedgerTable):
             "samples.teacher_logprobs, samples.teacher_targets, samples.teacher_ids, "
             "samples.teacher_own, samples.overlap, "
             f"versions.step AS policy_step, {COMPARED} AS compared, "
-            f"{STEP} AS step, {_JUDGE} AS judge, sessions.user, "
+            f"{STEP} AS step, {JUDGED_BY} AS judge, sessions.user, "
             f"turns.* {_QUEUED} "
             "LIMIT ?2",
             ids,
@@ -200,7 +200,7 @@ class SampleTable(LedgerTable):
 def read_queue(rows: Rows) -> list[Waiting]:
     """Return all queued samples, oldest first, without their tokens."""
     found = rows.rows(
-        f"SELECT samples.id, session_id AS session, user, {_JUDGE} AS judge, reward, bare, "
+        f"SELECT samples.id, session_id AS session, user, {JUDGED_BY} AS judge, reward, bare, "
         f'group_id AS "group", samples.created_at AS queued_at {_QUEUED}',
         None,
     )
