@@ -120,7 +120,9 @@ class Place:
     text: str = ""
     """Last words that were said to the agent, redacted."""
     holds: str | None = None
-    """Description of a secret or personal data found in the request, or None."""
+    """Description of a secret or personal data in what was said or found, or None."""
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """Secrets that stood in the prompt before anybody spoke; never stored."""
     lost: Lost | None = None
     """Why what the user said is the next state of no turn, although one waits for it."""
     voices: tuple[Piece, ...] = ()

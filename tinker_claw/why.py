@@ -78,6 +78,7 @@ class Why(IntEnum):
     AGREED = 75, "all episodes of its group had the same reward at this step"
     TOO_LARGE = 76, "its group has more samples than a step may take, eight times --batch-size"
     MATE_TOO_OLD = 77, "another sample of its group had grown too old"
+    UNWAITED = 78, "its prompt held a secret, and nothing followed before its session was closed"
 
     def says(self, detail: str = "") -> Because:
         """Return the reason in words."""

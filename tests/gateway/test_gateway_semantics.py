@@ -10,6 +10,7 @@ import pytest
 from tests.fakes import Script
 from tests.gateway.test_gateway_refusals import assert_error
 from tests.gateways import MODEL, OFF, chat, gateway, read_events, spell, text_of
+from tinker_claw.cli.status import describe
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Kind, StopReason
 
@@ -76,6 +77,28 @@ async def test_a_conversation_goes_on_from_a_cut_reply_as_it_was_shown(
         assert state.text == "go on"
         full = renderer.prompt(chat("count", "one ", "go on"), switches=OFF)
         assert second.prompt == full.tokens, "what was sampled beyond the cut is not in it"
+
+
+@pytest.mark.parametrize("sampling", ["client", "ours"])
+async def test_a_temperature_that_a_client_sets_is_told_with_what_helps(
+    tmp_path: Path, renderer: Renderer, sampling: str
+) -> None:
+    async with gateway(tmp_path, renderer, sampling=sampling) as world:
+        headers = {"user-agent": "opencode/1.2"}
+        for _ in range(2):
+            await world.ask("hi", temperature=0.7, top_p=0.9, top_k=5, headers=headers)
+        asked = world.sampler.params[-1]
+        healthz = await world.http.get(world.url.removesuffix("/v1") + "/healthz")
+        lines = describe(healthz.json(), "here", 0)
+        told = [line for line in lines if line.startswith("  not trained:")]
+        if sampling == "ours":
+            assert (asked.temperature, asked.top_p, asked.top_k) == (1.0, 1.0, None)
+            assert (world.column("untrained_because"), told) == ([None, None], [])
+            return
+        assert asked.temperature == 0.7
+        (sentence,) = told
+        assert "opencode has replies sampled at temperature 0.7, not 1: they train" in sentence
+        assert "start with --sampling ours" in sentence
 
 
 @pytest.mark.parametrize("chunk", [1, 1000])

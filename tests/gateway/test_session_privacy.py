@@ -23,13 +23,17 @@ from tinker_claw.cli.status import describe
 from tinker_claw.formats.chat import Chat, parse_chat
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.outcome import read_prompt
 from tinker_claw.ledger.prune import in_session
+from tinker_claw.ledger.samples import NO_GRADIENT
 from tinker_claw.privacy.marker import NEAR_MISS
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.why import Why
 
 SECRET = "sk-" + "q7Zk2Wm9Xv4Tb8Nc3Rd6"
 MARK = "quetzalcoatl"
@@ -116,7 +120,7 @@ async def test_secret_that_only_the_thinking_holds_is_found(world: World) -> Non
     assert nothing_of(SECRET, world)
 
 
-@pytest.mark.parametrize("place", ["system", "tool", "arguments", "tools", "thought"])
+@pytest.mark.parametrize("place", ["tool", "arguments", "tools", "thought"])
 async def test_secret_is_found_wherever_a_prompt_holds_it(world: World, place: str) -> None:
     def put(here: str) -> str:
         return f"Authorization: Bearer {SECRET}" if here == place else "nothing"
@@ -137,6 +141,87 @@ async def test_secret_is_found_wherever_a_prompt_holds_it(world: World, place: s
     (row,) = rows(world)
     assert str(row["untrained_because"]).startswith("holds a secret (")
     assert nothing_of(SECRET, world)
+
+
+KEYED = {"role": "system", "content": f"You are Claw.\n\n# TOOLS.md\nBearer {SECRET}"}
+HELLO = {"role": "user", "content": "hello"}
+NOTES = f"<system-reminder>\nContents of CLAUDE.md: export API_KEY={SECRET}\n</system-reminder>"
+CLAUDE = {"user-agent": "claude-cli/2.1.330 (external, cli)"}
+
+
+def ids_of(world: World, turn: int) -> tuple[int, ...]:
+    return world.ledger.turns.get(turn).prompt
+
+
+async def test_secret_in_the_system_prompt_does_not_silence_its_session(world: World) -> None:
+    world.say("fine")
+    await world.ask(KEYED, HELLO)
+    answer = {"role": "assistant", "content": "fine"}
+    await world.ask(KEYED, HELLO, answer, {"role": "user", "content": "no, shorter"})
+    assert [row["untrained_because"] for row in rows(world)] == [None, None]
+    assert world.ledger.turns.judgeable() == [1]
+    assert ids_of(world, 1) == world.sampler.prompts[0], "to be trained it is needed whole"
+    assert not world.ledger._db.rows("SELECT * FROM prompt_blocks"), "no other turn shares its ids"
+    assert SECRET.encode() not in written(world), "no text holds it"
+    with reading(world.ledger.path) as found:
+        assert read_prompt(found, 1) == (), "nobody is shown it"
+
+
+@pytest.mark.parametrize("end", ["trained", "expired", "quarantined", "refused", "closed"])
+async def test_ids_of_a_prompt_with_a_secret_go_with_the_end_of_its_turn(
+    world: World, end: str
+) -> None:
+    for who in ("a", "b"):
+        keyed = KEYED | {"content": KEYED["content"] + who}
+        await world.ask(keyed, HELLO, headers={"x-session-id": who})
+    ledger = world.ledger
+    if end == "closed":
+        ledger.turns.close([rows(world)[0]["session_id"]])
+    elif end == "refused":
+        ledger.turns.refuse(1, Why.NOTHING.says())
+    else:
+        sample = ledger.samples.add(1, 1.0, None)
+        assert ids_of(world, 1) == world.sampler.prompts[0], "it is in the queue"
+        if end == "trained":
+            step, base = ledger.steps.begin(0, [sample]), ledger.steps.newest_version()
+            assert base is not None
+            ledger.steps.commit(step, base, state_ref="s1", sampler_ref="p1", metrics={})
+        elif end == "expired":
+            ledger.samples.expire_these([sample], NO_GRADIENT)
+        else:
+            ledger.samples.quarantine(sample)
+    assert (ids_of(world, 1), ledger.turns.get(1).completion.tokens) == ((), ())
+    assert rows(world)[0]["settled"] == 1
+    assert ids_of(world, 2) == world.sampler.prompts[1], "and of no other"
+
+
+async def test_a_reply_with_a_secret_of_the_system_prompt_is_not_trained(world: World) -> None:
+    """The reply has it without the form by which it is known."""
+    bare = SECRET.removeprefix("sk-") + "x"
+    keyed = KEYED | {"content": f"password = {bare}"}
+    world.say(f"Type {bare}, then Enter.", "fine")
+    said = (await world.ask(keyed, HELLO)).json()["choices"][0]["message"]
+    (row,) = rows(world)
+    assert row["untrained_because"] == "holds a secret of the system prompt"
+    assert row["reply_text"] == "Type [redacted: a secret of the system prompt], then Enter."
+    answer = {"role": "assistant", "content": said["content"]}
+    await world.ask(keyed, HELLO, answer, {"role": "user", "content": f"{bare}?"})
+    assert rows(world)[1]["untrained_because"] == "holds a secret of the system prompt"
+    assert nothing_of(bare, world)
+
+
+async def test_secret_in_a_file_that_the_harness_shows_is_as_in_the_system_prompt(
+    world: World,
+) -> None:
+    for words in ("hello", f"use {SECRET}"):
+        parts = [{"type": "text", "text": text} for text in (NOTES, words)]
+        said = {"model": "demo", "max_tokens": 9, "messages": [{"role": "user", "content": parts}]}
+        response = await world.http.post("/messages", json=said, headers=CLAUDE)
+        assert response.status_code == 200, response.text
+    shown, typed = rows(world)
+    assert shown["untrained_because"] is None
+    assert str(typed["untrained_because"]).startswith("holds a secret")
+    assert SECRET.encode() not in written(world)
 
 
 async def test_secret_in_what_came_next_leaves_the_turn_before_to_be_trained(

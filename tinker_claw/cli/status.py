@@ -178,6 +178,8 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
         yield f"    {NEAR_MISS}"
     for sentence in health.get("left_out", ()):
         yield f"  left out of requests: {printable(sentence)}"
+    for sentence in health.get("unfit", ()):
+        yield f"  not trained: {printable(sentence)}"
     if paused := health.get("spending_paused"):
         yield f"  spending: paused {since('learner')}"
         yield f"    {paused}"

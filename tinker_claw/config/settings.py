@@ -220,6 +220,12 @@ class Gateway(Section):
         "it, and only there",
         when="it shall think for clients that cannot ask (on), or for none (off)",
     )
+    sampling: Literal["client", "ours"] = _setting(
+        "client",
+        "whose temperature, top_p and top_k: the client's, which trains nothing unless they are "
+        "1, 1 and none, or ours, which are",
+        when="a client sets a temperature, and `status` says that its replies train nothing (ours)",
+    )
     page: bool = _setting(
         True,
         "a page at /ui: how it goes, turns and versions",

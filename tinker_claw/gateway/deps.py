@@ -33,7 +33,8 @@ HALF = "half_surrogate (a text): half of an emoji or the like was read as U+FFFD
 class LeftOut:
     """What requests asked for that is left out: each kind once in the log, and in `status`."""
 
-    def __init__(self) -> None:
+    def __init__(self, event: str = "request.left_out") -> None:
+        self._event = event
         self.kinds: dict[str, str] = {}
         """Sentence about each, by its kind."""
 
@@ -43,7 +44,7 @@ class LeftOut:
             kind = sentence.partition(" ")[0]
             if kind not in self.kinds and len(self.kinds) < _MOST_LEFT_OUT:
                 self.kinds[kind] = sentence
-                log.warning("request.left_out", what=sentence)
+                log.warning(self._event, what=sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,13 @@ class GatewayDeps:
     lessons: Lessons | None = None
     """None: nothing is told in prompts."""
     left_out: LeftOut = field(default_factory=LeftOut)
+    unfit: LeftOut = field(default_factory=lambda: LeftOut("request.unfit"))
+    """Clients whose own temperature keeps their replies from being trained."""
     refused: LRUCache[tuple[str, str], int] = field(default_factory=lambda: LRUCache(4096))
     """Hash of the message in which something was refused first, by user and its digest."""
 
     def figures(self) -> dict[str, Any]:
         """Return the body of /healthz, as an admin sees it."""
         here = {"private_near_misses": self.privacy.near_misses}
-        return {**self.health(), **here, "left_out": [*self.left_out.kinds.values()]}
+        noted = {"left_out": self.left_out, "unfit": self.unfit}
+        return {**self.health(), **here} | {at: [*of.kinds.values()] for at, of in noted.items()}

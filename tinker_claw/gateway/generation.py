@@ -17,6 +17,7 @@ from tinker_claw.conversation.index import Stream, exact_digest
 from tinker_claw.errors import ClawError
 from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts
 from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.gateway.privacy import OF_THE_SYSTEM, without
 from tinker_claw.gateway.request import Job
 from tinker_claw.gateway.sampling import Sampling
 from tinker_claw.privacy.marker import Privacy
@@ -143,7 +144,7 @@ class Generation:
             self.sampling.version,
             prompt,
             completion,
-            reply_text=deps.privacy.redact(_as_text(reply)),
+            reply_text=without(deps.privacy.redact(_as_text(reply)), place.secrets),
             reply_digest=reply_digest(reply),
             untrained_because=self._untrained_because(completion, holds),
             response_id=job.writer.id,
@@ -173,6 +174,8 @@ class Generation:
         stops, sampled = self._job.params.stop_tokens, completion.tokens
         ended = sampled[-1:] and sampled[-1] in stops
         text = self._deps.renderer.decode(sampled[:-1] if ended else sampled).strip()
+        if any(secret in text for secret in self._job.place.secrets):
+            return OF_THE_SYSTEM
         return self._deps.privacy.holds_text(text)
 
     def _untrained_because(self, completion: Completion, holds: str | None) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from tinker_claw.conversation.attribution import Attribute, read
+from tinker_claw.conversation.attribution import Attribute, first_asked, read
 from tinker_claw.conversation.classify import flagged
 from tinker_claw.formats.base import GenerationRequest, parts_of
 from tinker_claw.gateway.limits import ComputeRounds
@@ -38,6 +38,9 @@ from tinker_claw.why import Why
 TRACES = 4096
 TEXTS = 28_000
 """Texts whose findings are cached, in 16 MB: every request repeats its history."""
+_BARE = 6
+"""Fewest characters of a secret that is sought without the form in which it stood."""
+OF_THE_SYSTEM = "a secret of the system prompt"
 _LONG = 20_000
 """Characters that are searched in a thread: on the event loop they would take 10 ms."""
 _EACH = 100
@@ -135,6 +138,30 @@ class SessionPrivacy:
             return found
         return noted(self._held_by_tools, request.tools)
 
+    def found(
+        self, request: GenerationRequest, named: Attribute
+    ) -> tuple[str | None, tuple[str, ...]]:
+        """Return what a request holds in words or results, and the secrets that stood in it before
+        anybody spoke: in the system prompt, and in files that a harness puts there.
+
+        The former ends what its session teaches. The latter are in every prompt of an agent whose
+        workspace has a key in it.
+        """
+        if self.holds(request) is None:
+            return None, ()
+        before, said = _before_the_conversation(request.messages, named)
+        each = (self._redactor.values(text) for text in before if self.holds_text(text))
+        secrets = tuple(dict.fromkeys(one for found in each for one in found if len(one) >= _BARE))
+
+        def stops(text: str) -> str | None:
+            known = any(secret in text for secret in secrets)
+            return self.holds_text(text) or (OF_THE_SYSTEM if known else None)
+
+        holds = next(filter(None, map(stops, chain(request.stop, said))), None)
+        if holds is None and request.tools:
+            holds = noted(self._held_by_tools, request.tools)
+        return holds, secrets
+
     def _held_by(self, message: Message) -> str | None:
         return next(filter(None, map(self.holds_text, _texts(message))), None)
 
@@ -204,12 +231,41 @@ class SessionPrivacy:
             self._sessions[name] = found
 
 
+def without(text: str, secrets: Iterable[str]) -> str:
+    """Return a text in which known secrets are cut out."""
+    for secret in secrets:
+        text = text.replace(secret, "[redacted: a secret of the system prompt]")
+    return text
+
+
 def _key(text: str) -> _Key:
     """Cache key of a text: eighty system prompts as keys would fill the cache by themselves.
 
     Python's hash has a new key in every process, and is computed once per string object.
     """
     return hash(text), len(text)
+
+
+def _before_the_conversation(
+    messages: Sequence[Message], named: Attribute
+) -> tuple[list[str], list[str]]:
+    """Return the texts that stand before the conversation, and all others."""
+    before, said, opening = list[str](), list[str](), True
+    asked = first_asked(messages)
+    for at, message in enumerate(messages):
+        opening = opening and message["role"] in ("system", "user") and at <= (asked or 0)
+        if not opening:
+            said += _texts(message)
+        elif message["role"] == "system":
+            before.append(message["content"])
+        else:
+            rest = message["content"]
+            for piece in named(message):
+                if piece.writer is Writer.HARNESS:
+                    before.append(piece.text)
+                    rest = rest.replace(piece.text, "\n", 1)
+            said.append(rest)
+    return before, said
 
 
 def _texts(message: Message) -> Iterator[str]:

@@ -33,7 +33,7 @@ from tinker_claw.formats.body import shown
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.feedback import record
 from tinker_claw.gateway.limits import Caller
-from tinker_claw.gateway.privacy import AFTERWARDS
+from tinker_claw.gateway.privacy import AFTERWARDS, without
 from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
 from tinker_claw.gateway.reading import is_large, parse
 from tinker_claw.images import images_in, placed
@@ -56,6 +56,7 @@ NOT_THEIRS = Why.NOT_THEIRS.says()
 """Why a turn with images is not trained with --images serve, or with --images train."""
 UNASKED = Why.VERDICT.says()
 """Why a reply is not trained on if the user's message was nothing but a verdict."""
+UNFIT = "Leave that out in its settings, or start with --sampling ours, which goes before them"
 _ID = re.compile(r"[0-9]{1,18}")
 """Number of a version; a longer one is invalid."""
 
@@ -148,10 +149,10 @@ async def admit(
         told = _lessons(deps, asked, place)
         if link is not None:
             # Before the prompt: what the user said counts even when it does not fit the context.
-            await _attach(deps, asked, link, place.session_id)
+            await _attach(deps, asked, link, place)
     forget = privacy is not Privacy.OPEN
     prompt = await build_prompt(deps, request, link, told, forget=forget, large=large)
-    params = await _params(deps, request, prompt)
+    params = await _params(deps, request, prompt, identity)
     fit = identity.kind is Kind.MAIN and (place.pictured or params.unfit_because()) is None
     return Job(
         caller=caller,
@@ -256,12 +257,15 @@ async def _place(deps: GatewayDeps, asked: _Incoming) -> tuple[Place, Continuati
             lost = deps.index.lost(session_id, conversation)
     last = last_said(messages)
     new = new_messages(request.messages)
+    holds, secrets = deps.privacy.found(request, asked.named)
+    text = await deps.privacy.redact_any(read(last).said) if last else ""
     place = Place(
         identity,
         session_id,
         history=conversation.digests,
-        text=await deps.privacy.redact_any(read(last).said) if last else "",
-        holds=deps.privacy.holds(request),
+        text=without(text, secrets),
+        holds=holds,
+        secrets=secrets,
         lost=lost,
         voices=tuple(piece for message in new for piece in asked.named(message)),
         asked_by=asked_by(asked.named(last)) if last else Writer.OWNER,
@@ -323,7 +327,7 @@ async def choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
     )
 
 
-async def _attach(deps: GatewayDeps, asked: _Incoming, link: Continuation, session_id: int) -> None:
+async def _attach(deps: GatewayDeps, asked: _Incoming, link: Continuation, place: Place) -> None:
     """Record the request as the next state, or a rating, of the turn before it."""
     found = heard(link.new, asked.named, link.reply, others=deps.settings.chats.others_judge)
     if found.unknown:
@@ -332,11 +336,14 @@ async def _attach(deps: GatewayDeps, asked: _Incoming, link: Continuation, sessi
     if state is None:
         return
     said = outright(state.text) if state.role == "user" else None
-    redact = deps.privacy.redact_any
+
+    async def redact(text: str) -> str:
+        return without(await deps.privacy.redact_any(text), place.secrets)
+
     beside = [(writer, await redact(text)) for writer, text in state.beside]
     state = replace(state, text=await redact(state.text), beside=tuple(beside))
     reason = await redact(said.reason[:LONGEST_TEXT]) if said else ""
-    if deps.index.has_forgotten(session_id, asked.started):  # while its words were searched
+    if deps.index.has_forgotten(place.session_id, asked.started):  # while its words were searched
         return
     if said is not None:
         # Before the next state, which would go to the judge. Agents retry requests, so it has a
@@ -349,14 +356,20 @@ async def _attach(deps: GatewayDeps, asked: _Incoming, link: Continuation, sessi
         deps.on_next_state()
 
 
-async def _params(deps: GatewayDeps, request: GenerationRequest, prompt: Prompt) -> SamplingParams:
-    """Raises ContextLengthError when not even one token of a reply fits."""
+async def _params(
+    deps: GatewayDeps, request: GenerationRequest, prompt: Prompt, identity: Identity
+) -> SamplingParams:
+    """The parameters of a reply; notes those that keep it from being trained.
+
+    Raises:
+        ContextLengthError: not even one token of a reply fits.
+    """
     asked = request.max_tokens or deps.settings.max_reply_tokens
     left = deps.can.context_tokens - len(prompt.tokens)
     if left < 1:
         await refuse_without_room(deps, request)
         raise ContextLengthError(len(prompt.tokens), asked, deps.can.context_tokens)
-    return SamplingParams(
+    params = SamplingParams(
         # Agents always ask for the same limit; near the end of the context less is left.
         max_tokens=min(asked, left),
         temperature=request.temperature,
@@ -366,3 +379,11 @@ async def _params(deps: GatewayDeps, request: GenerationRequest, prompt: Prompt)
         stop_tokens=deps.renderer.stop_tokens,
         stop=request.stop,
     )
+    because = params.unfit_because()
+    if because is None or identity.kind is not Kind.MAIN:
+        return params
+    if deps.settings.sampling == "ours":
+        return replace(params, temperature=1.0, top_p=1.0, top_k=None)
+    client = identity.client or "a client without a name"
+    deps.unfit.note([f"{client} has replies {because}: they train nothing. {UNFIT}"])
+    return params

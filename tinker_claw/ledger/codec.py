@@ -99,12 +99,15 @@ def rows_of(values: Sequence[_Number], k: int) -> tuple[tuple[_Number, ...], ...
     return tuple(zip(*[iter(values)] * k, strict=True)) if k else ()
 
 
-def store(tx: sqlite3.Connection, raw: bytes) -> tuple[bytes, bytes]:
+def store(tx: sqlite3.Connection, raw: bytes, *, shared: bool = True) -> tuple[bytes, bytes]:
     """Return the columns `blocks` and `prompt` for a prompt, and write its new blocks.
 
     Args:
         raw: the prompt's ids as little-endian int32.
+        shared: False keeps all of it in its own row, with which it is deleted.
     """
+    if not shared:
+        return b"", pack_raw(raw)
     end = len(raw) - len(raw) % _BLOCK_BYTES
     blocks = [_block(tx, raw[at : at + _BLOCK_BYTES]) for at in range(0, end, _BLOCK_BYTES)]
     return raw_ids(blocks), pack_raw(raw[end:])

@@ -353,8 +353,8 @@ def read_openings(rows: Rows, turns: Iterable[int], most: int) -> dict[int, str]
 
 
 def read_prompt(rows: Rows, turn_id: int) -> tuple[int, ...]:
-    """Return the prompt's token ids; () where they are gone."""
-    row = rows.row("SELECT id, blocks, prompt FROM turns WHERE id = ?", turn_id)
+    """Return the prompt's token ids; () where they are gone, or hold a secret."""
+    row = rows.row("SELECT id, blocks, prompt FROM turns WHERE id = ? AND NOT secret", turn_id)
     return () if row is None else load(rows, row)
 
 

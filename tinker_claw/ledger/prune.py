@@ -442,7 +442,8 @@ def _untell(database: Rows, tx: sqlite3.Connection, turn: int) -> None:
     row = tx.execute("SELECT * FROM turns WHERE id = ?", (turn,)).fetchone()
     if row is None or (told := told_of(row)) is None:
         return
-    blocks, rest = store(tx, raw_ids(told.without(load(database, row))))
+    prompt = raw_ids(told.without(load(database, row)))
+    blocks, rest = store(tx, prompt, shared=not row["secret"])
     move(tx, turn, told.at, -told.tokens)
     tx.execute(
         "UPDATE turns SET told = ?, hint_at = NULL, blocks = ?, prompt = ? WHERE id = ?",

@@ -100,7 +100,6 @@ class SampleTable(LedgerTable):
             }
         with self._db.transaction() as tx:
             check_kept(tx, turn_id)
-            tx.execute("UPDATE turns SET settled = 1 WHERE id = ?", (turn_id,))
             found = tx.execute(
                 "SELECT episode FROM turns JOIN sessions ON sessions.id = session_id "
                 "WHERE turns.id = ?",
@@ -112,7 +111,9 @@ class SampleTable(LedgerTable):
             values["state"] = ("queued", "held", "expired")[found["episode"]]
             over = OVER if found["episode"] == 2 else None
             values |= {"expired_because": over, "expired_why": why_of(over)}
-            return insert(tx, "samples", values)
+            made = insert(tx, "samples", values)
+            tx.execute("UPDATE turns SET settled = 1 WHERE id = ?", (turn_id,))
+            return made
 
     def waiting(self) -> int:
         """Return the number of queued samples."""

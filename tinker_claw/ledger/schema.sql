@@ -79,6 +79,7 @@ CREATE TABLE turns (
   settled           INTEGER NOT NULL,    -- 1: it became a sample, or was refused
   why               INTEGER,             -- number of the reason in why.py why it is not trained; NULL while it may be
   untrained_because TEXT,                -- the same in words, with details
+  secret            INTEGER NOT NULL DEFAULT 0, -- 1: its system prompt holds a secret, and its ids go when it is settled; 2: they are gone
   blanked           TEXT,                -- why its texts and tokens are gone: forgotten, or dropped; NULL: they are kept
   prompt_tokens     INTEGER NOT NULL,
   completion_tokens INTEGER NOT NULL,
@@ -108,6 +109,13 @@ CREATE TABLE turns (
   topk_ids          BLOB NOT NULL,
   topk_logprobs     BLOB NOT NULL
 ) STRICT;
+CREATE TRIGGER secret_when_settled AFTER UPDATE OF settled ON turns
+WHEN NEW.settled AND NEW.secret = 1 AND NOT EXISTS
+  (SELECT 1 FROM samples WHERE turn_id = NEW.id AND state IN ('queued', 'held'))
+BEGIN
+  UPDATE turns SET secret = 2, hint_at = NULL, blocks = x'', prompt = x'00', tokens = x'00', logprobs = x'00',
+    topk = 0, topk_ids = x'00', topk_logprobs = x'00' WHERE id = NEW.id;
+END;
 CREATE INDEX turns_by_session ON turns (session_id, kind, idx);
 -- For filters, which read turns in order of id.
 CREATE INDEX turns_narrow ON turns (id, session_id, kind, created_at);
@@ -223,6 +231,10 @@ CREATE TABLE samples (
   step_id          INTEGER REFERENCES steps (id),
   created_at       REAL NOT NULL         -- when it was held or, later, queued
 ) STRICT;
+CREATE TRIGGER secret_when_used AFTER UPDATE OF state ON samples WHEN NEW.state NOT IN ('queued', 'held')
+BEGIN
+  UPDATE turns SET settled = 1 WHERE id = NEW.turn_id AND secret = 1;
+END;
 CREATE INDEX samples_by_state ON samples (state, id);
 CREATE INDEX samples_by_turn ON samples (state, turn_id);
 

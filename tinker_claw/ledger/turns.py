@@ -99,6 +99,7 @@ STEP = """
 """SQL on a row of `turns`: the number of earlier replies that its episode built on: 0, 1, 2 ... A
 reply requested again, because its client hung up, does not shift later steps."""
 UNSAID = Why.UNSAID.says()
+UNWAITED = Why.UNWAITED.says()
 _NEXT_INDEX = "SELECT COALESCE(MAX(idx) + 1, 0) FROM turns WHERE session_id = ? AND kind = ?"
 _HIDDEN = re.compile(r"private-[0-9a-f]{32}")
 _LATELY = 4
@@ -264,6 +265,11 @@ class TurnTable(LedgerTable):
                 "UPDATE sessions SET closed_at = ? WHERE id = ?",
                 [(time.time(), session_id) for session_id in session_ids],
             )
+            tx.executemany(
+                "UPDATE turns SET settled = 1, untrained_because = ?, why = ? WHERE session_id = ? "
+                f"AND secret = 1 AND settled = 0 AND NOT {JUDGEABLE}",
+                [(UNWAITED, UNWAITED.why, session_id) for session_id in session_ids],
+            )
 
     def add(self, turn: Outcome, bill: Bill | None = None) -> int:
         """Write a turn and the bill for serving it; return its id. Durable when this returns."""
@@ -297,9 +303,11 @@ class TurnTable(LedgerTable):
             "history": json.dumps(place.history or ()),
             "reply_digest": turn.reply_digest,
         }
-        if not turn.keeps_tokens:
+        secret = bool(place.secrets) and turn.keeps_tokens
+        if not turn.keeps_tokens or (secret and because):
             done = replace(done, params=replace(done.params, stop=()), **_NO_TOKENS)
             told, raw = None, b""
+        if not turn.keeps_tokens:
             values |= {"history": "[]", "reply_digest": ""}
         values |= {
             "params": _params_json(done.params),
@@ -318,11 +326,14 @@ class TurnTable(LedgerTable):
                 values["told"] = json.dumps(astuple(told))
             values |= {"untrained_because": because, "why": why_of(because)}
             values["settled"] = because is not None
-            values["blocks"], values["prompt"] = store(tx, raw)
+            values["secret"] = secret
+            values["blocks"], values["prompt"] = store(tx, raw, shared=not secret)
             values["idx"] = tx.execute(_NEXT_INDEX, (place.session_id, who.kind)).fetchone()[0]
             turn_id = insert(tx, "turns", values)
             if because is None:
                 keep(tx, turn_id, turn.images)
+            elif secret:  # its episode was over, or a lesson in it was forgotten meanwhile
+                tx.execute("UPDATE turns SET settled = 1 WHERE id = ?", (turn_id,))
             if bill is not None:
                 write(tx, bill, turn_id=turn_id)
         return turn_id

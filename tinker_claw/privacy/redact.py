@@ -49,6 +49,10 @@ class Redactor:
         """Return a description of a secret found, or None."""
         return next((found.what for found in self._search(text)), None)
 
+    def values(self, text: str) -> tuple[str, ...]:
+        """Return the secrets that a text holds."""
+        return tuple(dict.fromkeys(text[one.start : one.end] for one in self._search(text)))
+
     def redact(self, text: str) -> str:
         """Return the text with secrets removed."""
         for _ in range(_ROUNDS):
