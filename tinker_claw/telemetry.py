@@ -30,19 +30,17 @@ _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 def configure(
     stream: TextIO | None = None,
     redact: Callable[[str], str] = str,
+    terminal: Callable[[Any, str, dict[str, Any]], str] | None = None,
 ) -> None:
     """Send events to `stream` (standard error): readable on a terminal, JSON lines otherwise.
 
     Args:
+        terminal: makes the text of an event where `stream` is a terminal; None: JSON there, too.
         redact: applied to every text that is printed; foreign errors may quote a key.
     """
     target = stream or sys.stderr
-    readable = target.isatty()
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=readable)
-        if readable
-        else structlog.processors.JSONRenderer()
-    )
+    readable = terminal is not None and target.isatty()
+    renderer = terminal if readable else structlog.processors.JSONRenderer()
     redacted = lru_cache(256)(redact)  # names and reasons are nearly always the same
     structlog.configure(
         processors=[

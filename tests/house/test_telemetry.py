@@ -14,6 +14,7 @@ import pytest
 import structlog
 
 from tests.outcomes import outcome
+from tinker_claw.app.terminal import Terminal as People
 from tinker_claw.telemetry import Telemetry, configure
 from tinker_claw.types import Completion, SamplingParams, StopReason
 
@@ -78,12 +79,12 @@ def test_events_are_json_lines_where_nobody_watches() -> None:
     assert all({"timestamp", "level"} <= event.keys() for event in events)
 
 
-def test_events_are_readable_on_a_terminal() -> None:
+def test_events_are_lines_for_people_on_a_terminal() -> None:
     stream = Terminal()
-    configure(stream)
+    configure(stream, terminal=People(opening=lambda turn: f"words of {turn}"))
     everything(Telemetry(None))
     first = stream.getvalue().splitlines()[0]
-    assert "turn.captured" in first
+    assert "“words of " in first
     assert not first.startswith("{")
 
 

@@ -29,6 +29,7 @@ from tinker_claw.app.server import (
     spare_collector,
     url_of,
 )
+from tinker_claw.app.terminal import LONGEST, Terminal
 from tinker_claw.app.wiring import System, wire
 from tinker_claw.backends.local import check_fit
 from tinker_claw.backends.model_files import source
@@ -65,13 +66,18 @@ async def serve(settings: Settings) -> None:
     """
     redactor = Redactor([SECRETS])
     redactor.load()
-    configure(redact=redactor.redact)
+    terminal = Terminal(quiet=settings.run.quiet)
+    readable = terminal if settings.run.log == "auto" else None
+    configure(redact=redactor.redact, terminal=readable)
     this, stop = asyncio.current_task(), Stop()
     assert this is not None
     try:
         async with AsyncExitStack() as stack:
             with stop.calls(this.cancel, within_s=CLOSE_S):
                 settings, system, listening = await _start(settings, stack)
+            ledger, size = system.parts.ledger, settings.training.batch_size
+            terminal.opening = partial(ledger.turns.opening, most=2 * LONGEST)
+            terminal.waiting = lambda: (ledger.samples.waiting(), size)
             await _serve(settings, system, listening, stop)
     except asyncio.CancelledError:
         if not stop.asked:
@@ -140,6 +146,8 @@ async def _serve(settings: Settings, system: System, listening: socket, stop: St
                 backend=settings.run.backend,
                 version=parts.policy.current.version.id,
                 data_dir=str(settings.run.directory),
+                key_file=str(settings.key_file) if settings.key_file else None,
+                key="yours" if settings.keys else "none is needed",
             )
             spare_collector()
             await server.serve(sockets=[listening])

@@ -132,6 +132,16 @@ class Run(Section):
         "seed of the adapter's first weights",
         when="you compare methods over several seeds",
     )
+    log: Literal["auto", "json"] = _setting(
+        "auto",
+        "auto writes lines for people on a terminal, and JSON lines elsewhere",
+        when="another program reads the terminal",
+    )
+    quiet: bool = _setting(
+        False,
+        "no line for each turn on the terminal, and no words",
+        when="others see your screen",
+    )
     report_to: str | None = _setting(
         None,
         "sinks for the figures of each step, such as tensorboard, with commas between them "

@@ -387,6 +387,16 @@ class TurnTable(LedgerTable):
         row = self._db.row("SELECT role, text, beside FROM next_states WHERE turn_id = ?", turn_id)
         return state_of(row) if row else None
 
+    def opening(self, turn_id: int, most: int) -> str | None:
+        """Return the first `most` characters of what a main turn answers; None: its owner did not
+        ask it."""
+        return self._db.one(
+            "SELECT SUBSTR(request_text, 1, ?) FROM turns WHERE id = ? AND kind = 'main' "
+            "AND asked_by = 'owner' AND call <> 'tool loop' AND request_text <> ''",
+            most,
+            turn_id,
+        )
+
     def judgeable(self) -> list[int]:
         """Return turns with a next state, a verdict or an episode outcome that are neither samples
         nor refused yet, oldest first."""

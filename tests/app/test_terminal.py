@@ -1,0 +1,93 @@
+"""What people see on their terminal: a banner, and a line for each turn, with its first words."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.processes import ROOT
+from tests.terminals import PATIENCE_S, Terminal, on_a_terminal
+
+SAID = "No. Please write it as plain prose, without lists."
+
+
+def start(data: Path, *flags: str) -> Any:
+    python = ROOT / ".venv" / "bin" / "python"
+    command = (python if python.exists() else "python", "run.py", "--method", "combine")
+    model = ("--model-name", "demo", "--backend", "local", "--port", "0")
+    return on_a_terminal((*command, *model, "--data-dir", data, *flags), ROOT, os.environ)
+
+
+class Talk:
+    """A client's talk with the gateway whose address a terminal shows."""
+
+    def __init__(self, url: str, data: Path) -> None:
+        key = data / "api-key"
+        token = key.read_text().strip() if key.exists() else "anything"
+        headers = {"authorization": f"Bearer {token}"}
+        self._url, self._headers = f"{url}/chat/completions", headers
+        self._said: list[dict[str, str]] = []
+
+    def say(self, text: str, **headers: str) -> None:
+        self._said.append({"role": "user", "content": text})
+        body = {"model": "demo", "messages": self._said, "max_tokens": 30}
+        given = self._headers | headers
+        answer = httpx.post(self._url, json=body, headers=given, timeout=300)
+        answer.raise_for_status()
+        reply = answer.json()["choices"][0]["message"]["content"]
+        self._said.append({"role": "assistant", "content": reply})
+
+
+def address(terminal: Terminal) -> str:
+    terminal.until(r"address +(http://\S+/v1)")
+    return terminal.match[1]
+
+
+def test_a_start_shows_a_banner_and_what_came_of_each_turn(tmp_path: Path) -> None:
+    with start(tmp_path) as terminal:
+        url = address(terminal)
+        terminal.until(f"page +{re.escape(url.removesuffix('/v1'))}/ui")
+        terminal.until(f"records +{re.escape(str(tmp_path))}")
+        terminal.until("next +point your agent at the address")
+        talk = Talk(url, tmp_path)
+        talk.say("What is 12 + 5?\x1b[2J\x07")
+        terminal.until(r"you: “What is 12 \+ 5\? \[2J”  turn 1, v0 answered in [\d.]+ s")
+        talk.say(SAID)
+        terminal.until(r"you: “No\. Please write it as plain prose, without list…”  turn 2")
+        judged = r"“What is 12 \+ 5\?.*”  turn 1 was \w+.*next step \[[#.]{16}\] \d+/16"
+        assert terminal.shows(lambda: re.search(judged, terminal.shown) is not None, PATIENCE_S)
+        talk.say("/private What is 3 + 4?")
+        Talk(url, tmp_path).say("A title for: hunter2", **{"X-Turn-Type": "side"})
+        assert terminal.interrupted() == 0
+        terminal.until("Stopped.")
+    assert "3 + 4" not in terminal.shown
+    assert "hunter2" not in terminal.shown
+    written = [f for f in tmp_path.rglob("*") if f.is_file() and "ledger" not in f.name]
+    assert not any(SAID.encode() in file.read_bytes() for file in written)
+
+
+@pytest.mark.parametrize("flag", ["--quiet", "--log=json"])
+def test_words_and_lines_can_be_turned_off(tmp_path: Path, flag: str) -> None:
+    with start(tmp_path, flag) as terminal:
+        if flag == "--quiet":
+            url = address(terminal)
+        else:
+            terminal.until(r'"url": "(http[^"]+)"[^\n]*"event": "serving"')
+            url = terminal.match[1]
+        talk = Talk(url, tmp_path)
+        talk.say("What is 12 + 5?")
+        talk.say(SAID)
+        assert terminal.interrupted() == 0
+    assert "12 + 5" not in terminal.shown
+    assert "plain prose" not in terminal.shown
+    if flag == "--log=json":
+        lines = [line for line in terminal.shown.splitlines() if line.startswith("{")]
+        assert {"serving", "turn.captured"} <= {json.loads(line)["event"] for line in lines}
+    else:
+        assert "turn 1" not in terminal.shown
