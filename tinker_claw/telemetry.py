@@ -40,7 +40,7 @@ def configure(
     """
     target = stream or sys.stderr
     readable = terminal is not None and target.isatty()
-    renderer = terminal if readable else structlog.processors.JSONRenderer()
+    renderer: Any = terminal if readable else structlog.processors.JSONRenderer()
     redacted = lru_cache(256)(redact)  # names and reasons are nearly always the same
     structlog.configure(
         processors=[
