@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final, Literal
 
+from tinker_claw.types import Vote
+
 Asks = Literal["announcement", "compaction", "cron", "memory flush", "nudge", "title", "utility"]
 """Kind of request that a harness's text makes; values of `classify.RequestKind`."""
 
@@ -102,12 +104,23 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Denial:
+    """A tool's result that the harness wrote, because the person denied or stopped the call."""
+
+    form: re.Pattern[str]
+    """The whole result."""
+    vote: Vote
+    """-1: denied; 0: stopped, which says nothing of the reply."""
+
+
+@dataclass(frozen=True, slots=True)
 class Harness:
     """Markers by which a harness is recognised."""
 
     name: str
     blocks: Sequence[Block] = ()
     calls: Sequence[Call] = ()
+    denials: Sequence[Denial] = ()
     agents: Sequence[str] = ()
     """How the User-Agent header of its requests begins, in lower case."""
     systems: Sequence[str] = ()
@@ -125,7 +138,12 @@ def read(table: dict[str, Any]) -> Harness:
         texts = [opens] if isinstance(opens, str) else opens
         blocks += [Block(opens=text, **one) for text in texts]
     calls = [Call(**one) for one in table.pop("calls", ())]
-    return Harness(blocks=blocks, calls=calls, **table)
+    denials = [
+        Denial(re.compile(form, re.DOTALL), one["vote"])
+        for one in table.pop("denials", ())
+        for form in one["forms"]
+    ]
+    return Harness(blocks=blocks, calls=calls, denials=denials, **table)
 
 
 _TEXT = files("tinker_claw.conversation").joinpath("harnesses.toml").read_text(encoding="utf-8")

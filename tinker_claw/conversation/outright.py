@@ -1,4 +1,4 @@
-"""Parse messages that only rate the previous reply: a thumb, /good or /bad.
+"""Parse messages that only rate the previous reply: a thumb, /good or /bad, or a denied call.
 
 Rule: nothing is guessed. A message that says anything besides the verdict is one like any other,
 which the judge reads. What follows /bad is the reason. /good stands alone, or before a reason
@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from tinker_claw.conversation.harnesses import HARNESSES
+from tinker_claw.types import NextState, Vote
 
 # Skin tones, and selectors of how an emoji is drawn; keyboards write neither, one or both.
 _LOOKS = "[\U0001f3fb-\U0001f3ff\ufe0e\ufe0f]*"
@@ -47,3 +50,20 @@ def outright(text: str) -> Outright | None:
     if found := _GOOD.fullmatch(text):
         return Outright(1, found["reason"] or found["because"] or "")
     return None
+
+
+def denied(state: NextState) -> Vote | None:
+    """Read what a harness says instead of tools' results: -1 where the person denied a call, 0
+    where the person stopped all of them; None: tools answered, which the judge reads.
+
+    A reason in it is nobody's words, since a tool can print the same text.
+    """
+    votes = [_denial(text.strip()) for _, text in state.results]
+    if -1 in votes:
+        return -1
+    return 0 if votes and None not in votes else None
+
+
+def _denial(result: str) -> Vote | None:
+    denials = (denial for harness in HARNESSES for denial in harness.denials)
+    return next((one.vote for one in denials if one.form.fullmatch(result)), None)
