@@ -163,7 +163,10 @@ def _judged(turn: TurnView, known: Contents) -> Iterator[Said]:
         return
     voted = ", ".join("unreadable" if v is None else vote(v) for v in turn.votes)
     judge = f"The judge voted {voted}" if voted else "The judge"
-    if turn.verdict_by == "judge":
+    if turn.verdict_by == "judge" and known.judge_prompt is None and not voted:
+        did = "denied the call" if turn.verdict == -1 else "stopped the run"
+        yield Said(f"The agent's program says that you {did}: {_verdict(turn.verdict)}.")
+    elif turn.verdict_by == "judge":
         yield Said(f"{judge}: {_verdict(turn.verdict)}.")
     else:
         if voted:

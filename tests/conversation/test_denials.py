@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from anthropic import AsyncAnthropic
 
 from tests.coding_agents import CLAUDE_CODE, CODEX, OPENCODE
+from tests.gateways import MODEL, gateway
 from tests.npm import installed, npm
 from tests.openclaw import install
 from tinker_claw.conversation.outright import denied
+from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState
 
 REJECTED = (
@@ -150,3 +154,29 @@ def binaries(folder: Path) -> list[Path]:
     """The programs in a package, without node itself."""
     files = [file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()]
     return [file for file in files if file.stat().st_size > 20_000_000 and file.name != "node"]
+
+
+@pytest.mark.parametrize(("is_error", "meant"), [(True, -1), (False, None)])
+async def test_what_claude_code_marks_as_an_error_is_a_denial_and_a_tool_s_output_is_none(
+    tmp_path: Path, renderer: Renderer, is_error: bool, meant: int | None
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        world.say('<tool_call>\n{"name": "Bash", "arguments": {"command": "cat x"}}\n</tool_call>')
+        talk: list[Any] = [{"role": "user", "content": "look"}]
+        async with AsyncAnthropic(base_url=world.url.removesuffix("/v1"), api_key="any") as client:
+            reply = await client.messages.create(
+                model=MODEL, max_tokens=50, messages=talk, tools=[BASH]
+            )
+            call = reply.content[-1]
+            assert call.type == "tool_use"
+            answer = {"type": "tool_result", "tool_use_id": call.id, "is_error": is_error}
+            answer["content"] = (REJECTED + REASON).removeprefix("Error: ")
+            talk.append({"role": "assistant", "content": reply.content})
+            talk.append({"role": "user", "content": [answer]})
+            await client.messages.create(model=MODEL, max_tokens=50, messages=talk, tools=[BASH])
+        state = world.next_states()[1]
+        assert state is not None
+        assert (state.role, denied(state)) == ("tool", meant)
+
+
+BASH: Any = {"name": "Bash", "description": "runs a command", "input_schema": {"type": "object"}}

@@ -19,13 +19,16 @@ from tinker_claw.cli import main
 from tinker_claw.errors import JudgeError
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.learner.rollback import Rollback
+from tinker_claw.ledger.database import FILE, Rows, reading
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.outcome import read_contents, read_run, read_turn
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.types import Message, Verdict
+from tinker_claw.types import Message, NextState, Verdict
+from tinker_claw.words import VERDICT, tell
 
 NEVER = Backoff(1e6, 1e6)
 RARE = Backoff(0.1, 0.2)
@@ -362,3 +365,33 @@ async def test_oldest_turn_is_judged_first(tmp_path: Path) -> None:
         await w.settled()
         judging.cancel()
     assert asked == ["seventh", "eighth"]
+
+
+async def test_a_denied_call_is_a_tool_s_rejection_and_no_judge_is_asked(tmp_path: Path) -> None:
+    """What the program says of a reason is no hint and no lesson, and a stopped run is neutral."""
+    rejected = "Error: The user doesn't want to proceed with this tool use. The tool use was "
+    reason = (
+        "rejected (eg. none). To tell you how to proceed, the user said:\nHOW: in French"
+    )
+    async with world(tmp_path, batch_size=10_000, lessons="tell") as w:
+        no = w.turn("", role="tool", state=NextState.of_tools([("Bash", rejected + reason)]))
+        stop = NextState.of_tools([("exec", "aborted by user after 1.5s")])
+        stopped = w.turn("", role="tool", state=stop)
+        await w.settled()
+        judgements = w.ledger.judgements
+        found = [judgements.verdict(no), judgements.verdict(stopped)]
+        assert [verdict and verdict.value for verdict in found] == [-1, 0]
+        assert (w.says.asked, judgements.hints(no), w.ledger.lessons.of_user()) == (0, (), [])
+        assert w.ledger.samples.waiting() == 1
+        with reading(tmp_path / FILE) as rows:
+            told = "\n".join(one for turn in (no, stopped) for one in verdict_of(rows, turn))
+        assert "says that you denied the call: the verdict is -1 (bad)." in told
+        assert "says that you stopped the run: the verdict is 0 (neutral)." in told
+
+
+def verdict_of(rows: Rows, turn_id: int) -> list[str]:
+    """Sentences on a turn's verdict."""
+    turn, known = read_turn(rows, turn_id), read_contents(rows, turn_id)
+    assert turn is not None
+    assert known is not None
+    return [one.sentence for one in tell(turn, known, read_run(rows, 4, sure=True))[VERDICT]]

@@ -134,6 +134,7 @@ class World:
         prompt: tuple[int, ...] = PROMPT,
         images: Images = (),
         k: int = 4,
+        state: NextState | None = None,
     ) -> int:
         """Add a captured main turn whose next state is `said`, of a session of its own unless
         named."""
@@ -162,7 +163,7 @@ class World:
                 images=images,
             )
         )
-        self.ledger.turns.add_next_state(turn_id, NextState(role, said))
+        self.ledger.turns.add_next_state(turn_id, state or NextState(role, said))
         self.judging.wake()
         return turn_id
 

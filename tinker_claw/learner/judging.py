@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
+from tinker_claw.conversation.outright import denied
 from tinker_claw.errors import (
     AlignmentError,
     BackendError,
@@ -392,6 +393,10 @@ class Judging:
         state = self._parts.ledger.turns.next_state(turn.id)
         if state is None or (turn.episode and self._by_outcome):  # the outcome is enough
             return _NONE
+        if (vote := denied(state)) is not None:  # by the harness's own form: no judge is asked
+            self._parts.ledger.judgements.add(turn.id, value=vote, ballots=(), hints=())
+            self._parts.telemetry.verdict(turn=turn.id, value=vote, votes=(), hints=0)
+            return Verdict(votes=(), value=vote)
         await self._parts.spending.room()
         if (said := self._parts.ledger.judgements.verdict(turn.id)) is not None:
             return said  # by feedback, while waiting for budget
