@@ -370,9 +370,7 @@ async def test_oldest_turn_is_judged_first(tmp_path: Path) -> None:
 async def test_a_denied_call_is_a_tool_s_rejection_and_no_judge_is_asked(tmp_path: Path) -> None:
     """What the program says of a reason is no hint and no lesson, and a stopped run is neutral."""
     rejected = "Error: The user doesn't want to proceed with this tool use. The tool use was "
-    reason = (
-        "rejected (eg. none). To tell you how to proceed, the user said:\nHOW: in French"
-    )
+    reason = "rejected (eg. none). To tell you how to proceed, the user said:\nHOW: in French"
     async with world(tmp_path, batch_size=10_000, lessons="tell") as w:
         no = w.turn("", role="tool", state=NextState.of_tools([("Bash", rejected + reason)]))
         stop = NextState.of_tools([("exec", "aborted by user after 1.5s")])
