@@ -122,7 +122,11 @@ class RefusedError(StepError):
 
 
 class WithdrawnError(StepError):
-    """Something that a step trained on was forgotten meanwhile; nothing of it is kept."""
+    """Something that a step rests on was forgotten or changed meanwhile; nothing of it is kept."""
+
+
+class UnlearnedError(StepError):
+    """A practised lesson was not learned well enough; nothing of its step is kept."""
 
 
 class LearningEndedError(BackendError):

@@ -73,7 +73,10 @@ def tell(turn: TurnView, known: Contents, run: RunView) -> dict[str, list[Said]]
         REPLIED: [*_reply(turn, known)],
         NEXT: [*_followed(known), *_rated(known)],
         VERDICT: [*_judged(turn, known)],
-        BECAME: [Said(one) for one in (*of_episode(turn), outcome(turn, run), *_cost(turn, known))],
+        BECAME: [
+            *(Said(one) for one in (*of_episode(turn), outcome(turn, run), *_cost(turn, known))),
+            *(Said(practised(one)) for one in known.runs),
+        ],
     }
 
 
@@ -201,6 +204,24 @@ def _cost(turn: TurnView, known: Contents) -> Iterator[str]:
             yield f"It was {old} old by then; its advantages are corrected for that."
     if known.usd:
         yield f"Serving, judging and teaching it cost ${known.usd:.6f}; steps are not in that."
+
+
+def practised(run: Record) -> str:
+    """Tell of a step that practised a lesson."""
+    of = {name: ", ".join(map(str, turns)) for name, turns in run["turns"].items()}
+    told = f"Step {run['id']} practised lesson {run['lesson']}, said of turn {of.get('source')}, "
+    told += f"from v{run['parent']} on the first messages of turns {of['practised']}"
+    told += f", and {of['other']} about other things" if "other" in of else ""
+    if run["status"] == "intent":
+        return f"{told}; it is under way."
+    if (figures := run["figures"]) is None:
+        return f"{told}. It came to nothing: {run['error'].rstrip('.')}."
+    held = f"those of turns {of['checked']}" if "checked" in of else "both halves of the same"
+    return (
+        f"{told}: in {plural(figures['optimizer_steps'], 'optimizer step')} untold replies went "
+        f"from {figures['before']:.4f} to {figures['after']:.4f} nats a token from what it asks "
+        f"for, checked on {held}. It made v{run['version']}."
+    )
 
 
 # Its outcome, or what it waits for
@@ -432,10 +453,11 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
     votes = ", ".join(f"{seen['verdicts'][name]} {name}" for name in ("good", "neutral", "bad"))
     none = f"{seen['verdicts']['none']} without a valid vote"
     yield "verdicts", f"{votes}, {none}; {seen['hints']} hints"
-    if (lessons := seen["lessons"])["told"]:
+    if (lessons := seen["lessons"])["told"] or lessons["practised"]:
         first, session = lessons["newest"], lessons["session"]
         new = f"; lesson {first} for the first time in session {session}" if session else ""
-        yield "lessons", f"{lessons['told']} told{new}: see `tinker-claw lessons`"
+        more = f", {n} practised" if (n := lessons["practised"]) else ""
+        yield "lessons", f"{lessons['told']} told{new}{more}: see `tinker-claw lessons`"
     said = seen["feedback"]
     if seen["verdicts"]["good"] and not any(said.values()):
         yield "feedback", _JUDGE_ALONE

@@ -82,7 +82,7 @@ async def _conduct(
         ended=ended,
         at_once=cast.at_once,
         first=max((o.number + 1 + cast.at_once for o in progress.outcomes), default=0),
-        behind=lambda: progress.behind,
+        behind=lambda: progress.behind or (cast.at_once == 1 and progress.trains),
     )
     for version in progress.saw(await client.health()):  # since it was last looked at
         if progress.options.scores(version):

@@ -89,6 +89,11 @@ class Progress:
         return self.version >= self.options.steps or self.idle >= IDLE_SESSIONS
 
     @property
+    def trains(self) -> bool:
+        """Whether a step is running: a user who comes back another day does not meet one."""
+        return self.health is not None and self.health.learner == "training"
+
+    @property
     def behind(self) -> bool:
         """Whether a step has all its samples and is running.
 

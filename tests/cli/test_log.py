@@ -32,11 +32,12 @@ KEYS = {
     "unused",
     "samples": "id turn session user policy_version created_at state reward advantage hinted "
     "task group index step",
-    "steps": "id status parent version created_at finished_at samples metrics error outage refused",
+    "steps": "id status parent version lesson created_at finished_at samples metrics error outage "
+    "refused",
 }
 TURN = (
     "tokens logprobs topk_ids topk_logprobs stop_reason params cached_tokens session_key "
-    "session_outcome request_text lessons voices reply_text trace next_state answers feedback "
+    "session_outcome request_text lessons runs voices reply_text trace next_state answers feedback "
     "judge_prompt hint untaught overlap advantages usd prompt hint_texts"
 )
 """What the ledger has on the turn of a row."""

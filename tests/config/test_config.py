@@ -203,6 +203,22 @@ def test_users_that_cannot_be_told_apart_or_kept_out_are_refused(
     assert not any(key in said for key in (KEY, OTHER, "sesame", "sesam-"))
 
 
+@pytest.mark.parametrize(
+    "owners",
+    [
+        users(("anna", KEY), ("ben", OTHER)),
+        f"{users(('anna', KEY))}[gateway]\napi_key = '{OTHER}'\n",
+        "[gateway.chats]\nowners = ['telegram:1', 'signal:1', 'telegram:2']\n",
+    ],
+)
+def test_lessons_of_several_owners_are_not_practised(owners: str, tmp_path: Path) -> None:
+    says = "2 share this policy: give them an adapter each"
+    with pytest.raises(ConfigError, match=says):
+        load(["--config", write(tmp_path / "s.toml", owners), "--lessons", "practice"])
+    load(["--config", write(tmp_path / "s.toml", owners), "--lessons", "tell"])
+    load(["--config", write(tmp_path / "s.toml", users(("anna", KEY))), "--lessons", "practice"])
+
+
 def everything_said(error: BaseException) -> str:
     """Text that an error and all its causes would print."""
     return f"{error}{everything_said(error.__cause__) if error.__cause__ else ''}"

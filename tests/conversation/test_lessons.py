@@ -127,6 +127,11 @@ def test_only_what_is_told_takes_a_place(ledger: Ledger) -> None:
         turn(ledger, source, -1, Wish(f"Wish {number}.", f"wish {number}", "always"))
     for number, state in enumerate((State.ASIDE, State.PROVISIONAL, State.LEARNED, State.DROPPED)):
         ledger._db.write("UPDATE lessons SET state = ? WHERE id = ?", state, number + 2)
+        ledger._db.write(  # the weights of version 0 have practised it
+            "INSERT INTO steps (status, parent, version, lesson, created_at) "
+            "VALUES ('committed', 0, 0, ?, 0)",
+            number + 2,
+        )
     lessons = Lessons(ledger.lessons, lambda text: range(len(text.split())))
     told = lessons.told(ledger.turns.session("me", "new"), "me")
     assert [one.id for one in told] == [1, *range(6, MOST + 2)]

@@ -131,6 +131,23 @@ async def test_lessons_are_their_users_own(tmp_path: Path, renderer: Renderer) -
         assert [turn.told is not None for turn in world.turns()[-2:]] == [True, False]
 
 
+async def test_users_of_opposite_wishes_are_told_their_own(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    users = {"ann": "key-a", "bob": "key-b"}
+    wishes = {"ann": PLAIN, "bob": "Write lists and nothing else."}
+    async with gateway(tmp_path, renderer, lessons=True, users=users) as world:
+        for name, key in users.items():
+            await teach(world, text=wishes[name], authorization=f"Bearer {key}")
+        for name, key in users.items():
+            await world.ask("New?", **named("later", authorization=f"Bearer {key}"))
+            told = world.turns()[-1].told
+            (lesson,) = world.ledger.lessons.of_user(name)
+            assert lesson.text == wishes[name]
+            assert told is not None
+            assert told.lessons == (lesson.id,)
+
+
 async def test_a_lesson_for_a_kind_of_request_is_told_where_the_kind_is_sure(
     tmp_path: Path, renderer: Renderer
 ) -> None:

@@ -33,6 +33,7 @@ from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
 from tinker_claw.learner.loop import Learner
 from tinker_claw.learner.parts import LoopParts
+from tinker_claw.learner.practice import Practice
 from tinker_claw.learner.recovery import restore
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
@@ -217,10 +218,13 @@ async def world(
     base = await trainer.base()
     paid = spending(ledger, telemetry) if spending else Spending(Price(), ledger.spend, telemetry)
     parts = LoopParts(*(ledger, trainer, base, build(method), policy, telemetry, health, paid, cfg))
+    scorer = HintScorer(parts, Splicer(), context_tokens=trainer.context_tokens)  # type: ignore[arg-type]
+    asks = gate(parts) if gate else None
     learner = Learner(
         parts,
         learning_rate=1e-3,
-        gate=gate(parts) if gate else None,
+        gate=asks,
+        practice=Practice(parts, scorer, asks) if cfg.lessons == "practice" else None,
         score_fresh=score_fresh,
         waits=waits,
         now=lambda: time.time() + ahead_s,
@@ -228,7 +232,6 @@ async def world(
     judge = Judge(
         endpoint or says, JudgeSettings(judge_images=judge_images), most_hints=cfg.hints_scored
     )
-    scorer = HintScorer(parts, Splicer(), context_tokens=trainer.context_tokens)  # type: ignore[arg-type]
     judged = Judging(
         *(parts, judge, scorer, learner.wake),
         concurrency=4,

@@ -43,6 +43,7 @@ from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
 from tinker_claw.learner.loop import Learner
 from tinker_claw.learner.parts import LoopParts
+from tinker_claw.learner.practice import Practice
 from tinker_claw.learner.recovery import restore, restore_pin
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.learner.scoring import HintScorer
@@ -119,10 +120,12 @@ async def wire(
     keys = Keys(settings.gateway.api_key, settings.users, settings.key_file)
     parts = await _parts(settings, trainer, ledger, price, health, telemetry)
     common = _Common(settings, parts, can, renderer, Redactor(settings.privacy.kinds), keys)
+    gate = _gate(parts, canaries, renderer, settings.gateway.thinking)
     learner = Learner(
         parts,
         learning_rate=learning_rate(settings, model.weights),
-        gate=_gate(parts, canaries, renderer, settings.gateway.thinking),
+        gate=gate,
+        practice=_practice(common, gate),
         score_fresh=can.score_fresh,
     )
     judging = await _judging(common, prompts, learner.wake, stack)
@@ -197,6 +200,14 @@ def _gate(
     if len(canaries) < FEWEST:
         log.info("gate.idle", canaries=len(canaries), fewest=FEWEST)
     return Gate(parts, canary_questions(canaries, renderer, thinking))
+
+
+def _practice(common: _Common, gate: Gate | None) -> Practice | None:
+    parts, can = common.parts, common.can
+    if parts.training.lessons != "practice":
+        return None
+    scorer = HintScorer(parts, common.renderer, context_tokens=can.context_tokens)
+    return Practice(parts, scorer, gate, score_fresh=can.score_fresh)
 
 
 async def _judging(

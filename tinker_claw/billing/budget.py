@@ -157,6 +157,12 @@ class Spending:
         bill = self.bill("train", usage)
         return {"usd": bill.usd, "billed": asdict(usage)} if bill else {}
 
+    def affords(self, usage: Usage) -> bool:
+        """Return whether the budget has room for so much more."""
+        if self._budget is None:
+            return True
+        return self._gone() + (self._price.usd(usage) or 0.0) <= self._budget.usd
+
     async def room(self) -> None:
         """Wait until learning may spend something.
 

@@ -19,6 +19,7 @@ from tinker_claw.config.flags import WORD
 from tinker_claw.config.settings import DEFAULT_USER
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.lessons import read_lessons
+from tinker_claw.words import practised
 
 _COLUMNS = (
     Column("id"),
@@ -40,8 +41,8 @@ class Lessons(LedgerCommand):
     With --lessons tell, new sessions are told what you keep, and the newest; for one kind of
     request only where that is sure. turn: it was said of that one; first told: that turn was told
     it first. Aside: you have said otherwise; that lesson is told instead, and keep brings this one
-    back. A drop acts at once; what the model has learned from it stays until a rollback to a
-    version before.
+    back. Provisional: practised, and not told; four of your verdicts make it learned, or bring the
+    telling back. A drop acts at once; what the model has learned stays until a rollback.
     """
 
     do: Annotated[Literal["list", "keep", "edit", "drop", "add"], WORD] = "list"
@@ -55,8 +56,11 @@ class Lessons(LedgerCommand):
         if self.do == "list":
             with self.rows() as ledger:
                 found = read_lessons(ledger, self.user)
-            if found or self.as_json:
-                write_json(found) if self.as_json else write(table(_COLUMNS, found))
+            if self.as_json:
+                write_json(found)
+            elif found:
+                runs = (practised(run) for one in found for run in one["runs"][-1:])
+                write([*table(_COLUMNS, found), *(line for run in runs for line in wrapped(run))])
             else:
                 write(wrapped(_NONE))
             return 0

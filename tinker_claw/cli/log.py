@@ -244,6 +244,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         Column("from", "parent", version),
         Column("made", "version", version),
         Column("samples"),
+        Column("lesson"),
         _metric("hinted", "hinted"),
         Column("losses", "metrics", _losses),
         _metric("gradient", "grad_norm"),

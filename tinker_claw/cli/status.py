@@ -190,7 +190,7 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
 BAR = 24
 _MOST_REASONS = 8
 _MOST_VERSIONS = 8
-_LEFT_OUT = ("id", "from", "samples", "hinted", "cost")
+_LEFT_OUT = ("id", "from", "samples", "lesson", "hinted", "cost")
 _STEPS = (
     Column("step", "id"),
     *(column for column in COLUMNS["steps"] if column.name not in _LEFT_OUT),

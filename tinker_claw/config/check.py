@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from typing import Final
@@ -42,7 +43,8 @@ def check(settings: Settings) -> None:
         ConfigError: says what to set, or what to leave out.
     """
     run, local = settings.run, settings.local
-    for wrong in chain(_access(settings), _urls(settings), _local(run, local), _judge(settings)):
+    access = _access(settings), _owners(settings)
+    for wrong in chain(*access, _urls(settings), _local(run, local), _judge(settings)):
         raise ConfigError(wrong)
 
 
@@ -84,6 +86,20 @@ def _access(settings: Settings) -> Iterator[str]:
             )
     if len(set(keys.values())) < len(keys):
         yield "users: two users have the same key; a key must name one user"
+
+
+def _owners(settings: Settings) -> Iterator[str]:
+    """What one owner wishes is not practised into weights that answer another."""
+    of = Counter(name.partition(":")[0] for name in settings.gateway.chats.owners)
+    names = {user.name for user in settings.users}
+    names |= {DEFAULT_USER} if settings.gateway.api_key is not None and names else set()
+    owners = max(len(names), *of.values(), 1)
+    if settings.training.lessons == "practice" and owners > 1:
+        yield (
+            f"--lessons practice trains what one owner wishes, and {owners} share this policy: "
+            "give them an adapter each, by gateways of their own (--data-dir, --port), or set "
+            "--lessons tell"
+        )
 
 
 def _urls(settings: Settings) -> Iterator[str]:

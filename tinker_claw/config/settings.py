@@ -413,9 +413,10 @@ class Training(Section):
         "file of the canaries; configs/canaries.toml, or the demo's, unless set",
         when="you add your own (docs/operating.md)",
     )
-    lessons: Literal["off", "tell"] = _setting(
+    lessons: Literal["off", "tell", "practice"] = _setting(
         "off",
-        "tell: put what a user asks of all replies into their next prompts",
+        "tell: put what a user asks of all replies into their next prompts; practice: then also "
+        "train what they accepted, on their past first messages, so that it needs no telling",
         when="nobody is to say a thing twice (docs/lessons.md)",
     )
     max_staleness: int = _setting(

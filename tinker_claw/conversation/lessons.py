@@ -29,32 +29,37 @@ class Lessons:
         self._table = table
         self._tokens = tokens
 
-    def told(self, session_id: int, user: str | None, first: str = "") -> list[Lesson]:
+    def told(
+        self, session_id: int, user: str | None, first: str = "", version: int = 0
+    ) -> list[Lesson]:
         """Return the lessons that a session is told, the same from its first request on.
 
         Args:
             user: the owner who opened the session; None: somebody else did, and nothing is told.
             first: their first message.
+            version: the one that answers it.
         """
         known = self._table.of_session(session_id)
         if known is None:
-            chosen = self._chosen(user, kind_of(first)) if user is not None else []
+            chosen = self._chosen(user, kind_of(first), version) if user is not None else []
             new = self._table.begin(session_id, [lesson.id for lesson in chosen])
             for lesson in new:
                 log.info("lesson.first_told", lesson=lesson, session=session_id)
             known = self._table.of_session(session_id)
         return known or []
 
-    def _chosen(self, user: str, kind: str) -> list[Lesson]:
+    def _chosen(self, user: str, kind: str, version: int) -> list[Lesson]:
         """Return the lessons that fit, as many as there is room for: what the user keeps, then the
         newest."""
-        chosen = list[Lesson]()
+        chosen, practised = list[Lesson](), self._table.practised(version)
         for lesson in sorted(self._table.of_user(user), key=lambda lesson: not lesson.kept):
             if len(chosen) == MOST:
                 break
             fits = lesson.scope == "always" or (kind and lesson.kind == kind)
-            if not fits or lesson.state is not State.TOLD:
+            if not fits or lesson.state in (State.ASIDE, State.DROPPED):
                 continue
+            if lesson.state is not State.TOLD and lesson.kind == kind and lesson.id in practised:
+                continue  # these weights do it untold
             if len(self._tokens(told_text([*chosen, lesson]))) <= MOST_TOKENS:
                 chosen.append(lesson)
         return chosen

@@ -146,7 +146,7 @@ async def admit(
             answers = deps.policy.current
             version, sampler = answers.version.id, answers.sampler
         place, link = await _place(deps, asked)
-        told = _lessons(deps, asked, place)
+        told = _lessons(deps, asked, place, version)
         if link is not None:
             # Before the prompt: what the user said counts even when it does not fit the context.
             await _attach(deps, asked, link, place)
@@ -202,14 +202,14 @@ async def _without_secrets(
     return replace(asked, identity=replace(identity, key=identify(opening, headers).key))
 
 
-def _lessons(deps: GatewayDeps, asked: _Incoming, place: Place) -> list[Lesson]:
+def _lessons(deps: GatewayDeps, asked: _Incoming, place: Place, version: int) -> list[Lesson]:
     """The lessons that the session is told."""
     # What was said in private is not known, and might be taken for something else.
     known = asked.privacy is Privacy.OPEN
     if not known or deps.lessons is None or asked.identity.kind is not Kind.MAIN:
         return []
     opener = asked.user if _is_owners(place) else None
-    return deps.lessons.told(place.session_id, opener, place.text)
+    return deps.lessons.told(place.session_id, opener, place.text, version)
 
 
 def _pictured(deps: GatewayDeps, asked: _Incoming) -> str | None:

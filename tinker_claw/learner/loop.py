@@ -24,6 +24,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from random import Random
 
 from tinker_claw.errors import (
     BackendError,
@@ -36,12 +37,14 @@ from tinker_claw.errors import (
     OutageError,
     RefusedError,
     StepError,
+    UnlearnedError,
     WithdrawnError,
 )
 from tinker_claw.learner.batch import GROUPED, choose, trust
 from tinker_claw.learner.diagnostics import Alarm, agreement, step_metrics
 from tinker_claw.learner.gate import AFTER_REFUSAL, Gate, Held
 from tinker_claw.learner.parts import LoopParts
+from tinker_claw.learner.practice import Made, Plan, Practice
 from tinker_claw.learner.recovery import (
     FAILURES,
     WAITS,
@@ -55,7 +58,7 @@ from tinker_claw.learner.scoring import batch_items
 from tinker_claw.ledger.samples import NO_GRADIENT, ready
 from tinker_claw.ledger.versions import LEFT_OPEN, Void
 from tinker_claw.methods.passes import Prepared
-from tinker_claw.policy import Policy
+from tinker_claw.policy import Policy, Sampler
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
 from tinker_claw.types import Adam, Sample, StepReport
@@ -73,6 +76,7 @@ class Learner:
         *,
         learning_rate: float,
         gate: Gate | None = None,
+        practice: Practice | None = None,
         score_fresh: bool = False,
         waits: Backoff = WAITS,
         now: Callable[[], float] = time.time,
@@ -81,6 +85,7 @@ class Learner:
 
         Args:
             gate: None: versions are not tested.
+            practice: None: lessons are only told.
             score_fresh: see `Capabilities`.
             waits: waits between attempts while the service is away.
             now: returns seconds since 1970, as the ledger counts them.
@@ -92,6 +97,9 @@ class Learner:
         """Steps reported while only observing."""
         self._alarm = Alarm(parts.health, parts.ledger.steps.first_apart)
         self._gate = gate
+        self._practice = practice
+        self._undoing = 0
+        """Number of undos that wait for the step in progress; a practice ends for them."""
         self.stepping = False
         """Whether a step is in progress."""
         self._now = now
@@ -123,13 +131,17 @@ class Learner:
     @asynccontextmanager
     async def between_steps(self) -> AsyncGenerator[None]:
         """Hold off further steps, once the one in progress has ended; then choose the next batch
-        anew."""
-        async with self._one_step:
-            try:
-                yield
-            finally:
-                self._holds += 1
-                self.wake()
+        anew. A practice does not go on."""
+        self._undoing += 1
+        try:
+            async with self._one_step:
+                try:
+                    yield
+                finally:
+                    self._holds += 1
+                    self.wake()
+        finally:
+            self._undoing -= 1
 
     def retire(self, policy: Policy) -> None:
         """Close a policy's sampler when the last reply that uses it has ended."""
@@ -178,9 +190,11 @@ class Learner:
         try:
             if self._held and self._is_held():
                 return False
-            if (batch := self._batch()) is None or self._is_held():
+            batch = self._batch()
+            plan = await self._to_practise() if batch is None else None
+            if (batch is None and plan is None) or self._is_held():
                 return False
-            await self._take(batch)
+            await self._take(batch or [], plan)
         except (OutageError, LedgerError) as error:
             outage = as_outage(error)
             self._parts.health.backend.seen("learning", outage)
@@ -231,9 +245,22 @@ class Learner:
         self._look_at = min(filter(None, (self._look_at, choice.look_at)), default=None)
         return None
 
-    async def _take(self, batch: Sequence[Sample]) -> None:
+    async def _to_practise(self) -> Plan | None:
+        """Return the practice that is due; first undo one that its owner rejects.
+
+        Live samples go before it.
+        """
+        if self._practice is None or self._parts.training.observe or self.recovery.suspect:
+            return None
+        async with self._one_step:
+            self.recovery.suspect |= self._practice.settle()
+        if self.recovery.suspect:
+            await self.recovery.after(None)
+        return self._practice.due()
+
+    async def _take(self, batch: Sequence[Sample], plan: Plan | None = None) -> None:
         """Take a step over the batch; set it aside if it fails twice, or if the gate refuses what
-        it made.
+        it made. A practice is tried once.
 
         The batch is given up where it has changed while waiting for room in the budget, and after
         an outage.
@@ -242,14 +269,15 @@ class Learner:
             await self.recovery.after(None)
             return
         holds = self._holds
-        for is_last in (False, True):
+        for is_last in (False, True) if plan is None else (True,):
             await self._parts.spending.room()
             async with self._one_step:
-                error = await self._step(batch) if self._is_still_due(batch, holds) else None
+                due = self._is_still_due(batch, holds)
+                error = await self._step(batch, plan) if due else None
             if error is None:
                 return
             why = _why(error)
-            if why is Void.REFUSED or (is_last and why is Void.FAILED):
+            if not plan and (why is Void.REFUSED or (is_last and why is Void.FAILED)):
                 self._set_aside(batch, error)  # first, as what follows may wait or never come
             await self.recovery.after(error)
             if why is not Void.FAILED:
@@ -283,7 +311,7 @@ class Learner:
         ledger.steps.void_unfinished(LEFT_OPEN)  # feedback during it takes samples out
         return ledger.samples.still_queued(batch)
 
-    async def _step(self, batch: Sequence[Sample]) -> ClawError | None:
+    async def _step(self, batch: Sequence[Sample], plan: Plan | None) -> ClawError | None:
         """Take one step; if it fails, void it, queue the samples again and return the failure."""
         parts, self.stepping = self._parts, True
         if not parts.health.backend.attempts("learning"):  # else it is the outage's next attempt
@@ -295,8 +323,10 @@ class Learner:
                 waiting_for_the_ledger(),
                 accidents_are_failures(),
             ):
-                step_id = parts.ledger.steps.begin(parts.policy.newest.version.id, ids)
-                await self._train_and_swap(step_id, batch)
+                parent, lesson = parts.policy.newest.version.id, plan and plan.lesson.id
+                prompts = plan.prompts if plan else ()
+                step_id = parts.ledger.steps.begin(parent, ids, lesson, prompts)
+                await self._train_and_swap(step_id, batch, plan)
         except asyncio.CancelledError:
             self._void(step_id, "the gateway was stopped", Void.AWAY)
             raise
@@ -315,52 +345,86 @@ class Learner:
             self._void(step_id, str(error), _why(error))
             if isinstance(error, RefusedError):
                 log.warning("gate.refused", step_id=step_id, error=str(error))
+            if isinstance(error, UnlearnedError):
+                log.warning("practice.failed", step_id=step_id, error=str(error))
             return error
         finally:
             self.stepping = False
         return None
 
-    async def _train_and_swap(self, step_id: int, batch: Sequence[Sample]) -> None:
-        """Run the step: score, train, publish, ask, save, commit, swap."""
+    async def _train_and_swap(
+        self, step_id: int, batch: Sequence[Sample], plan: Plan | None
+    ) -> None:
+        """Run the step: train or practise, publish, ask, save, commit, swap."""
         parts, parent, started = self._parts, self._parts.policy.newest, time.monotonic()
         rate = AFTER_REFUSAL if refusals(parts.ledger) else 1.0
-        rate *= trust(batch) if parts.method.reward else 1.0
-        with parts.spending.paying("train", step_id=step_id) as training:
-            prepared = await self._prepare(batch)
-            parts.ledger.steps.keep(step_id, prepared.stored, prepared.state)
-            report = await self._train(prepared, rate)
-        agreed = agreement(prepared, report, parent.version.id)
-        self._alarm.admit(agreed)
-        step, publishing = parent.version.step + 1, time.monotonic()
-        sampler = await parts.trainer.publish()
+        with parts.spending.paying("train", step_id=step_id) as paid:
+            if plan is None:
+                rate *= trust(batch) if parts.method.reward else 1.0
+                made = await self._trained(step_id, batch, rate)
+            else:
+                made = await self._practised(step_id, plan, rate)
+        step = parent.version.step + 1
         try:
-            with parts.spending.paying("train", step_id=step_id) as asking:
-                asked = await self._gate.ask(sampler) if self._gate else {}
             state_ref = await parts.trainer.save_state(f"step-{step_id:08d}")
-            metrics = step_metrics(prepared, report, parent.version.step, agreed)
-            metrics |= {"rate": rate} | asked
-            metrics |= parts.spending.figures(training.usage + asking.usage)
+            agreed = agreement(made.prepared, made.report, parent.version.id)
+            metrics = step_metrics(made.prepared, made.report, parent.version.step, agreed)
+            metrics |= {"rate": rate} | made.figures | parts.spending.figures(paid.usage)
             settings = parts.training.model_dump(mode="json")
             rule = {"rule": {"method": parts.method.name, **settings}}
             version = parts.ledger.steps.commit(
                 step_id,
                 parent.version,
                 state_ref=state_ref,
-                sampler_ref=sampler.ref,
+                sampler_ref=made.sampler.ref,
                 metrics=metrics | rule,
+                practised=plan and plan.kind,
             )
         except Exception:  # it has served no reply; the next attempt publishes anew
-            self.retire(Policy(parent.version, sampler))
+            self._close(made.sampler)
             raise
-        self.retire(parts.policy.swap(Policy(version, sampler)))
+        self.retire(parts.policy.swap(Policy(version, made.sampler)))
         self.recovery.suspect = False
         self._failed = 0
         self._alarm.committed(agreed, step_id)
         now = time.monotonic()
         parts.telemetry.step(
-            seconds=publishing - started, step_id=step_id, step=step, version=version.id, **metrics
+            seconds=made.publishing - started,
+            step_id=step_id,
+            step=step,
+            version=version.id,
+            **metrics,
         )
-        parts.telemetry.publish(version=version.id, step=step, seconds=now - publishing)
+        parts.telemetry.publish(version=version.id, step=step, seconds=now - made.publishing)
+
+    async def _trained(self, step_id: int, batch: Sequence[Sample], rate: float) -> Made:
+        """Score and train a batch, and ask its version."""
+        parts = self._parts
+        prepared = await self._prepare(batch)
+        parts.ledger.steps.keep(step_id, prepared.stored, prepared.state)
+        report = await self._train(prepared, rate)
+        publishing, sampler = time.monotonic(), await parts.trainer.publish()
+        try:
+            asked = await self._gate.ask(sampler) if self._gate else {}
+        except Exception:
+            self._close(sampler)
+            raise
+        return Made(sampler, prepared, report, asked, publishing)
+
+    async def _practised(self, step_id: int, plan: Plan, rate: float) -> Made:
+        """Practise a lesson, unless an undo or the end of learning comes first."""
+        assert self._practice is not None  # the plan is from there
+
+        async def train(prepared: Prepared) -> StepReport:
+            if self._undoing or self._finishing:
+                raise WithdrawnError("something else came first; it begins again")
+            return await self._train(prepared, rate)
+
+        return await self._practice.run(plan, Random(step_id), train, self._close)
+
+    def _close(self, sampler: Sampler) -> None:
+        """Close a sampler that has answered nobody."""
+        self.retire(Policy(self._parts.policy.newest.version, sampler))
 
     async def _prepare(self, samples: Sequence[Sample]) -> Prepared:
         """Score the batch under the current weights, and compute its advantages from the method's
@@ -376,6 +440,7 @@ class Learner:
         Raises:
             EmptyStepError: no sample carries a gradient.
             StepError: the loss or its gradient is not a number.
+            DisagreementError: sampler and trainer disagree.
         """
         if not prepared.passes:
             raise EmptyStepError("no sample of the batch carries a gradient")
@@ -384,6 +449,8 @@ class Learner:
         report = await self._parts.trainer.train_step(prepared.passes, adam)
         if not all(map(math.isfinite, (*report.losses, report.grad_norm or 0.0))):
             raise StepError("the loss or its gradient is not a number")
+        newest = self._parts.policy.newest.version.id
+        self._alarm.admit(agreement(prepared, report, newest))
         return report
 
     def _void(self, step_id: int, error: str, why: Void) -> None:
@@ -411,6 +478,8 @@ def _why(error: ClawError) -> Void:
     match error:
         case RefusedError():
             return Void.REFUSED
+        case UnlearnedError():
+            return Void.UNLEARNED
         case WithdrawnError():
             return Void.WITHDRAWN
         case OutageError() | GoneError():

@@ -26,8 +26,10 @@ SELECT COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE value =
 FROM verdicts
 """
 _LESSONS = """
-SELECT COUNT(*) AS told, (SELECT id FROM lessons ORDER BY told_in DESC, id DESC LIMIT 1) AS newest,
-  MAX(told_in) AS session FROM lessons WHERE state = 'told'
+SELECT COUNT(*) FILTER (WHERE state = 'told') AS told,
+  COUNT(*) FILTER (WHERE state IN ('provisional', 'learned')) AS practised,
+  (SELECT id FROM lessons ORDER BY told_in DESC, id DESC LIMIT 1) AS newest,
+  MAX(told_in) FILTER (WHERE state = 'told') AS session FROM lessons
 """
 _EPISODES = f"""
 SELECT COUNT(*) FILTER (WHERE running) AS running, COUNT(*) FILTER (WHERE NOT running) AS over
@@ -86,7 +88,8 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
         | rows.pairs("SELECT kind, COUNT(*) FROM turns GROUP BY kind"),
         # Judged turns by verdict; `none`: no vote was valid.
         "verdicts": dict(rows.rows(_VERDICTS)[0]),
-        # Number of lessons that are told, and the one told first of late.
+        # Number of lessons that are told, of those practised instead, and the one told first of
+        # late.
         "lessons": dict(rows.rows(_LESSONS)[0]),
         # Replies and sessions with explicit feedback, and replies where the judge's verdict
         # differs.

@@ -18,6 +18,7 @@ from tinker_claw.ledger.feedback import FeedbackTable
 from tinker_claw.ledger.groups import GroupTable
 from tinker_claw.ledger.judgements import JudgementTable
 from tinker_claw.ledger.lessons import LessonTable
+from tinker_claw.ledger.practice import PracticeTable
 from tinker_claw.ledger.prune import (
     Forgetting,
     drop_some,
@@ -62,6 +63,7 @@ class Ledger:
         self.turns = TurnTable(self._db)
         self.judgements = JudgementTable(self._db)
         self.lessons = LessonTable(self._db)
+        self.practice = PracticeTable(self._db)
         self.feedback = FeedbackTable(self._db)
         self.samples = SampleTable(self._db)
         self.groups = GroupTable(self._db)

@@ -10,7 +10,7 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal
@@ -29,6 +29,15 @@ UNTOLD = "[[], 0, 0]"
 MOST = 8
 """Most lessons that a session is told, or a judge shown."""
 _MARKS = re.compile(r"\W+")
+
+_PRACTISED = """
+WITH RECURSIVE line (id) AS (VALUES (?1)
+  UNION ALL SELECT parent FROM versions JOIN line USING (id) WHERE parent IS NOT NULL)
+SELECT lesson, before.sampler_ref FROM line JOIN steps ON steps.version = line.id
+  JOIN versions AS before ON before.id = steps.parent
+WHERE status = 'committed' AND lesson IS NOT NULL ORDER BY steps.id
+"""
+"""SQL of the lessons that the weights of a version have practised, and the samplers from before."""
 
 Rule = Literal["keep", "edit", "drop", "add"]
 
@@ -83,7 +92,12 @@ class LessonTable(LedgerTable):
             "AND state NOT IN ('aside', 'dropped') ORDER BY id",
             chosen,
         )
-        return [_lesson(row) for row in rows]
+        return [lesson_of(row) for row in rows]
+
+    def practised(self, version: int) -> Mapping[int, str]:
+        """Return the lessons that the weights of a version have practised, each with the sampler
+        of the version before."""
+        return self._db.pairs(_PRACTISED, version)
 
     def shown(self, turn_id: int) -> list[Lesson]:
         """Return the newest lessons of a turn's user that the judge is shown."""
@@ -94,7 +108,7 @@ class LessonTable(LedgerTable):
             turn_id,
             MOST,
         )
-        return [_lesson(row) for row in rows]
+        return [lesson_of(row) for row in rows]
 
     def begin(self, session_id: int, told: Iterable[int]) -> list[int]:
         """Store the ids of a session's lessons, unless they are stored; none where it has begun
@@ -159,11 +173,32 @@ def of_user(rows: Rows, user: str | None) -> list[Lesson]:
         "SELECT * FROM lessons WHERE user = COALESCE(?, user) ORDER BY created_at DESC, id DESC",
         user,
     )
-    return [_lesson(row) for row in found]
+    return [lesson_of(row) for row in found]
+
+
+_RUNS = """
+SELECT steps.id, status, parent, version, lesson, error, metrics -> '$.practice' AS figures,
+  (SELECT json_group_object(purpose, json(turns)) FROM (SELECT purpose, json_group_array(turn_id)
+    AS turns FROM step_prompts WHERE step_id = steps.id GROUP BY purpose)) AS turns
+FROM steps WHERE lesson IS NOT NULL AND (lesson = ?1
+  OR id IN (SELECT step_id FROM step_prompts WHERE turn_id = ?2)) ORDER BY id
+"""
+
+
+def read_runs(
+    rows: Rows, *, lesson: int | None = None, turn: int | None = None
+) -> list[dict[str, Any]]:
+    """Return the steps that practised a lesson, or rest on a turn, oldest first, with their turns
+    by purpose; their `figures` are None where none was committed."""
+    found = map(dict, rows.rows(_RUNS, lesson, turn))
+    return [
+        one | {name: json.loads(one[name] or "null") for name in ("figures", "turns")}
+        for one in found
+    ]
 
 
 def read_lessons(rows: Rows, user: str | None) -> list[dict[str, Any]]:
-    """Return the lessons of a user, newest first.
+    """Return the lessons of a user, newest first, with the steps that practised each as `runs`.
 
     `back`: the version that answered when it was said, so that none before has learned it; None:
     the user wrote it. `first`: the first turn that was told it; None: none was yet.
@@ -179,7 +214,12 @@ def read_lessons(rows: Rows, user: str | None) -> list[dict[str, Any]]:
         "AND turns.kind = 'main' GROUP BY 1"
     )
     return [
-        {**asdict(one), "back": back.get(one.id), "first": first.get(one.id)}
+        {
+            **asdict(one),
+            "back": back.get(one.id),
+            "first": first.get(one.id),
+            "runs": read_runs(rows, lesson=one.id),
+        }
         for one in of_user(rows, user)
     ]
 
@@ -241,6 +281,29 @@ def unlearn(tx: sqlite3.Connection, turns: str) -> None:
     tx.execute(f"DELETE FROM lessons WHERE id IN {gone}", (turns,))
 
 
+def practise(tx: sqlite3.Connection, step_id: int, kind: str) -> bool:
+    """Make a told lesson provisional, as its step practised it for requests of a kind; False: its
+    user has ended or kept it meanwhile."""
+    changed = tx.execute(
+        "UPDATE lessons SET state = 'provisional', kind = ?, changed_at = ? WHERE state = 'told' "
+        "AND NOT kept AND id = (SELECT lesson FROM steps WHERE steps.id = ?)",
+        (kind, time.time(), step_id),
+    )
+    return changed.rowcount == 1
+
+
+def tell_again(tx: sqlite3.Connection, version: int, lesson: int | None = None) -> None:
+    """Tell practised lessons again that the weights of a version have not practised, or this
+    one."""
+    tx.execute(
+        "UPDATE lessons SET state = 'told', changed_at = ?2, "
+        "kind = CASE scope WHEN 'always' THEN '' ELSE kind END "
+        f"WHERE state IN ('provisional', 'learned') AND (id = ?3 OR id NOT IN "
+        f"(SELECT lesson FROM ({_PRACTISED})))",
+        (version, time.time(), lesson),
+    )
+
+
 def taught_by(rows: Rows, turns: str) -> list[int]:
     """Return the turns whose prompts hold a lesson from these turns, a JSON array."""
     return rows.column(
@@ -291,5 +354,6 @@ def _meaning(text: str) -> str:
     return _MARKS.sub(" ", text.casefold()).strip()
 
 
-def _lesson(row: sqlite3.Row) -> Lesson:
+def lesson_of(row: sqlite3.Row) -> Lesson:
+    """Return the lesson in a row of `lessons`."""
     return replace(Lesson(**dict(row)), state=State(row["state"]), kept=bool(row["kept"]))

@@ -14,6 +14,7 @@ from typing import Any
 
 from tinker_claw.ledger.codec import load, unpack_floats
 from tinker_claw.ledger.database import Rows
+from tinker_claw.ledger.lessons import read_runs
 from tinker_claw.ledger.samples import read_queue, ready
 from tinker_claw.ledger.turns import OUTCOME, completion_of, state_of
 from tinker_claw.ledger.versions import Line, read_line
@@ -289,6 +290,8 @@ class Contents:
     request_text: str
     lessons: Sequence[Record]
     """Lessons in its prompt, each with `id` and `text` as it is now."""
+    runs: Sequence[Record]
+    """Steps that practised a lesson and rest on it, as `read_runs` returns them."""
     voices: Sequence[tuple[str, str, int]]
     """Writer, name and length in characters of each new piece in the request."""
     reply_text: str
@@ -333,6 +336,7 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
     )
     return Contents(
         **known,
+        runs=read_runs(rows, turn=turn_id),
         completion=completion_of(sampled),
         next_state=state_of(state) if state else None,
         feedback=[dict(said) | {"final": bool(said["final"])} for said in feedback],

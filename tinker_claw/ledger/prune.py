@@ -191,7 +191,7 @@ class UsedIn:
     before: int
     """Version from which the step began."""
     samples: int
-    """Samples of the step that are to be forgotten."""
+    """Samples of the step, or prompts that it practised on, that are to be forgotten."""
     live: bool
     """Whether the newest version descends from it."""
 
@@ -322,9 +322,12 @@ def left(rows: Rows, what: Forgetting) -> Callable[[Rows], Forgetting] | None:
 def _steps(rows: Rows, turns: str) -> tuple[UsedIn, ...]:
     live = read_line(rows).live
     found = rows.rows(
-        "SELECT steps.id AS step, version, parent AS before, COUNT(*) AS samples FROM samples "
-        f"JOIN steps ON steps.id = step_id WHERE state = 'trained' AND turn_id IN {_THESE} "
+        "SELECT steps.id AS step, version, parent AS before, COUNT(*) AS samples FROM ("
+        f"SELECT step_id, turn_id FROM samples WHERE state = 'trained' AND turn_id IN {_THESE} "
+        f"UNION SELECT step_id, turn_id FROM step_prompts WHERE turn_id IN {_THESE}) "
+        "JOIN steps ON steps.id = step_id WHERE status = 'committed' "
         "GROUP BY steps.id ORDER BY steps.id",
+        turns,
         turns,
     )
     return tuple(UsedIn(**row, live=row["version"] in live) for row in found)

@@ -51,7 +51,7 @@ CREATE TABLE lessons (
   text       TEXT NOT NULL,              -- their own sentences, inserted into prompts
   words      TEXT NOT NULL,              -- the user's own words that show that it lasts; '': the user wrote the lesson
   scope      TEXT NOT NULL,              -- always; kind: for one kind of request
-  kind       TEXT NOT NULL,              -- that kind (kinds.toml); '': unsure, or it holds for all
+  kind       TEXT NOT NULL,              -- that kind (kinds.toml), or the one that it was practised for; '': unsure, or all
   turn_id    INTEGER,                    -- the reply that they were about; NULL: the user wrote the lesson
   state      TEXT NOT NULL,              -- told, aside (the user has said otherwise), provisional, learned, dropped
   kept       INTEGER NOT NULL,           -- 1: the user has kept or written it
@@ -243,6 +243,7 @@ CREATE TABLE steps (
   status      TEXT NOT NULL,             -- intent, committed, void
   parent      INTEGER NOT NULL REFERENCES versions (id),
   version     INTEGER REFERENCES versions (id),
+  lesson      INTEGER,                   -- lesson that it practises; NULL: it trains samples
   created_at  REAL NOT NULL,
   finished_at REAL,
   metrics     TEXT,                      -- JSON
@@ -262,6 +263,15 @@ CREATE TABLE step_samples (
   PRIMARY KEY (step_id, sample_id)
 ) STRICT;
 CREATE INDEX step_samples_by_sample ON step_samples (sample_id);
+
+-- Turns on which a step rests that practises a lesson.
+CREATE TABLE step_prompts (
+  step_id INTEGER NOT NULL REFERENCES steps (id),
+  purpose TEXT NOT NULL,                 -- source: the lesson was said of it; practised, checked, other: its prompt was
+  turn_id INTEGER NOT NULL,
+  PRIMARY KEY (step_id, purpose, turn_id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX step_prompts_by_turn ON step_prompts (turn_id);
 
 -- What a service billed, and for what. Turn and step are NULL where neither caused it.
 CREATE TABLE spend (

@@ -25,6 +25,7 @@ SELECT TOTAL(usd), COALESCE(SUM(prefill), 0), COALESCE(SUM(cached), 0), COALESCE
   COALESCE(SUM(sampled) FILTER (WHERE usd IS NULL), 0),
   COALESCE(SUM(trained) FILTER (WHERE usd IS NULL), 0)
 FROM spend WHERE created_at >= ?1 AND created_at < ?2 AND (?3 IS NULL OR purpose = ?3)
+  AND (?4 OR step_id IS NULL OR step_id NOT IN (SELECT id FROM steps WHERE lesson IS NOT NULL))
 """
 """SQL of the columns of `Spent`: dollars, all tokens, and those without a price."""
 
@@ -74,23 +75,33 @@ class SpendTable(LedgerTable):
             write(tx, bill, turn_id=turn_id, step_id=step_id)
 
     def total(
-        self, since: float = 0.0, until: float = math.inf, purpose: Purpose | None = None
+        self,
+        since: float = 0.0,
+        until: float = math.inf,
+        purpose: Purpose | None = None,
+        *,
+        practice: bool = True,
     ) -> Spent:
-        """Return everything billed in a time (seconds since 1970), or for one purpose."""
-        ((usd, *sums),) = self._db.rows(_SUMS, since, until, purpose)
+        """Return everything billed in a time (seconds since 1970), or for one purpose.
+
+        Args:
+            practice: whether to include steps that practised a lesson.
+        """
+        ((usd, *sums),) = self._db.rows(_SUMS, since, until, purpose, practice)
         return Spent(Usage(*sums[:4]), usd, Usage(*sums[4:]))
 
     def of_newest_steps(self, most: int) -> tuple[int, Usage, Usage]:
         """Return the number of samples of the newest committed steps, and the tokens billed for
         learning and for serving between the end of the step before them and the end of the last,
-        void steps included."""
+        void steps included, and practice left out."""
         steps = self._db.rows(
             "SELECT finished_at, (SELECT COUNT(*) FROM step_samples WHERE step_id = id) AS samples "
-            "FROM steps WHERE status = 'committed' ORDER BY id DESC LIMIT ?",
+            "FROM steps WHERE status = 'committed' AND lesson IS NULL ORDER BY id DESC LIMIT ?",
             most + 1,
         )
         if not steps:
             return 0, NOTHING, NOTHING
         since = steps[most]["finished_at"] if len(steps) > most else 0.0
-        billed = [self.total(since, steps[0]["finished_at"], one).usage for one in PURPOSES]
+        until = steps[0]["finished_at"]
+        billed = [self.total(since, until, one, practice=False).usage for one in PURPOSES]
         return sum(step["samples"] for step in steps[:most]), sum(billed[1:], NOTHING), billed[0]

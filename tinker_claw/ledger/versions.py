@@ -25,6 +25,7 @@ from pydantic_core import to_json
 from tinker_claw.errors import LedgerError, WithdrawnError
 from tinker_claw.ledger.codec import pack_floats
 from tinker_claw.ledger.database import LedgerTable, Rows, insert, set_meta
+from tinker_claw.ledger.lessons import practise, tell_again
 from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
 from tinker_claw.why import Why
@@ -47,7 +48,9 @@ class Void(IntEnum):
     REFUSED = 3
     """The gate refused its version."""
     WITHDRAWN = 4
-    """A turn that it trained on was forgotten."""
+    """A turn that it trained on was forgotten, its lesson was changed, or an undo came first."""
+    UNLEARNED = 5
+    """It practised a lesson, and its version did not pass the check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +198,27 @@ class StepTable(LedgerTable):
         with self._db.transaction() as tx:
             return _insert_version(tx, PolicyVersion(0, None, 0, state_ref, sampler_ref))
 
-    def begin(self, parent: int, sample_ids: Sequence[int]) -> int:
-        """Write the intent to train these samples; return the step's id.
+    def begin(
+        self,
+        parent: int,
+        sample_ids: Sequence[int],
+        lesson: int | None = None,
+        prompts: Iterable[tuple[str, int]] = (),
+    ) -> int:
+        """Write the intent to train these samples, or to practise a lesson; return the step's id.
 
         One step at a time: `void_unfinished` first closes open ones.
+
+        Args:
+            prompts: turns on which the practice rests, each with its purpose (schema.sql).
         """
         with self._db.transaction() as tx:
             begun = {"status": "intent", "parent": parent, "created_at": time.time()}
-            step_id = insert(tx, "steps", begun)
+            step_id = insert(tx, "steps", begun | {"lesson": lesson})
+            tx.executemany(
+                "INSERT INTO step_prompts (step_id, purpose, turn_id) VALUES (?, ?, ?)",
+                [(step_id, *prompt) for prompt in prompts],
+            )
             tx.executemany(
                 "INSERT INTO step_samples (step_id, sample_id) VALUES (?, ?)",
                 [(step_id, sample_id) for sample_id in sample_ids],
@@ -239,11 +255,11 @@ class StepTable(LedgerTable):
         )
 
     def method_state(self, version: int) -> Any:
-        """Return the method's state after the newest step in the lineage of `version`; None: there
-        is none."""
+        """Return the method's state after the newest step in the lineage of `version` that trained
+        samples; None: there is none."""
         found = self._db.one(
             f"{_LINE} SELECT method_state FROM line JOIN steps ON steps.version = line.id "
-            "WHERE status = 'committed' ORDER BY n LIMIT 1",
+            "WHERE status = 'committed' AND lesson IS NULL ORDER BY n LIMIT 1",
             version,
         )
         return None if found is None else json.loads(found)
@@ -256,15 +272,19 @@ class StepTable(LedgerTable):
         state_ref: str,
         sampler_ref: str,
         metrics: Mapping[str, Any],
+        practised: str | None = None,
     ) -> PolicyVersion:
-        """Commit step, samples and version in one transaction.
+        """Commit step, samples and version in one transaction; a lesson that it practised is
+        provisional from then on.
 
         Args:
             metrics: a figure in it that is not finite is kept as null, since SQLite reads no other
                 JSON.
+            practised: kind of the requests for which it practised its lesson; None: it trained
+                samples.
 
         Raises:
-            WithdrawnError: one of its samples was forgotten meanwhile.
+            WithdrawnError: one of its samples was forgotten meanwhile, or its lesson was changed.
             LedgerError: the step is not open, or one of its samples is not queued any more.
         """
         kept = to_json(metrics, inf_nan_mode="null").decode()
@@ -288,6 +308,8 @@ class StepTable(LedgerTable):
             gone = "SELECT 1 FROM steps WHERE id = ? AND void = ?"
             if tx.execute(gone, (step_id, Void.WITHDRAWN)).fetchone():
                 raise WithdrawnError(_WITHDRAWN)
+            if practised is not None and not practise(tx, step_id, practised):
+                raise WithdrawnError("its lesson was changed meanwhile")
             if closed != 1 or trained != planned:
                 raise LedgerError(
                     f"step {step_id} cannot be committed: {trained} of its {planned} samples are "
@@ -319,9 +341,16 @@ class StepTable(LedgerTable):
         """
         with self._db.transaction() as tx:
             set_meta(tx, _PINNED, None)
-            version = _insert_version(tx, replace(to, parent=to.id))
-            expire_left_behind(tx, read_line(self._db))
-        return version
+            return _go_on_from(tx, self._db, to)
+
+    def unlearn(self, lesson: int, back_to: PolicyVersion | None) -> None:
+        """Tell a practised lesson again; go on from the version before its practice, unless that
+        is None. A pin stays."""
+        with self._db.transaction() as tx:
+            newest = self._db.one("SELECT MAX(id) FROM versions")
+            tell_again(tx, newest, lesson)
+            if back_to is not None:
+                _go_on_from(tx, self._db, back_to)
 
     def republish(self, version: PolicyVersion, sampler_ref: str) -> PolicyVersion:
         """Record the weights of a version under another sampler, as the old one is gone; return the
@@ -348,7 +377,8 @@ def withdraw_from_step(tx: sqlite3.Connection, turn_ids: Sequence[int]) -> None:
         Void.WITHDRAWN,
         json.dumps(turn_ids),
         "SELECT step_samples.step_id FROM step_samples JOIN samples ON samples.id = sample_id "
-        "JOIN json_each(?4) AS these ON these.value = turn_id",
+        "JOIN json_each(?4) AS these ON these.value = turn_id "
+        "UNION SELECT step_id FROM step_prompts JOIN json_each(?4) AS these ON value = turn_id",
     )
 
 
@@ -378,6 +408,15 @@ def _hear(tx: sqlite3.Connection) -> None:
     for (turn_id,) in found:
         tx.execute("UPDATE feedback SET unused = NULL WHERE turn_id = ? AND final = 0", (turn_id,))
         reopen(tx, turn_id)
+
+
+def _go_on_from(tx: sqlite3.Connection, rows: Rows, to: PolicyVersion) -> PolicyVersion:
+    """Add a version with the weights of `to`; lessons that these have not practised are told
+    again."""
+    version = _insert_version(tx, replace(to, parent=to.id))
+    expire_left_behind(tx, read_line(rows))
+    tell_again(tx, version.id)
+    return version
 
 
 def _insert_version(tx: sqlite3.Connection, version: PolicyVersion) -> PolicyVersion:

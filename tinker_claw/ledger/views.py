@@ -56,7 +56,7 @@ _FIELDS: Mapping[Table, str] = {
     "feedback": f"feedback.id, {_OF_TURN}, {FEEDBACK}",
     "samples": f"samples.id, {_OF_TURN}, samples.created_at, state, reward, advantage, "
     f'hint IS NOT NULL AS hinted, {_ATTEMPT}, idx AS "index", step_id AS step',
-    "steps": "id, status, parent, version, created_at, finished_at, "
+    "steps": "id, status, parent, version, lesson, created_at, finished_at, "
     "(SELECT COUNT(*) FROM step_samples WHERE step_id = steps.id) AS samples, "
     # A field for programs only is long; SQLite removes it without Python's lock.
     "json_remove(metrics, '$.rule') AS metrics, error, void > 1 AS outage, void = 3 AS refused",

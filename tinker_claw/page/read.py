@@ -23,7 +23,7 @@ from tinker_claw.ledger.views import Filter, read
 from tinker_claw.page.charts import Point, curve
 from tinker_claw.sinks.base import figures_of
 from tinker_claw.types import StopReason, Tokens
-from tinker_claw.words import DEFINED, facts, plural, tell
+from tinker_claw.words import DEFINED, facts, plural, practised, tell
 
 ROWS: Final = 50
 """Rows of a table."""
@@ -78,7 +78,7 @@ def read_overview(rows: Rows, training: Training) -> Record:
     figures = read_figures(rows, training.batch_size)
     steps = [s for s in read(rows, "steps", Filter(), STEPS) if s["status"] == "committed"]
     shares = _shares(figures["accepted"][-STEPS:])
-    shown = {"facts": list(facts(figures)), "defined": DEFINED, "lessons": read_lessons(rows, None)}
+    shown = {"facts": list(facts(figures)), "defined": DEFINED, "lessons": _lessons(rows, None)}
     return {**figures, **shown, "shares": shares, "curves": list(_curves(steps))}
 
 
@@ -101,7 +101,13 @@ def _curves(steps: Sequence[Record]) -> Iterator[Record]:
 def read_mine(rows: Rows, user: str | None) -> Record:
     """Return the overview that a user has: whether it helps them, and their lessons."""
     lines = read_headlines(rows, read_live(rows, user), user)
-    return {"headlines": lines, "lessons": read_lessons(rows, user)}
+    return {"headlines": lines, "lessons": _lessons(rows, user)}
+
+
+def _lessons(rows: Rows, user: str | None) -> list[Record]:
+    """Return a user's lessons, or all, each with what its newest practice did."""
+    found = read_lessons(rows, user)
+    return [one | {"practised": [practised(run) for run in one["runs"][-1:]]} for one in found]
 
 
 def read_turns(rows: Rows, wanted: Filter) -> Record:

@@ -1,0 +1,119 @@
+"""What practice needs of the ledger: lessons that are due, past first messages of their owner, and
+how the owner took replies since.
+
+Rule: figures of a model make no lesson learned; its owner's verdicts do.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from itertools import islice
+
+from tinker_claw.kinds import kind_of
+from tinker_claw.ledger.database import LedgerTable
+from tinker_claw.ledger.firsts import ACCEPTED, FIRSTS
+from tinker_claw.ledger.lessons import Lesson, State, lesson_of
+from tinker_claw.ledger.versions import Void
+from tinker_claw.why import Why
+
+IN_A_ROW = 2
+"""Told first turns, the newest, that the owner must have accepted before a lesson is practised."""
+_LOOKED_AT = 256
+"""Newest sessions whose first messages are read."""
+_DUE = f"""
+SELECT * FROM lessons WHERE state = 'told' AND NOT kept AND turn_id IS NOT NULL AND {IN_A_ROW} = (
+  SELECT SUM({ACCEPTED}) FROM (SELECT value FROM {FIRSTS}
+    WHERE sessions.user = lessons.user AND sessions.created_at >= lessons.changed_at
+    AND lessons.id IN (SELECT value FROM json_each(turns.told, '$[0]'))
+    ORDER BY sessions.id DESC LIMIT {IN_A_ROW}))
+ORDER BY created_at DESC, id DESC
+"""
+_ASKED = f"""
+SELECT turns.id, request_text FROM sessions CROSS JOIN turns ON session_id = sessions.id
+  AND turns.kind = 'main' AND idx = 0
+WHERE user = ? AND private = 0 AND secret = 0 AND episode = 0 AND asked_by = 'owner'
+  AND hint_at IS NOT NULL
+  AND blanked IS NULL AND COALESCE(why, {Why.METHOD:d}) IN ({Why.METHOD:d}, {Why.SAMPLED_AT:d})
+  AND NOT EXISTS (SELECT 1 FROM turn_images WHERE turn_images.turn_id = turns.id)
+ORDER BY sessions.id DESC LIMIT {_LOOKED_AT}
+"""
+_JUDGED = f"""
+SELECT (SELECT request_text FROM turns AS asked WHERE asked.session_id = sessions.id
+  AND asked.kind = 'main' AND asked.idx = 0), {ACCEPTED} FROM {FIRSTS}
+WHERE sessions.user = ?1 AND sessions.created_at >= ?2 AND policy_version >= ?3
+  AND NOT EXISTS (SELECT 1 FROM json_each(sessions.lessons) AS one WHERE one.value = ?4)
+ORDER BY sessions.id LIMIT {_LOOKED_AT}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Practised:
+    """A provisional lesson, with the versions before and after its practice."""
+
+    lesson: Lesson
+    before: int
+    after: int
+    accepted: tuple[bool, ...]
+    """Whether untold first turns about requests of its kind since then were accepted, oldest
+    first."""
+
+
+class PracticeTable(LedgerTable):
+    """Lessons that are due for practice, and those that their owner is yet to confirm."""
+
+    def due(self) -> list[Lesson]:
+        """Return the lessons whose newest told first turns were accepted, newest first."""
+        return [lesson_of(row) for row in self._db.rows(_DUE)]
+
+    def asked(self, user: str) -> dict[int, str]:
+        """Return the kinds of a user's past first messages by their turns, newest first; none is
+        private or has an image."""
+        return {turn: kind_of(text) for turn, text in self._db.rows(_ASKED, user)}
+
+    def kind(self, lesson: Lesson) -> str:
+        """Return the kind of requests about which a lesson was said; "" where that is unsure."""
+        if lesson.scope == "kind":
+            return lesson.kind
+        said_of = self._db.one(
+            "SELECT first.request_text FROM turns JOIN turns AS first "
+            "ON first.session_id = turns.session_id AND first.kind = 'main' AND first.idx = 0 "
+            "WHERE turns.id = ?",
+            lesson.turn_id,
+        )
+        return kind_of(said_of or "")
+
+    def runs(self, lesson: Lesson) -> int:
+        """Return how often a lesson was practised to an end, good or bad."""
+        return self._db.one(
+            "SELECT COUNT(*) FROM steps WHERE lesson = ? "
+            "AND (status = 'committed' OR void IN (?, ?))",
+            lesson.id,
+            Void.FAILED,
+            Void.UNLEARNED,
+        )
+
+    def provisional(self, most: int) -> list[Practised]:
+        """Return the provisional lessons. `most`: first turns since their practice, at most."""
+        found = list[Practised]()
+        for row in self._db.rows("SELECT * FROM lessons WHERE state = 'provisional'"):
+            lesson = lesson_of(row)
+            ((before, after),) = self._db.rows(
+                "SELECT parent, version FROM steps WHERE lesson = ? AND status = 'committed' "
+                "ORDER BY id DESC LIMIT 1",
+                lesson.id,
+            )
+            judged = self._db.rows(_JUDGED, lesson.user, lesson.changed_at, after, lesson.id)
+            accepted = (bool(good) for asked, good in judged if kind_of(asked) == lesson.kind)
+            found.append(Practised(lesson, before, after, tuple(islice(accepted, most))))
+        return found
+
+    def confirm(self, lesson: Lesson) -> None:
+        """Take a provisional lesson for learned."""
+        self._db.write(
+            "UPDATE lessons SET state = ?, changed_at = ? WHERE id = ? AND state = ?",
+            State.LEARNED,
+            time.time(),
+            lesson.id,
+            State.PROVISIONAL,
+        )
