@@ -29,7 +29,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (["log", "turns", "--portt", "1"], "(tinker-claw log --help says more)"),
         (
             ["log", ""],
-            "Choose from: turns, verdicts, feedback, samples, steps (tinker-claw log --",
+            "'' is not one of 'turns', 'verdicts', 'feedback', 'samples', 'steps'. (tinker-claw lo",
         ),
         (["log", "turn"], "'turn' is not one of 'turns', 'verdicts'"),
         (["log", "turns", "--kind", "x"], "'--kind': 'x' is not one of 'main', 'side'."),
