@@ -14,13 +14,14 @@ import pytest
 import structlog
 
 from tests.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
-from tests.learner.test_loop import SHORT, World, bad_batch, has_token, world
+from tests.learner.test_loop import SHORT, Says, World, bad_batch, has_token, world
 from tests.tallies import sample_counts, step_counts
 from tinker_claw.errors import OutageError, SamplerError
+from tinker_claw.judge.prompts import Schema
 from tinker_claw.outages import Outages
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import configure
-from tinker_claw.types import LossPass
+from tinker_claw.types import LossPass, Message
 
 Events = Callable[[], Counter[str]]
 
@@ -216,6 +217,33 @@ async def test_first_judged_turn_after_an_outage_wakes_the_others(tmp_path: Path
         w.turn("YES")
         await w.settled()
         assert w.ledger.samples.waiting() == 3
+
+
+async def test_one_turn_asks_at_a_time_while_the_service_is_away(tmp_path: Path) -> None:
+    class Crowded(Says):
+        at_once = most = 0
+
+        async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+            self.at_once += 1
+            self.most = max(self.most, self.at_once)
+            try:
+                await asyncio.sleep(0)
+                return await super().answers(messages, n, schema)
+            finally:
+                self.at_once -= 1
+
+    says = Crowded(away=UNTIL_TOLD)
+    async with world(tmp_path, endpoint=says, judge_waits=SHORT, batch_size=99) as w:
+        w.turn("YES")
+        await w.until(lambda: w.health.judge.state == "stalled")
+        says.most = 0
+        turns = [w.turn("YES") for _ in range(20)]
+        await w.until(lambda: w.health.backend.attempts("judging") > 40)
+        assert says.most == 1
+        assert sum(w.ledger.judgements.in_vain(turn) for turn in turns) == 0, "none is to blame"
+        says.away = 0
+        await w.settled()
+        assert w.ledger.samples.waiting() == 21
 
 
 async def test_teacher_that_is_away_keeps_the_sample(tmp_path: Path) -> None:

@@ -158,4 +158,4 @@ def test_the_command_measures_a_judge_by_its_address(
     assert "meant \\ read" in said
     assert "label \\ verdict" in said
     assert "Usable hints: " in said
-    assert "injection 20 (user, an order)" in said
+    assert "injection 52 (web, a comment of HTML)" in said

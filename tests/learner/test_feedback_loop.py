@@ -117,7 +117,7 @@ async def test_a_rating_right_after_a_failed_try_ends_the_rest_that_it_would_beg
         turn, look = w.turn("YES"), w.ledger.turns.judgeable
 
         def rated_before() -> list[int]:
-            if turn in w.judging._due and not w.ledger.judgements.judged([turn]):
+            if turn in w.judging._resting and not w.ledger.judgements.judged([turn]):
                 say(w, turn, 1)
             return look()
 

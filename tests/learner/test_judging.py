@@ -250,7 +250,7 @@ async def test_looking_at_a_backlog_does_not_ask_the_ledger_about_each_of_its_tu
     async with world(tmp_path, endpoint=says, rests=NEVER, judge_waits=NEVER) as w:
         for _ in range(200):
             w.turn("YES")
-        await w.until(lambda: says.most_at_once > 0 and len(w.judging._unasked) == 200)
+        await w.until(lambda: says.most_at_once > 0 and len(w.judging._queue) == 200)
         asked, verdict = list[int](), w.ledger.judgements.verdict
 
         def counted(turn: int) -> Verdict | None:
@@ -279,7 +279,7 @@ async def test_verdict_that_comes_while_there_is_no_room_to_ask_saves_the_questi
     room = asyncio.Event()
     async with world(tmp_path, spending=poor_until(room)) as w:
         turn = w.turn("NO")
-        await w.until(lambda: turn in w.judging._in_hand and turn not in w.judging._unasked)
+        await w.until(lambda: turn in w.judging._in_hand)
         given = w.ledger.feedback.give("me", About("turn", str(turn)), Feedback(1.0))
         assert given is not None
         room.set()
@@ -294,7 +294,7 @@ async def test_turn_that_is_forgotten_while_there_is_no_room_to_ask_is_shown_to_
     room = asyncio.Event()
     async with world(tmp_path, spending=poor_until(room)) as w:
         turn = w.turn("NO")
-        await w.until(lambda: turn in w.judging._in_hand and turn not in w.judging._unasked)
+        await w.until(lambda: turn in w.judging._in_hand)
         w.ledger.forget(from_turn(turn))
         room.set()
         await w.until(lambda: not w.judging._in_hand)

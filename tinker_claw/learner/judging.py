@@ -1,21 +1,23 @@
 """Turn a next state into a sample: judge, then score, then queue.
 
-Rule: the work comes from the ledger, so a restart picks up where this stopped. If the judge or the
-ledger fails, the turn is tried again, and no verdict is made up; if the teacher fails, the sample
-keeps its reward and records why. While the service behind either is away, the turn waits.
+Rule: the work is one queue, which comes from the ledger, so a restart picks up where this stopped.
+No verdict is made up; if the teacher fails, the sample keeps its reward and records why.
 
-A turn that cannot be judged although others can is tried three times, with growing waits, and then
-set aside. While the judge fails as a whole no try counts, and one turn asks at a time.
+Two kinds of failures are kept apart. Those of the judge (it is away, slow, refuses, or most of what
+it answers cannot be read) blame no turn: until it answers again one turn asks at a time. Those of a
+turn, which fails although others went well since, are counted: after three tries, with growing
+rests between them, it is set aside.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 from tinker_claw.conversation.outright import denied
 from tinker_claw.errors import (
@@ -45,8 +47,6 @@ RESTS = Backoff(first_s=60.0, longest_s=3600.0)
 """Waits between the tries of a turn whose answers cannot be read."""
 CONCURRENCY = 8
 """Turns judged at the same time: the samplers that judge also answer users."""
-_AT_ONCE = 64
-"""Turns started before the event loop can serve replies again."""
 LATELY = 8
 """Number of latest tries that show whether the judge works."""
 
@@ -56,75 +56,46 @@ _NONE = Verdict(votes=(), value=None)
 
 
 class _Unread(JudgeError):
-    """Raised when the judge answered, but no answer can be read."""
+    """Raised when the judge answered, and nothing can be read."""
 
-    def __init__(self, answer: str, *, counts: bool) -> None:
-        super().__init__(answer)
-        self.counts = counts
-        """Whether it counts as one of the turn's tries."""
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """A turn's wait for its next try."""
+
+    until: float
+    """Time of the event loop."""
+    because: Literal["judge", "teacher", "ledger", "turn"]
+    """What failed. Once the judge or the teacher answers again, the rest is over."""
 
 
 class _Heard:
-    """Record of the judge's latest answers, to tell its failures from those of a turn."""
+    """What the judge answered lately."""
 
     def __init__(self) -> None:
         self._last = deque[tuple[int, int]](maxlen=LATELY)
-        """Readable answers and all answers of each try; none are readable where the endpoint
-        failed."""
-        self.down: str | None = None
+        """Readable answers and all answers of each try."""
+        self.well = False
+        """Whether the last try succeeded."""
+        self.away: OutageError | JudgeError | None = None
         """Why the last try got no answers, unless the turn was at fault."""
-        self._tries = 0
-        self._well = 0
-        """Number of the last try with good answers."""
-        self._failed: dict[int, int] = {}
-        """Last try of each turn whose last try failed, by turn id."""
 
     @property
     def trouble(self) -> str | None:
         """Why the judge fails as a whole; None: it works, as far as known."""
-        return self.down or self._mostly_lost()
+        return str(self.away) if self.away else self._mostly_lost()
 
-    @property
-    def mends(self) -> bool:
-        """Whether the latest attempt succeeded."""
-        return self._well == self._tries
-
-    def well(self, turn_id: int, read: int, of: int) -> None:
-        self._note(read, of)
-        self.down = None
-        self._well = self._tries
-        self._failed.pop(turn_id, None)
-
-    def ill(self, turn_id: int, read: int, of: int, error: str | None) -> bool:
-        """Record a bad try; return whether it counts against the turn. `error`: why there was no
-        answer."""
-        counts = self._others_go_well()
-        self._note(read, of)
-        self._failed[turn_id] = self._tries
-        self.down = None if counts else error
-        return counts
-
-    def accident(self, turn_id: int) -> bool:
-        """Record an unexpected error; return whether it counts against the turn. The judge is not
-        blamed."""
-        counts = self._others_go_well()
-        self._failed[turn_id] = self._tries
-        return counts
-
-    def _others_go_well(self) -> bool:
-        """Return whether the judge works for other turns: it did when last asked, and one has
-        succeeded since the last failure of any turn."""
-        return not self._mostly_lost() and self._well > max(self._failed.values(), default=0)
-
-    def forget(self, turn_id: int) -> None:
-        self._failed.pop(turn_id, None)
-
-    def _note(self, read: int, of: int) -> None:
-        self._tries += 1
+    def note(self, read: int, of: int) -> None:
         self._last.append((read, of))
+        self.well, self.away = read > 0, None
+
+    def blames(self) -> bool:
+        """Record that a turn's try failed; return whether the turn is to blame: the judge works,
+        and another has succeeded since the last failure."""
+        well, self.well = self.well, False
+        return well and self._mostly_lost() is None
 
     def _mostly_lost(self) -> str | None:
-        # Averaged by turn, as the judge is asked less about accepted replies than about others.
         if sum(read / of for read, of in self._last) >= len(self._last) / 2:
             return None
         read, of = (sum(some) for some in zip(*self._last, strict=True))
@@ -165,197 +136,200 @@ class Judging:
         """Whether episodes are rewarded by their outcome alone, so that the judge is not asked."""
         self._waits = waits
         self._rests = rests
-        self._slots = asyncio.Semaphore(concurrency)
+        self._concurrency = concurrency
+        self._queue: dict[int, bool] = {}
+        """Turns to advance, oldest first, and whether each has a verdict."""
         self._in_hand: set[int] = set()
-        self._failures: Counter[int] = Counter()
-        self._due: dict[int, tuple[float, Callable[[float], Awaitable[None]], bool]] = {}
-        """Loop time until which a turn rests, the function it rests with, and whether it had a
-        verdict when the rest began, by turn id."""
-        self._unasked: dict[int, asyncio.Timeout] = {}
-        """Timeouts of turns that wait for the judge; an explicit rating ends the wait."""
+        self._asking: set[int] = set()
+        """Turns in hand that wait for the judge."""
+        self._resting: dict[int, _Rest] = {}
+        self._failed = Counter[int]()
+        """Failures in a row of each turn."""
         self._heard = _Heard()
-        self._probe = asyncio.Lock()
-        """Held by the turn that asks while the judge fails."""
-        self._works = asyncio.Event()
-        self._wake = asyncio.Event()
+        self._probe_at = 0.0
+        """Time of the event loop from which one turn may ask a judge that fails."""
+        self._look, self._look_at, self._refused = True, 0.0, 0
+        """Whether to look for work in the ledger; from when on; and how often it refused."""
+        self._changed = asyncio.Event()
 
     def wake(self) -> None:
-        """Look for work: a next state has come in, or a turn is taken up again."""
-        self._wake.set()
+        """Look for work: a next state or a rating has come in, or a turn is taken up again."""
+        self._look = True
+        self._changed.set()
 
     async def run(self) -> None:
         """Judge all turns that can be judged, until cancelled. May be called again after an
         unexpected end: the state of turns and judge is kept."""
         self._in_hand.clear()  # a task cancelled before it began has not removed itself
+        self._asking.clear()
         self._show()
-        self._wake.set()
-        failures = 0
+        self.wake()
         async with asyncio.TaskGroup() as group:
             while True:
-                await self._wake.wait()
-                self._wake.clear()
-                try:
-                    found = self._parts.ledger.turns.judgeable()
-                    self._ask_nobody_about(found)
-                except LedgerError as error:
-                    failures += 1
-                    self._parts.health.judge_is("failing", str(error))
-                    await asyncio.sleep(self._waits.after(failures))
-                    self._wake.set()
-                    continue
-                failures = 0
-                if not found:  # an outcome may have come though nothing is left to judge
-                    self._on_sample()
-                new = [turn_id for turn_id in found if turn_id not in self._in_hand]
-                for number, turn_id in enumerate(new):  # the oldest first
+                self._changed.clear()
+                now = asyncio.get_running_loop().time()
+                if self._look and now >= self._look_at:
+                    self._look_for_work(now)
+                for turn_id in self._next(now):
                     self._in_hand.add(turn_id)
                     group.create_task(self._one(turn_id))
-                    if number % _AT_ONCE == _AT_ONCE - 1:
-                        await asyncio.sleep(0)  # replies go first
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._due_after(now)):
+                        await self._changed.wait()
 
-    def _ask_nobody_about(self, found: Sequence[int]) -> None:
-        """End the wait of turns that have been rated explicitly."""
-        waiting = [turn_id for turn_id in found if turn_id in self._unasked]
-        for turn_id in self._parts.ledger.judgements.judged(waiting):
-            self._unasked.pop(turn_id).reschedule(0)
+    def _look_for_work(self, now: float) -> None:
+        """Read the queue from the ledger. A rating ends the rest of its turn."""
+        try:
+            found = self._parts.ledger.turns.judgeable()
+            rated = {*self._parts.ledger.judgements.judged(found)}
+        except LedgerError as error:
+            self._refused += 1
+            self._look_at = now + self._waits.after(self._refused)
+            self._parts.health.judge_is("failing", str(error))
+            return
+        self._look, self._refused = False, 0
+        self._queue = {turn_id: turn_id in rated for turn_id in found}
+        for turn_id, rest in [*self._resting.items()]:
+            if turn_id not in self._queue:
+                self._done(turn_id)
+            elif self._queue[turn_id] and rest.because in ("judge", "turn"):
+                del self._resting[turn_id]
+        if not found:  # an outcome may have come though nothing is left to judge
+            self._on_sample()
+
+    def _next(self, now: float) -> list[int]:
+        """Return the turns to advance now: those that failed least, the oldest first."""
+        found = list[int]()
+        for turn_id in sorted(self._queue, key=self._failed.__getitem__):
+            if len(self._in_hand) + len(found) >= self._concurrency:
+                break
+            rest = self._resting.get(turn_id)
+            if turn_id in self._in_hand or (rest is not None and rest.until > now):
+                continue
+            if self._asks(turn_id):
+                if self._heard.trouble and (self._asking or self._probe_at > now):
+                    continue
+                self._asking.add(turn_id)
+            found.append(turn_id)
+        return found
+
+    def _asks(self, turn_id: int) -> bool:
+        """Return whether a turn waits for the judge's verdict."""
+        turns = self._parts.ledger.turns
+        return not self._queue[turn_id] and not (self._by_outcome and turns.get(turn_id).episode)
+
+    def _due_after(self, now: float) -> float | None:
+        """Return when something is due that waits for time alone; None: nothing is."""
+        rests = [rest.until for rest in self._resting.values()]
+        return min((at for at in (*rests, self._probe_at, self._look_at) if at > now), default=None)
 
     async def _one(self, turn_id: int) -> None:
-        """Advance one turn. A turn without an answer rests, and does not hold up the others."""
+        """Advance one turn."""
         try:
-            async with AsyncExitStack() as held:
-                if self._is_judged(turn_id):
-                    await self._turn_of(turn_id, held)
-                else:
-                    try:
-                        async with asyncio.timeout(None) as waiting:
-                            self._unasked[turn_id] = waiting
-                            await self._turn_of(turn_id, held)
-                    except TimeoutError:
-                        await held.enter_async_context(self._slots)
-                    finally:
-                        self._unasked.pop(turn_id, None)
-                await self._advance(turn_id)
-            self._done(turn_id)
-            self._show()
+            await self._advance(turn_id)
         except ForgottenError:
             self._done(turn_id)
-            self._show()
-        except (OutageError, LedgerError) as error:
-            self._wait_for(turn_id, error)
+        except OutageError as error:
+            self._service_is_away(turn_id, error)
+        except LedgerError as error:
+            self._parts.health.judge_is("failing", str(error))
+            self._rest(turn_id, "ledger")
         except JudgeError as error:
-            self._failed(turn_id, error)
+            self._no_answer(turn_id, error)
         except Exception as error:  # unexpected: this part ends, and starts again
-            answer = f"{type(error).__name__}: {error}"
-            self._rest(turn_id, answer, counts=self._heard.accident(turn_id))
+            said = f"{type(error).__name__}: {error}"
+            self._try_later(turn_id, said, blamed=self._heard.blames())
             raise
+        else:
+            self._done(turn_id)
         finally:
             self._in_hand.discard(turn_id)
-
-    async def _turn_of(self, turn_id: int, held: AsyncExitStack) -> None:
-        """Wait until the turn's rest is over, then for a slot, which `held` keeps."""
-        until, rest, judged = self._due.get(turn_id, (0.0, asyncio.sleep, False))
-        left_s = until - asyncio.get_running_loop().time()
-        if left_s > 0 and judged == self._is_judged(turn_id):  # else it has been rated since
-            await rest(left_s)
-        await held.enter_async_context(self._place(turn_id))
-
-    def _is_judged(self, turn_id: int) -> bool:
-        return self._parts.ledger.judgements.verdict(turn_id) is not None
-
-    @asynccontextmanager
-    async def _place(self, turn_id: int) -> AsyncGenerator[None]:
-        """Wait for a slot: one of several, or a single one while the judge fails. Failed turns rest
-        before, longer each time, so that they never hold up new ones."""
-        turns = self._parts.ledger.turns
-        asks = turns.next_state(turn_id) is not None and not self._is_judged(turn_id)
-        asks = asks and not (self._by_outcome and turns.get(turn_id).episode)
-        while True:
-            async with self._slots:
-                if not (asks and self._heard.trouble):
-                    yield
-                    return
-            async with self._probe:
-                if self._heard.trouble:
-                    if not self._heard.mends:
-                        await asyncio.sleep(self._waits.first_s)
-                    yield
-                    return
-
-    async def _until_it_works(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._works.wait()
+            self._asking.discard(turn_id)
+            self._changed.set()
 
     def _show(self) -> None:
-        """Report the judge's state to health, and wake the turns that wait for it."""
-        trouble = self._heard.trouble
-        if trouble is None:
-            self._works.set()
-        else:
-            self._works.clear()
-        self._parts.health.judge_is("failing" if trouble else "ok", trouble)
+        """Report the judge's state to health."""
+        trouble, away = self._heard.trouble, isinstance(self._heard.away, OutageError)
+        state = "stalled" if away else "failing"
+        self._parts.health.judge_is(state if trouble else "ok", trouble)
 
     def _done(self, turn_id: int) -> None:
-        self._failures.pop(turn_id, None)
-        self._due.pop(turn_id, None)
-        self._heard.forget(turn_id)
-        if not self._due:  # no turn waits for the service any more
+        self._queue.pop(turn_id, None)
+        self._failed.pop(turn_id, None)
+        self._resting.pop(turn_id, None)
+        if not self._resting:  # no turn waits for the service any more
             self._parts.health.backend.over("judging")
             self._parts.health.backend.over("teaching")
-
-    def _wait_for(self, turn_id: int, error: OutageError | LedgerError) -> None:
-        """Let the turn wait for what is away; neither turn nor judge is at fault."""
-        health, rest = self._parts.health, asyncio.sleep
-        if isinstance(error, OutageError):  # what is left to do shows which was away
-            what = "teaching" if self._is_judged(turn_id) else "judging"
-            rest = partial(health.backend.rest, what)
-        health.judge_is("stalled" if isinstance(error, OutageError) else "failing", str(error))
-        self._set_due(turn_id, self._waits, rest)
-
-    def _failed(self, turn_id: int, error: JudgeError) -> None:
-        """Record that the judge gave no readable answer."""
-        if isinstance(error, _Unread):
-            counts = error.counts
-        else:
-            counts = self._heard.ill(turn_id, 0, self._judge.votes, str(error))
+            if isinstance(self._heard.away, OutageError):
+                self._heard.away = None
         self._show()
-        if self._is_judged(turn_id):  # by feedback, meanwhile
-            self._wake.set()
-        else:
-            self._rest(turn_id, str(error), counts=counts)
 
-    def _rest(self, turn_id: int, answer: str, *, counts: bool) -> None:
-        """Try the turn again later, or set it aside after its last try."""
+    def _answers_again(self, what: Literal["judge", "teacher"]) -> None:
+        """End the rests of all turns that wait for it."""
+        for turn_id in [one for one, rest in self._resting.items() if rest.because == what]:
+            del self._resting[turn_id]
+
+    def _service_is_away(self, turn_id: int, error: OutageError) -> None:
+        """Let the turn wait; neither turn nor judge is at fault."""
+        if turn_id in self._asking:
+            self._heard.well, self._heard.away = False, error
+            self._show()
+            self._rest(turn_id, "judge")
+        else:
+            self._parts.health.judge_is("stalled", str(error))
+            self._rest(turn_id, "teacher")
+
+    def _no_answer(self, turn_id: int, error: JudgeError) -> None:
+        """Record that the judge gave no readable answer."""
+        blamed, unread = self._heard.blames(), isinstance(error, _Unread)
+        self._heard.note(0, self._judge.votes)
+        if not blamed:
+            self._heard.away = None if unread else error
+            self._probe_at = asyncio.get_running_loop().time() + self._waits.first_s
+        self._show()
+        if self._parts.ledger.judgements.verdict(turn_id) is None:
+            self._try_later(turn_id, str(error), blamed=blamed, paid=unread)
+        else:  # rated outright, meanwhile
+            self.wake()
+
+    def _try_later(self, turn_id: int, answer: str, *, blamed: bool, paid: bool = True) -> None:
+        """Try the turn again later, or set it aside after its last try.
+
+        Args:
+            paid: whether the try cost money; an error does not.
+        """
         parts = self._parts
         if not parts.ledger.turns.is_open(turn_id):  # forgotten, and the answer may quote it
             self._done(turn_id)
             return
-        if counts:
+        if blamed:
             try:
                 tries = parts.ledger.judgements.add_in_vain(turn_id, self._redact(answer))
             except ForgottenError:
                 self._done(turn_id)
                 return
             except LedgerError as refused:
-                self._wait_for(turn_id, refused)
+                parts.health.judge_is("failing", str(refused))
+                self._rest(turn_id, "ledger")
                 return
             log.warning("turn.unjudged", turn=turn_id, tries=tries, of=TRIES)
             if tries >= TRIES:
                 self._done(turn_id)
                 parts.telemetry.sample("set_aside", turn=turn_id)
                 return
-        # Answers cost money, errors do not.
-        backoff = self._waits if self._heard.down else self._rests
-        failing = self._heard.trouble and not counts
-        self._set_due(turn_id, backoff, self._until_it_works if failing else asyncio.sleep)
+        because = "turn" if blamed or not self._heard.trouble else "judge"
+        self._rest(turn_id, because, self._rests if paid or blamed else self._waits)
 
-    def _set_due(
-        self, turn_id: int, backoff: Backoff, rest: Callable[[float], Awaitable[None]]
+    def _rest(
+        self,
+        turn_id: int,
+        because: Literal["judge", "teacher", "ledger", "turn"],
+        backoff: Backoff | None = None,
     ) -> None:
-        self._failures[turn_id] += 1
-        until = asyncio.get_running_loop().time() + backoff.after(self._failures[turn_id])
-        self._due[turn_id] = (until, rest, self._is_judged(turn_id))
-        self._wake.set()
+        self._failed[turn_id] += 1
+        wait_s = (backoff or self._waits).after(self._failed[turn_id])
+        self._resting[turn_id] = _Rest(asyncio.get_running_loop().time() + wait_s, because)
+        self.wake()  # a rating may have come in just before
 
     async def _advance(self, turn_id: int) -> None:
         """Advance one turn as far as possible: to a sample, or to the reason why it is none."""
@@ -377,7 +351,7 @@ class Judging:
         self._check(turn_id)
         now = judgements.verdict(turn_id) or _NONE, judgements.hints(turn_id)
         if (verdict, hints) != now:
-            self._wake.set()  # feedback has changed them meanwhile
+            self.wake()  # feedback has changed them meanwhile
             return
         if teacher is None and (reason := refuses(())):
             self._refuse(turn_id, untaught or reason)
@@ -403,22 +377,23 @@ class Judging:
         with self._parts.health.backend.watching("judging"):
             lessons = self._lessons(turn)
             judgement = await self._answered(turn, state, lessons)
-        votes = judgement.verdict.votes
-        read = sum(vote is not None for vote in votes)
+        said, read = judgement.verdict, sum(v is not None for v in judgement.verdict.votes)
         if not read:
-            counts = self._heard.ill(turn.id, 0, len(votes), None)
-            raise _Unread(judgement.answers[0], counts=counts)
+            raise _Unread(judgement.answers[0])
+        self._asking.discard(turn.id)
         self._record(turn.id, judgement, lessons)
-        said = judgement.verdict
         self._parts.telemetry.verdict(
             turn=turn.id,
             value=said.value,
             votes=said.votes,
             hints=len(judgement.hints),
         )
-        self._heard.well(turn.id, read, len(votes))
+        self._heard.note(read, len(said.votes))
+        self._probe_at = 0.0
+        if self._heard.trouble is None:
+            self._answers_again("judge")
         # Explicit feedback that came meanwhile takes precedence.
-        return self._parts.ledger.judgements.verdict(turn.id) or judgement.verdict
+        return self._parts.ledger.judgements.verdict(turn.id) or said
 
     def _lessons(self, turn: Turn) -> list[Lesson]:
         known = self._parts.training.lessons != "off" and not turn.episode
@@ -509,13 +484,15 @@ class Judging:
                 spending.paying("teacher", turn_id=turn.id),
             ):
                 try:
-                    return await self._scorer.teach(turn, texts), None
+                    scores = await self._scorer.teach(turn, texts)
                 except GoneError as error:  # no reply is to blame
                     raise OutageError(str(error)) from error
         except OutageError:
             raise
         except (AlignmentError, BackendError, RequestError) as error:
             return None, Why.UNSCORED.says(str(error))
+        self._answers_again("teacher")
+        return scores, None
 
     def _check(self, turn_id: int) -> None:
         """Raise where the turn was forgotten meanwhile."""
