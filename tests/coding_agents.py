@@ -139,7 +139,7 @@ class ClaudeCode(Agent):
 
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> ClaudeCode:
-        """Configure the agent as docs/requests.md says."""
+        """Configure the agent as docs/clients.md says."""
         (home / "workspace").mkdir(parents=True)
         return cls(
             installed(f"claude-code-{CLAUDE_CODE}", f"@anthropic-ai/claude-code@{CLAUDE_CODE}"),
@@ -193,7 +193,7 @@ class Codex(Agent):
 
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> Codex:
-        """Configure the agent as docs/requests.md says."""
+        """Configure the agent as docs/clients.md says."""
         (home / "workspace").mkdir(parents=True)
         (home / ".codex").mkdir()
         # Where a sandbox is installed, it starts its own programs, and keeps none of them in what
@@ -234,7 +234,7 @@ class OpenCode(Agent):
 
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> OpenCode:
-        """Configure the agent as docs/requests.md says."""
+        """Configure the agent as docs/clients.md says."""
         (home / "workspace").mkdir(parents=True)
         provider = {
             "npm": "@ai-sdk/openai-compatible",

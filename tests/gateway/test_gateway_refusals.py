@@ -17,7 +17,7 @@ WHAT = (
     "This is tinker-claw, which speaks OpenAI's chat completions: POST /v1/chat/completions. In "
     'OpenClaw set api to "openai-completions" and baseUrl to this address with /v1 at its end; '
     "Anthropic's Messages: POST /v1/messages. For Claude Code set ANTHROPIC_BASE_URL to this "
-    "address without a path, and each of its models (docs/requests.md) to the model's name; "
+    "address without a path, and each of its models (docs/clients.md) to the model's name; "
     "OpenAI's Responses: POST /v1/responses. In Codex add a provider whose base_url is this "
     "address with /v1 at its end; "
     "`tinker-claw openclaw-config` prints what belongs into OpenClaw's."

@@ -130,7 +130,7 @@ class Messages(CachingFormat):
 
     about = (
         "Anthropic's Messages: POST /v1/messages. For Claude Code set ANTHROPIC_BASE_URL to this "
-        "address without a path, and each of its models (docs/requests.md) to the model's name"
+        "address without a path, and each of its models (docs/clients.md) to the model's name"
     )
     routes = (
         Route("POST", "/v1/messages", "turn"),
