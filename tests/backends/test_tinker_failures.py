@@ -24,7 +24,13 @@ from tinkers import KEY, Served, served
 from tinker_claw.backends.tinker import session
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.meter import charged
-from tinker_claw.errors import BackendError, OutageError, SamplerError, StepError
+from tinker_claw.errors import (
+    BackendError,
+    LearningEndedError,
+    OutageError,
+    SamplerError,
+    StepError,
+)
 from tinker_claw.types import Adam, Completion, Datum, LossPass, SamplingParams, Usage
 
 ADAM = Adam(learning_rate=0.01)
@@ -289,6 +295,17 @@ async def test_sampler_that_was_deleted_at_the_service_is_no_outage(tmp_path: Pa
     again = await (await run.trainer.base()).sample(PROMPT, PARAMS)
     assert again[0].tokens == run.done.tokens, "the others go on"
     await run.trainer.aclose()
+
+
+async def test_model_that_the_service_trains_no_more_ends_learning_with_what_to_do(
+    run: Run,
+) -> None:
+    run.trainer._model = "Qwen/Qwen0-1B"  # what this server does not list
+    run.spoil(Fault("retrieve_future", "fail", of="ForwardBackward", number=0))
+    with pytest.raises(
+        LearningEndedError, match=r"does not train Qwen/Qwen0-1B any more: .*export"
+    ):
+        await run.trainer.train_step(run.passes, ADAM)
 
 
 async def test_batch_at_fault_is_no_outage(run: Run) -> None:

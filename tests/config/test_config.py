@@ -51,6 +51,14 @@ def test_defaults_are_those_of_the_method() -> None:
     assert load([]).judge.prm_m == 3
 
 
+def test_the_papers_recipe_turns_off_what_is_not_set() -> None:
+    paper = load(["--recipe", "paper"]).training
+    assert (paper.gate, paper.lessons) == ("off", "off")
+    paper = load(["--recipe", "paper", "--gate", "on", "--lessons", "tell"]).training
+    assert (paper.gate, paper.lessons) == ("on", "tell")
+    assert load([]).training.gate == "on"
+
+
 def test_the_papers_recipe_scores_three_hints() -> None:
     def hints(*flags: str) -> int:
         return load(flags).training.hints_scored

@@ -299,3 +299,12 @@ async def test_a_method_that_learns_from_hints_alone_takes_the_whole_rate(tmp_pa
             w.turn("NO, HOW it should be")
         await w.version(1)
         assert w.trainer.rates == [1.0]
+
+
+async def test_the_papers_recipe_takes_the_whole_rate_whatever_the_verdicts(tmp_path: Path) -> None:
+    async with world(tmp_path, trainer=RateTrainer(), recipe="paper") as w:
+        assert isinstance(w.trainer, RateTrainer)
+        for _ in range(4):
+            w.turn("YES")
+        await w.version(1)
+        assert w.trainer.rates == [1.0]

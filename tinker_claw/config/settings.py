@@ -21,6 +21,7 @@ from pydantic import (
     PrivateAttr,
     SecretStr,
     field_validator,
+    model_validator,
 )
 
 from tinker_claw.privacy.rules import KINDS, SECRETS
@@ -394,7 +395,9 @@ class Training(Section):
     )
     recipe: Literal["default", "paper"] = _setting(
         "default",
-        "paper: the gradient of OpenClaw-RL as published, of three hints a turn",
+        "paper: the gradient of OpenClaw-RL as published, of three hints a turn, and nothing "
+        "beside it: gate and lessons are off unless they are set, and nothing pauses learning or "
+        "lowers its rate",
         when="you compare with its results (docs/openclaw-rl.md)",
     )
     episode_reward: Literal["steps", "outcome"] = _setting(
@@ -426,6 +429,13 @@ class Training(Section):
         ge=0,
         when="samples expire unused (higher)",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _paper_alone(cls, given: Any) -> Any:
+        if isinstance(given, dict) and cast("dict[str, Any]", given).get("recipe") == "paper":
+            return {"gate": "off", "lessons": "off"} | cast("dict[str, Any]", given)
+        return given
 
     @property
     def opd_mode(self) -> Literal["topk", "token"]:

@@ -208,7 +208,8 @@ class Learner:
             LedgerError: that cannot be read now.
         """
         found = self._gate and self._gate.held()
-        if found is None and (decline := self._parts.ledger.decline()):
+        paper = self._parts.training.recipe == "paper"  # nothing but the published form
+        if found is None and not paper and (decline := self._parts.ledger.decline()):
             found = Held(str(decline))
         before, self._held = self._held, found
         if found:
@@ -330,8 +331,10 @@ class Learner:
         except asyncio.CancelledError:
             self._void(step_id, "the gateway was stopped", Void.AWAY)
             raise
-        except DisagreementError as error:
+        except LearningEndedError as error:  # no sample is to blame
             self._void(step_id, str(error), Void.AWAY)
+            if not isinstance(error, DisagreementError):
+                raise
             with suppress(LedgerError):  # else it is compared again after the restart
                 newest = parts.policy.newest.version.id
                 parts.ledger.samples.quarantine(*parts.ledger.samples.queued_of(newest))
@@ -360,7 +363,8 @@ class Learner:
         rate = AFTER_REFUSAL if refusals(parts.ledger) else 1.0
         with parts.spending.paying("train", step_id=step_id) as paid:
             if plan is None:
-                rate *= trust(batch) if parts.method.reward else 1.0
+                if parts.method.reward and parts.training.recipe != "paper":
+                    rate *= trust(batch)
                 made = await self._trained(step_id, batch, rate)
             else:
                 made = await self._practised(step_id, plan, rate)

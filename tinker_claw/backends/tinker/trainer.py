@@ -32,7 +32,13 @@ from tinker_claw.backends.tinker.session import Address, ServiceSession
 from tinker_claw.backends.tinker.storage import Shelf, download, unused_name
 from tinker_claw.billing.meter import bill
 from tinker_claw.config.settings import Settings
-from tinker_claw.errors import AlignmentError, BackendError, StepError
+from tinker_claw.errors import (
+    AlignmentError,
+    BackendError,
+    ConfigError,
+    LearningEndedError,
+    StepError,
+)
 from tinker_claw.policy import KEPT_SAMPLERS, KEPT_STATES
 from tinker_claw.types import (
     Adam,
@@ -82,7 +88,15 @@ async def offered(
     os.environ.setdefault("TINKER_TELEMETRY", "0")
     where = address(settings.run.base_url, key)
     served = await served_models(where, within_s)
-    return where, choose(settings.run.model_name, served, where.base_url)
+    try:
+        return where, choose(settings.run.model_name, served, where.base_url)
+    except ConfigError as error:
+        if not (settings.run.directory / "ledger.sqlite3").exists():
+            raise
+        raise ConfigError(
+            f"{error}. What was learned here stays at the service as long as it keeps it: "
+            "`tinker-claw export --adapter FOLDER` with these flags fetches it"
+        ) from error
 
 
 class TinkerTrainer:
@@ -161,10 +175,27 @@ class TinkerTrainer:
         *outputs, stepped = results.values()
         # What an outage took was not computed.
         bill(Usage(trained=-sum(compress(tokens, map(_is_outage, outputs)))))
-        raise_failures(results)
+        try:
+            raise_failures(results)
+        except BackendError:
+            await self._still_offered()
+            raise
         report = report_of(passes, outputs, stepped, sum(tokens))
         self._suspect = False
         return report
+
+    async def _still_offered(self) -> None:
+        """Raise LearningEndedError where the service trains this model no more."""
+        try:
+            served = await served_models(self._where, self._limits.start_timeout_s)
+        except ConfigError:  # it is away
+            return
+        if served and not any(one.name == self._model and one.trainable for one in served):
+            raise LearningEndedError(
+                f"{self._where.base_url} does not train {self._model} any more: learning has "
+                "ended, and replies go on as long as it samples the newest version. `tinker-claw "
+                "export --adapter FOLDER` keeps what was learned."
+            )
 
     async def publish(self) -> TinkerSampler:
         client = await self._ready()
