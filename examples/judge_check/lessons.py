@@ -22,7 +22,6 @@ from tinker_claw.config.load import load
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.judge import Judge
-from tinker_claw.types import NextState
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class Found:
     repeats: int
     contradicts: int
     lesson: str | None
-    answers: Sequence[str]
+    scope: str | None
 
     @property
     def lasts(self) -> bool:
@@ -75,14 +74,13 @@ async def judge_all(
     """Judge what the file does not hold yet, one after another, and add it there."""
     found = read_found(file)
     async with HttpEndpoint(url, settings, temperature=temperature) as endpoint:
-        judge = Judge(endpoint, settings, most_hints=1, wishes=True)
+        judge = Judge(endpoint, settings, most_hints=0, wishes=True)
         for case in cases:
             if case.id in found:
                 continue
-            said = NextState("user", case.user)
-            one = await judge.judge(case.request, case.reply, said, lessons=case.lessons)
-            lesson = one.wish and one.wish.text
-            found[case.id] = Found(case.id, one.repeats, one.contradicts, lesson, one.answers)
+            wish, repeats, contradicts = await judge.hear(case.user, case.lessons)
+            scope, text = (wish.scope, wish.text) if wish else (None, None)
+            found[case.id] = Found(case.id, repeats, contradicts, text, scope)
             with file.open("a") as runs:
                 runs.write(json.dumps(asdict(found[case.id]), ensure_ascii=False) + "\n")
             print(".", end="", flush=True)

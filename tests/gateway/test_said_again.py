@@ -68,8 +68,8 @@ async def test_the_judge_is_shown_the_lessons_of_who_speaks_numbered(
         await teach(world, **ann)
         world.ledger.lessons.rule("add", "bob", None, "Be kind.")
         world.ledger.lessons.rule("add", "ann", None, "Be quick.")
-        judge = Answers(*[{"quote": "Not so"}] * 3)
-        await say(world, "Not so.", **ann)
+        judge = Answers(*[{"quote": "Never so", "words": "Never"}] * 3)
+        await say(world, "Never so.", **ann)
         await judged(world, judge)
         shown = judge.asked[-1]
         assert "1. Be quick.\n2. Never use lists.\n" in shown
@@ -91,7 +91,7 @@ async def test_what_is_said_again_is_the_newest_and_no_second_lesson(
         world.ledger._db.write("UPDATE lessons SET created_at = 1 WHERE text = 'Be quick.'")
         await say(world, AGAIN)
         again = {"quote": "No bullet points", "words": "I said", "repeats": 2}
-        await judged(world, Answers(again, again | {"scope": "this once"}, {"quote": ""}))
+        await judged(world, Answers(again, again, again | {"scope": "this once", "repeats": 0}))
         assert states(world) == {OLD: State.TOLD, "Be quick.": State.TOLD}
         assert world.ledger.lessons.of_user()[0].text == OLD
 
@@ -139,7 +139,6 @@ ENDS_NOTHING: dict[str, tuple[str, list[dict[str, Any]]]] = {
         NEW,
         [WISH | {"scope": "for this kind of request", "contradicts": 1}] * 3,
     ),
-    "accepted": (NEW, [WISH | {"rating": 1, "contradicts": 1}] * 3),
     "both": (NEW, [WISH | {"repeats": 1, "contradicts": 1}] * 3),
     "no such lesson": (NEW, [WISH | {"contradicts": 2}] * 3),
     "no number": (NEW, [WISH | {"contradicts": True}, WISH | {"contradicts": "1"}, WISH]),

@@ -159,16 +159,17 @@ async def test_another_refusal_is_not_about_the_body() -> None:
 async def test_an_answer_by_the_schema_is_asked_for_and_read() -> None:
     picky = Picky(says=(rated(-1), "stop"))
     async with asking(picky) as endpoint:
-        for hints, wishes in ((0, True), (1, False), (1, True)):
+        for hints, wishes in ((0, False), (1, False), (1, True)):
             judge = Judge(endpoint, JudgeSettings(), most_hints=hints, wishes=wishes)
-            judgement = await judge.judge("ask", "reply", STATE)
+            judgement = await judge.judge("ask", "reply", STATE, lessons=["Be brief."])
             assert judgement.verdict.votes == (-1, -1, -1)
     schemas = [body["response_format"]["json_schema"] for body in picky.bodies]
     assert all(asked["strict"] is True for asked in schemas)
     assert [[*asked["schema"]["properties"]] for asked in schemas] == [
         ["reasoning", "rating"],
         ["reasoning", "quote", "hint", "rating"],
-        ["reasoning", "quote", "hint", "scope", "words", "rating"],
+        ["reasoning", "quote", "hint", "rating"],
+        ["reasoning", "quote", "words", "scope"],
     ], "the fields that are used, evidence before rating"
     for body, asked in zip(picky.bodies, schemas, strict=True):
         assert asked["schema"]["required"] == [*asked["schema"]["properties"]]

@@ -75,7 +75,7 @@ states = st.one_of(
 @given(request=texts, reply=texts, state=states)
 @example("a", HOSTILE[0], NextState("user", HOSTILE[0]))
 def test_no_text_leaves_its_fence(request: str, reply: str, state: NextState) -> None:
-    for question in (Question(), Question(hint=True, wish=True)):
+    for question in (Question(), Question(hint=True)):
         messages = question.about(request, reply, state)
         mark, fences = read(messages)
         labels = [label for label, _ in fences]

@@ -27,11 +27,11 @@ from tinker_claw.judge.endpoints import (
     SamplerEndpoint,
 )
 from tinker_claw.judge.judge import Judge
+from tinker_claw.judge.lessons import choose_wish
 from tinker_claw.judge.prompts import (
     CUT,
     Question,
     choose_hints,
-    choose_wish,
     majority,
     read_answer,
 )
@@ -163,7 +163,8 @@ def test_hint_needs_words_that_the_owner_said(quote: str, counts: bool) -> None:
     ("scope", "words", "lasts"),
     [
         ("always", "no lists!", True),
-        ("Always.", "PLAIN sentences, as I said", True),
+        ("always", "PLAIN sentences, as I said", True),
+        ("Always.", "no lists!", False),
         ("for this kind of request", "no lists", True),
         ("this once", "no lists!", False),
         ("", "no lists!", False),
@@ -172,17 +173,27 @@ def test_hint_needs_words_that_the_owner_said(quote: str, counts: bool) -> None:
     ],
 )
 def test_a_wish_lasts_if_the_owners_own_words_show_it(scope: str, words: str, lasts: bool) -> None:
-    said = read_answer(rated(-1, "no lists!", PLAIN, scope=scope, words=words), OWNER)
-    assert said.hint == PLAIN
-    assert (said.wish is not None) is lasts
-    assert said.wish is None or (said.wish.text, said.wish.words) == (SENTENCES[words], words)
+    wish = choose_wish([rated(-1, "no lists!", PLAIN, scope=scope, words=words)], OWNER)
+    assert (wish is not None) is lasts
+    assert wish is None or (wish.text, wish.words) == (SENTENCES[words], words)
 
 
 def test_most_votes_must_call_a_wish_lasting() -> None:
-    wish, other = Wish("Be brief.", "brief", "always"), Wish("Be short.", "brief", "always")
-    assert choose_wish([wish, None, wish], 3) == wish
-    assert choose_wish([other, wish, wish], 3) == wish
-    assert choose_wish([wish, None, None], 3) is None
+    owner = "Always be brief. Always be kind."
+    brief, kind, once = (
+        rated(-1, quote, PLAIN, scope=scope, words="Always")
+        for quote, scope in (
+            ("be brief", "always"),
+            ("be kind", "always"),
+            ("be kind", "this once"),
+        )
+    )
+    wish = Wish("Always be brief.", "Always", "always")
+    assert choose_wish([brief, once, brief], owner) == wish
+    assert choose_wish([kind, brief, brief], owner) == wish
+    assert choose_wish([brief, "?", "{}"], owner) == wish, "of those that could be read"
+    assert choose_wish([brief, once, once], owner) is None
+    assert choose_wish(["?"], owner) is None
 
 
 def test_half_a_character_in_json_is_a_hint_that_can_be_written_down() -> None:

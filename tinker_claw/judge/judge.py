@@ -1,7 +1,6 @@
 """The judge: reads what happened after a turn, gives a verdict and, where there is one, a hint.
 
-Rule: one question asks for both. Where the owner asks for something and has lessons, another asks
-what it says of those.
+Rule: one question asks for both. What the owner says for later is asked apart.
 """
 
 from __future__ import annotations
@@ -11,14 +10,12 @@ from dataclasses import dataclass
 
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.endpoints import Endpoint
+from tinker_claw.judge.lessons import Asked, choose_lessons, choose_wish, comparison, standing
 from tinker_claw.judge.prompts import (
     INCLUDED,
     Prompts,
     Question,
     choose_hints,
-    choose_lessons,
-    choose_wish,
-    comparison,
     majority,
     read_answer,
 )
@@ -34,7 +31,7 @@ class Judgement:
     hints: tuple[str, ...]
     """Hints chosen from the answers, best first."""
     wish: Wish | None
-    """The lasting wish among the hints; None: there is none."""
+    """What the owner wants of later replies, too; None: nothing."""
     repeats: int
     contradicts: int
     """Number of the lesson that the user says again, and of the one that the wish contradicts; 0:
@@ -89,26 +86,35 @@ class Judge:
             OutageError: the service is away; nothing is concluded from that either.
         """
         hears = state.role == "user" and self._most_hints > 0
-        question = Question(self._prompts, hint=hears, wish=self._wishes)
+        question = Question(self._prompts, hint=hears)
         shown = images if self._sees else ()
         asked = question.about(request, reply, state, asked_by=asked_by, images=shown)
-        answers = await self._endpoint.answers(asked, self.votes, question.schema)
+        answers = await self._answers((asked, question.schema))
         found = [read_answer(answer, state.text if hears else None) for answer in answers]
         verdict = majority([one.rating for one in found])
         read, teaches = sum(one.rating is not None for one in found), verdict.value != 1
         hints = choose_hints([one.hint for one in found], read, self._most_hints)
-        wish = choose_wish([one.wish for one in found], read)
-        repeats = contradicts = 0
-        if teaches and hints and lessons:
-            compared, schema = comparison(lessons, state.text)
-            heard = await self._endpoint.answers(compared, self.votes, schema)
-            repeats, contradicts = choose_lessons(heard, len(lessons))
+        wish, repeats, contradicts = None, 0, 0
+        if self._wishes and state.role == "user":
+            wish, repeats, contradicts = await self.hear(state.text, lessons)
         return Judgement(
             verdict=verdict,
             answers=tuple(answers),
             hints=hints if teaches else (),
-            wish=wish if teaches else None,
+            wish=wish,
             repeats=repeats,
-            contradicts=contradicts if wish else 0,
+            contradicts=contradicts,
             prompt=self._asked,
         )
+
+    async def hear(self, said: str, lessons: Sequence[str]) -> tuple[Wish | None, int, int]:
+        """Return the lasting wish in an owner's words, and the numbers of the lessons that it
+        repeats and contradicts; 0: none."""
+        wish = choose_wish(await self._answers(standing(said)), said)
+        if wish is None or not lessons:
+            return wish, 0, 0
+        compared = await self._answers(comparison(lessons, said))
+        return wish, *choose_lessons(compared, len(lessons))
+
+    async def _answers(self, asked: Asked) -> list[str]:
+        return await self._endpoint.answers(asked[0], self.votes, asked[1])
