@@ -110,6 +110,11 @@ _LOST: Mapping[str, str] = {
     Lost.UNKNOWN: "the reply before it in the history is not one given here lately, word for word",
 }
 """Why a request could not be tied to the turn whose reply it answers."""
+_HOW_LOST: Mapping[str, str] = {
+    Lost.COMPACTED: "after a summary",
+    Lost.EDITED: "after a change of the history",
+    Lost.UNKNOWN: "to a reply that is not one of the latest",
+}
 _ENDED = {
     StopReason.STOP: ", the last of which ends the reply",
     StopReason.LENGTH: ", cut there by the limit on replies",
@@ -234,8 +239,27 @@ def outcome(turn: TurnView, run: RunView) -> str:
         told += _void(turn.sample.void)
     if turn.unused is None:
         return told
-    rating = f"Its {turn.said_by}'s rating is recorded and trains nothing"
-    return f"{told} {rating}: {turn.unused.rstrip('.')}."
+    recorded = f"Its {turn.said_by}'s rating is recorded and trains nothing"
+    counts = f" {_COUNTS}" * (turn.sample is not None and turn.judged)
+    return f"{told} {recorded}: {turn.unused.rstrip('.')}.{counts}"
+
+
+_COUNTS = "It is the verdict all the same, and counts among the accepted replies, or against them."
+
+
+def rating(turn: TurnView) -> str:
+    """Describe what a rating of a turn does from now on."""
+    if turn.trained_in_step is not None:
+        return (
+            "This reply was trained already, so a rating trains nothing more. It becomes the "
+            "verdict, and counts among the accepted replies, or against them."
+        )
+    if turn.kind is Kind.SIDE:
+        return "A rating of a side turn is recorded, and trains nothing."
+    return (
+        "A rating takes the place of the judge's verdict. A reason of 👎 is the hint: what should "
+        "have been done."
+    )
 
 
 def _became(turn: TurnView, run: RunView) -> str:
@@ -467,7 +491,7 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         yield "feedback", f"{told}; the judge disagreed on {said['unlike']} of the replies"
     if seen["lost_next_states"]:
         causes = seen["lost_next_states"]
-        told = ", ".join(f"{n} {cause}" for cause, n in sorted(causes.items()))
+        told = ", ".join(f"{n} {_HOW_LOST.get(c, c)}" for c, n in sorted(causes.items()))
         count = plural(sum(causes.values()), "message")
         yield "lost", f"{count} could not be tied to a reply: {told}"
     for client, n in sorted(seen["not_understood"].items()):
@@ -475,7 +499,8 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         yield "unknown", f"{plural(n, 'message')} of {of} that are not understood: none teaches"
     if told := _strangers(seen["strangers"]):
         yield "others", told
-    samples = ", ".join(f"{n} {state}" for state, n in sorted(seen["samples"].items()))
+    states = sorted(seen["samples"].items())
+    samples = ", ".join(f"{n} {_STATES.get(state, state)}" for state, n in states)
     yield "samples", samples or "none"
     if usd := seen["usd"]:
         told = ", ".join(f"{purpose} ${cost:.4f}" for purpose, cost in sorted(usd.items()))
@@ -484,6 +509,9 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
     if (judge := seen["judge_billed"])["turns"]:
         tokens = f"{judge['asked']:,} tokens asked and {judge['answered']:,} answered"
         yield "judge", f"{plural(judge['turns'], 'turn')} judged: {tokens}, ${judge['usd']:.4f}"
+
+
+_STATES: Mapping[str, str] = {"held": "waiting for an outcome", "quarantined": "set aside"}
 
 
 def _strangers(seen: Mapping[str, Sequence[str]]) -> str | None:

@@ -60,9 +60,9 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path) -> N
         "turns      19 main and 1 side turns in 18 sessions",
         "verdicts   6 good, 1 neutral, 3 bad, 1 without a valid vote; 3 hints",
         "feedback   1 reply and 1 session rated outright; the judge disagreed on 0 of the replies",
-        "samples    1 expired, 1 quarantined, 3 queued, 2 trained",
+        "samples    1 expired, 1 set aside, 3 queued, 2 trained",
         "        3 ######################## waits for a next state",
-        "lost       1 message could not be tied to a reply: 1 compacted",
+        "lost       1 message could not be tied to a reply: 1 after a summary",
     ):
         assert any(shown.strip() == line.strip() for shown in lines), line
     (taken,) = [line for line in lines if line.split()[0:1] == ["1"] and "taken" in line]

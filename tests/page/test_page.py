@@ -335,8 +335,8 @@ async def test_a_rollback_says_first_what_it_drops_and_versions_lead_back(tmp_pa
         made = ledger.steps.version(1)
         assert first is not None
         assert made is not None
-        for name in ("s0", "s1"):
-            (tmp_path / "states" / name).mkdir(parents=True)
+        for name in ("states/s0", "states/s1", "adapters/p0", "adapters/p1"):
+            (tmp_path / name).mkdir(parents=True)
         for number in range(3):
             turn = ledger.turns.add(new_turn(ledger, f"new {number}", policy_version=1))
             ledger.samples.add(turn, 1, None)
@@ -350,11 +350,13 @@ async def test_a_rollback_says_first_what_it_drops_and_versions_lead_back(tmp_pa
             "v1 will be left behind, with what 4 samples taught; 3 samples that wait for a step"
         )
         assert await drops(0) == f"{learned} expire. {back}1"
-        assert await drops(1) == f"no version is left behind. {back}1"
+        newest = told(await opened.get("/versions")).split(" v0 ,")[0]
+        assert "Learning goes on from here, so there is nothing to roll back." in newest
+        assert "Roll back to v1" not in newest
         ledger.steps.roll_back(first)
         assert await drops(1) == f"v2 will be left behind, with what 0 samples taught. {back}2"
         shown = told(await opened.get("/versions"))
-        assert shown.index("left behind No first") < shown.index("Roll back to v1:")
+        assert shown.index("left behind Pin No first") < shown.index("Roll back to v1:")
         ledger.steps.roll_back(made)
         assert "v3 from v1" in told(await opened.get("/versions"))
         counts = ledger._db.pairs("SELECT state, COUNT(*) FROM samples GROUP BY state")
@@ -484,10 +486,12 @@ async def test_list_of_turns_shows_what_main_turns_were_asked(tmp_path: Path) ->
         for kind, words in asked.items():
             one = new_turn(opened.ledger, f"of {kind}", kind=Kind(kind), request_text=words)
             opened.ledger.turns.add(one)
-        shown = told(await opened.get("/turns"))
+        shown, all_of_them = [told(await opened.get(f"/turns{q}")) for q in ("", "?kind=all")]
         assert asked["main"][:80] in shown
         assert asked["main"][:81] not in shown
-        assert "Summarise" not in shown
+        assert "Summarise" not in all_of_them
+        row = "side v0 3 – side turn"
+        assert (row in shown, row in all_of_them) == (False, True), "main turns unless asked"
 
 
 async def test_share_accepted_stands_beside_roll_back(tmp_path: Path) -> None:
@@ -624,6 +628,112 @@ async def test_long_list_of_versions_has_pages(tmp_path: Path) -> None:
         numbers = [re.findall(r"<strong>v(\d+)</strong>", text) for text in (first, second)]
         assert [len(some) for some in numbers] == [read.ROWS, 2]
         assert numbers[1] == ["1", "0"]
+
+
+# What to do, and what cannot be done
+
+
+async def test_an_empty_ledger_says_what_to_do_next(tmp_path: Path) -> None:
+    async with page(tmp_path / "other", *USERS) as opened:
+        (tmp_path / "empty").mkdir()
+        ledger = Ledger(tmp_path / "empty")
+        ledger.bind({"model": "demo", "method": "binary", "backend": "local"})
+        deps = replace(opened.deps, ledger=ledger.path)
+        transport = httpx.ASGITransport(Starlette(routes=routes.create_page(deps)))
+        for key in (ANNA, ROOT_KEY):
+            async with httpx.AsyncClient(
+                transport=transport, base_url=HOST, auth=("any", key)
+            ) as client:
+                shown, turns = [told(await client.get(f"/ui{path}")) for path in ("", "/turns")]
+                assert f"the address {HOST}/v1 and the model demo" in shown
+                assert "16 judged replies make a step" in shown
+                assert "Every turn was trained" not in shown
+                assert "No main turn has come yet: what to do next" in turns
+        ledger.close()
+        opened.log_in(ROOT_KEY)
+        assert "what to do next" not in told(await opened.get("")).lower()
+        assert "No turns fit" in told(await opened.get("/turns?session=none"))
+
+
+async def test_a_bad_reply_takes_a_reason_which_is_the_hint(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        turn = write(opened.ledger, "anna", "new")
+        reason = "Say the price first, not swordfish."
+        sent = await opened.post(f"/turns/{turn}/feedback", score="-1", text=reason)
+        assert sent.status_code == 303
+        redacted = "Say the price first, not [redacted: password]."
+        hints = opened.ledger._db.column("SELECT text FROM hints WHERE turn_id = ?", turn)
+        assert redacted in hints
+        assert redacted in told(await opened.get(f"/turns/{turn}"))
+
+
+async def test_a_rating_says_what_it_does_to_a_trained_turn(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        before = told(await opened.get("/turns/1"))
+        assert "so a rating trains nothing more. It becomes the verdict" in before
+        assert "trains nothing more" not in told(await opened.get("/turns/9"))
+        await opened.post("/turns/1/feedback", score="1")
+        after = told(await opened.get("/turns/1"))
+        assert "trains nothing: the reply was trained already. It is the verdict all the" in after
+        verdict = opened.ledger.judgements.verdict(1)
+        assert verdict is not None
+        assert verdict.value == 1, "as it says"
+
+
+async def test_a_refused_form_comes_back_with_what_was_typed(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        long = "Be brief & plain. " * 300
+        typed = html.escape(long.strip())
+        answers = {
+            "new": await opened.post("/lessons/add", text=long),
+            "1": await opened.post("/lessons/edit", lesson="1", text=long),
+            "reason": await opened.post("/turns/1/feedback", score="-1", text=long),
+        }
+        for name, answer in answers.items():
+            assert answer.status_code in (400, 409), name
+            (alert,) = re.findall(r'role="alert" id="wrong-(\w+)">Not done: [^<]+<', answer.text)
+            assert alert == name
+            assert typed in answer.text
+            assert answer.text.count(f'aria-describedby="wrong-{name}"') == 1
+        gone = await opened.post("/lessons/keep", lesson="77")
+        assert (gone.status_code, "Not done: there is no lesson 77" in gone.text) == (409, True)
+        refused = await opened.post("/versions/9/pin")
+        assert (refused.status_code, "Not done: there is no v9" in refused.text) == (409, True)
+        assert "<h1>Versions</h1>" in refused.text
+
+
+async def test_a_version_that_cannot_be_gone_back_to_says_why(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        (tmp_path / "adapters/p0").mkdir(parents=True)
+        shown = told(await opened.get("/versions"))
+        assert "No way back to v0: its state is deleted." in shown
+        assert "Roll back" not in shown
+
+
+@pytest.mark.parametrize("lessons", ["off", "tell"])
+async def test_lessons_say_whether_they_are_on(tmp_path: Path, lessons: Any) -> None:
+    async with page(tmp_path) as opened:
+        deps = replace(opened.deps, training=Training(lessons=lessons))
+        transport = httpx.ASGITransport(Starlette(routes=routes.create_page(deps)))
+        async with httpx.AsyncClient(transport=transport, base_url=HOST) as client:
+            shown = told(await client.get("/ui"))
+        assert ("Lessons are off : no session is told any of these." in shown) == (lessons == "off")
+
+
+async def test_names_of_the_ledger_are_not_shown(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        ledger = opened.ledger
+        ledger._db.rows("UPDATE samples SET state = 'quarantined' WHERE id = 5")
+        ledger._db.rows("UPDATE turns SET lost = 'unknown reply' WHERE id = 9")
+        states = ("aside", "provisional", "learned", "dropped")
+        for number, state in enumerate(states):
+            one = ledger.lessons.rule("add", "anna", None, f"Sentence {number}.")
+            ledger._db.rows("UPDATE lessons SET state = ? WHERE id = ?", state, one)
+        shown = told(await opened.get("")) + told(await opened.get("/turns/1"))
+        for raw in ("degraded", "quarantined", "unknown reply", "Aside", "Provisional", "verdict:"):
+            assert raw not in shown
+        for words in ("Something is wrong", "1 set aside", "Not told any more", "A vote: -1"):
+            assert words in shown
 
 
 # What goes wrong

@@ -95,7 +95,12 @@ async def test_lessons_are_kept_edited_dropped_and_added(tmp_path: Path) -> None
         assert known() == [("Write at most two plain sentences.", "dropped", False)]
         assert lessons.of_session(opened.ledger.turns.session("anna", "later 3")) == [], "at once"
         assert await first.get_by_role("link", name="roll back to v0").count() == 1
-        await window.get_by_label("What you want of replies").fill("Call me Zoe.")
+        wanted = window.get_by_label("What you want of replies")
+        await wanted.fill("word " * 80)
+        await press(window.locator("main"), "Add")
+        assert "at most 300 characters" in await window.get_by_role("alert").inner_text()
+        assert await wanted.input_value() == "word " * 80, "as it was typed"
+        await wanted.fill("Call me Zoe.")
         await press(window.locator("main"), "Add")
         assert known()[1] == ("Call me Zoe.", "told", True)
         assert "Told, and kept." in await window.get_by_label("Lesson 3").inner_text()
@@ -154,11 +159,17 @@ async def test_it_is_read_and_used_without_scripts_on_a_phone(tmp_path: Path) ->
             box = await window.locator("main").bounding_box()
             assert box is not None
             assert box["width"] <= 360
+            assert await window.evaluate("document.documentElement.scrollWidth") <= 360, path
+            for cell in await window.locator("td.became").all():
+                of = await cell.bounding_box()
+                assert of is not None
+                assert of["x"] + of["width"] <= 360, "what became of a turn"
         await window.goto(f"{root}/ui/turns/1")
         await window.keyboard.press("Tab")
         await window.keyboard.press("Enter")  # skips to the content
+        await window.get_by_label("Reason of 👎").fill("Say it in a word.")
         await window.get_by_label("Good reply").click()
-        await window.wait_for_url(f"{root}/ui/turns/1")
+        await window.wait_for_url(f"{root}/ui/turns/1*")
         verdict = opened.ledger.judgements.verdict(2)
         assert await window.get_by_label("Good reply").get_attribute("aria-pressed") == "true"
         assert verdict is not None

@@ -15,15 +15,23 @@ from typing import Any, Final
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import RequestError
 from tinker_claw.ledger.database import Rows
+from tinker_claw.ledger.decline import read_decline
 from tinker_claw.ledger.figures import read_figures, read_headlines, read_kept, read_live
 from tinker_claw.ledger.lessons import read_lessons
-from tinker_claw.ledger.outcome import Contents, Record, read_contents, read_run, read_turn
+from tinker_claw.ledger.outcome import (
+    Contents,
+    Record,
+    read_contents,
+    read_run,
+    read_turn,
+    run_of,
+)
 from tinker_claw.ledger.versions import Line, gate_of, read_line
 from tinker_claw.ledger.views import Filter, read
 from tinker_claw.page.charts import Point, curve
 from tinker_claw.sinks.base import figures_of
-from tinker_claw.types import StopReason, Tokens
-from tinker_claw.words import DEFINED, facts, plural, practised, tell
+from tinker_claw.types import Kind, StopReason, Tokens
+from tinker_claw.words import DEFINED, facts, plural, practised, rating, tell
 
 ROWS: Final = 50
 """Rows of a table."""
@@ -79,6 +87,7 @@ def read_overview(rows: Rows, training: Training) -> Record:
     steps = [s for s in read(rows, "steps", Filter(), STEPS) if s["status"] == "committed"]
     shares = _shares(figures["accepted"][-STEPS:])
     shown = {"facts": list(facts(figures)), "defined": DEFINED, "lessons": _lessons(rows, None)}
+    shown["begun"] = figures["turns"]["main"] > 0
     return {**figures, **shown, "shares": shares, "curves": list(_curves(steps))}
 
 
@@ -99,9 +108,14 @@ def _curves(steps: Sequence[Record]) -> Iterator[Record]:
 
 
 def read_mine(rows: Rows, user: str | None) -> Record:
-    """Return the overview that a user has: whether it helps them, and their lessons."""
-    lines = read_headlines(rows, read_live(rows, user), user)
-    return {"headlines": lines, "lessons": _lessons(rows, user)}
+    """Return the overview that a user has: whether it helps them, and their lessons. `begun`:
+    whether a main turn of theirs has come."""
+    return {
+        "headlines": read_headlines(rows, read_live(rows, user), user),
+        "lessons": _lessons(rows, user),
+        "begun": bool(read(rows, "turns", Filter(user=user, kind=Kind.MAIN), 1)),
+        "run": run_of(rows),
+    }
 
 
 def _lessons(rows: Rows, user: str | None) -> list[Record]:
@@ -155,6 +169,7 @@ def read_one(
         "forgotten": turn.blanked == "forgotten",
         "pieces": list(_pieces(known, decode)) if trained else [],
         "given": next((said for said in known.feedback[::-1] if not said["final"]), None),
+        "does": rating(turn),
         # The turns of the session before and after it.
         "neighbours": rows.row(
             "SELECT MAX(id) FILTER (WHERE id < ?2), MIN(id) FILTER (WHERE id > ?2) FROM turns "
@@ -197,7 +212,7 @@ def read_versions(rows: Rows, before: int | None = None) -> Record:
     `accepted`: share of its first judged turns that were accepted; None: it has none.
     `depth`: a lineage goes on at its depth, and versions left by a rollback are one deeper. `gate`:
     its result for the version; `refused`: results of versions refused after it, newest first.
-    `drops`: what a rollback to it leaves behind.
+    `drops`: what a rollback to it leaves behind; None: it would change nothing.
 
     Args:
         before: only versions of lower numbers.
@@ -220,8 +235,11 @@ def read_versions(rows: Rows, before: int | None = None) -> Record:
         "SELECT policy_version, COUNT(*) FROM samples JOIN turns ON turns.id = turn_id "
         "WHERE state IN ('queued', 'held') GROUP BY 1"
     )
+    # To the newest it would only end a hold: learning goes on from there as it is.
+    here = None if read_decline(rows) else max(kept, default=None)
     for one in found[:ROWS]:
-        one["drops"] = _drops(line, [*kept.values()], waiting, one["id"])
+        said = None if one["id"] == here else _drops(line, [*kept.values()], waiting, one["id"])
+        one["drops"] = said
     return _first_rows("versions", found, "id")
 
 

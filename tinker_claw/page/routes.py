@@ -15,10 +15,11 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -35,12 +36,13 @@ from tinker_claw.gateway.auth import Keys, Principal
 from tinker_claw.gateway.limits import read_body
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.database import Rows, reading
-from tinker_claw.ledger.feedback import About, Feedback, Given
+from tinker_claw.ledger.feedback import LONGEST_TEXT, About, Feedback, Given
 from tinker_claw.ledger.lessons import Rule
 from tinker_claw.ledger.views import Filter
 from tinker_claw.origin import refuse_pages
 from tinker_claw.page import read
 from tinker_claw.telemetry import log
+from tinker_claw.types import Kind
 from tinker_claw.words import moment
 
 ROOT: Final = "/ui"
@@ -61,8 +63,8 @@ _HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-_MOST_BYTES: Final = 4096
-"""Most bytes of a form."""
+_MOST_BYTES: Final = 65_536
+"""Most bytes of a form: room for the longest reason, however it is written."""
 _FORM: Final = "This form cannot be read: load the page again, and send it once more."
 _PAUSE: Final = 3.0
 """Pause after a page, as a multiple of the time it took to make: frequent reloads delay only
@@ -76,6 +78,21 @@ _PAGES: Final = (
 """Name, address, and whether it is for admins only."""
 _ASKS: Final = {"www-authenticate": 'Basic realm="tinker-claw", charset="UTF-8"'}
 _VERDICTS: Final = ("1", "0", "-1", "none")
+_WORDS: Final = {
+    # of health
+    "ok": "All is well",
+    "degraded": "Something is wrong",
+    # of lessons
+    "told": "Told",
+    "aside": "Not told any more",
+    "provisional": "Practised; your next sessions show whether it holds",
+    "learned": "Learned: done without being told",
+    "dropped": "Dropped",
+    # of the judge's answers
+    "verdict": "A vote",
+    "in vain": "A try that came to nothing",
+}
+"""Words for states and names."""
 
 
 class _Row(IntegerConvertor):
@@ -102,8 +119,19 @@ register_url_convertor("change", _Change())
 
 T = TypeVar("T")
 Serve = Callable[[Request, Principal], Awaitable[Response]]
+Change = Callable[[Request, Principal, Mapping[str, str]], Awaitable[Response]]
+Wrong = Mapping[str, Any]
+"""The fields of a form that was refused, with `said`, why."""
 Look = Callable[[Rows, int, Filter], Mapping[str, Any]]
 """Reads a template's data, given the number in the address and the filter in the query."""
+
+
+class Show(Protocol):
+    """A handler that shows a page, also one with a form that was refused."""
+
+    def __call__(
+        self, request: Request, visitor: Principal, wrong: Wrong | None = None
+    ) -> Awaitable[Response]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,29 +156,22 @@ class PageDeps:
 def create_page(deps: PageDeps) -> list[Route]:
     """Return the routes for the gateway's application."""
     page, training = _Page(deps), deps.training
+    turns = page.shows("turns", lambda rows, _, w: read.read_turns(rows, w))
+    turn = page.shows(
+        "turn", lambda rows, n, w: read.read_one(rows, n, w.user, training, deps.decode)
+    )
+    versions = page.shows("versions", lambda rows, _, w: read.read_versions(rows, w.before))
+    overview, change = page.overview, "/versions/{number:row}/{what:change}"
     return [
-        page.route("GET", "", page.overview),
-        page.route("GET", "/", page.overview),
-        page.route(
-            "GET", "/turns", page.shows("turns", lambda rows, _, w: read.read_turns(rows, w))
-        ),
-        page.route(
-            "GET",
-            "/turns/{number:row}",
-            page.shows(
-                "turn", lambda rows, n, w: read.read_one(rows, n, w.user, training, deps.decode)
-            ),
-        ),
-        page.route(
-            "GET",
-            "/versions",
-            page.shows("versions", lambda rows, _, w: read.read_versions(rows, w.before)),
-            admins=True,
-        ),
+        page.route("GET", "", overview),
+        page.route("GET", "/", overview),
+        page.route("GET", "/turns", turns),
+        page.route("GET", "/turns/{number:row}", turn),
+        page.route("GET", "/versions", versions, admins=True),
         page.route("GET", "/static/{name:str}", page.static),
-        page.route("POST", "/turns/{number:row}/feedback", page.feedback),
-        page.route("POST", "/lessons/{rule:rule}", page.rule_lesson),
-        page.route("POST", "/versions/{number:row}/{what:change}", page.change, admins=True),
+        page.route("POST", "/turns/{number:row}/feedback", page.form(page.feedback, turn)),
+        page.route("POST", "/lessons/{rule:rule}", page.form(page.rule_lesson, overview)),
+        page.route("POST", change, page.form(page.change, versions), admins=True),
     ]
 
 
@@ -173,6 +194,7 @@ class _Page:
             "signed": _signed,
             "share": "{:.0%}".format,
             "rate": in_words,
+            "in_words": _in_words,
         }
 
     # For every route
@@ -199,13 +221,36 @@ class _Page:
 
         return Route(ROOT + path, answered, methods=[method])
 
-    def shows(self, name: str, look: Look) -> Serve:
+    def shows(self, name: str, look: Look) -> Show:
         """Return a handler that fills a template with data from the ledger."""
 
-        async def serve(request: Request, visitor: Principal) -> Response:
+        async def serve(
+            request: Request, visitor: Principal, wrong: Wrong | None = None
+        ) -> Response:
             number, wanted = request.path_params.get("number", 0), _filter(request, visitor)
             found = await self._read(lambda rows: look(rows, number, wanted))
-            return await asyncio.to_thread(self._html, name, visitor, request=request, **found)
+            return await asyncio.to_thread(
+                self._html, name, visitor, request=request, wrong=wrong, **found
+            )
+
+        return serve
+
+    def form(self, change: Change, shown: Show) -> Serve:
+        """Return a handler of a form, which shows its page again with what was typed where it is
+        refused."""
+
+        async def serve(request: Request, visitor: Principal) -> Response:
+            fields = await self._form(request)
+            try:
+                return await change(request, visitor, fields)
+            except (UndoError, RequestError) as error:
+                status = getattr(error, "status", HTTPStatus.CONFLICT)
+                if status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT):
+                    raise
+                wrong = {"lesson": "", "text": ""} | fields | {"said": str(error)}
+            answer = await self._in_turn(visitor.name, lambda: shown(request, visitor, wrong))
+            answer.status_code = status
+            return answer
 
         return serve
 
@@ -254,8 +299,6 @@ class _Page:
             ) from error
 
     def _failed(self, error: ClawError, visitor: Principal | None) -> Response:
-        if isinstance(error, UndoError):
-            error = RequestError(str(error), status=HTTPStatus.CONFLICT)
         problem = errors.told(error)
         answer = self._html("error", visitor, status=problem.status, said=str(problem))
         answer.headers.update(problem.headers or {})
@@ -304,32 +347,41 @@ class _Page:
         headers = {**_HEADERS, "cache-control": "max-age=3600"}
         return FileResponse(_STATIC / name, media_type=kind, headers=headers)
 
-    async def overview(self, request: Request, visitor: Principal) -> Response:
+    async def overview(
+        self, request: Request, visitor: Principal, wrong: Wrong | None = None
+    ) -> Response:
         training, health, user = self._deps.training, self._deps.health(), _user(visitor)
         seen = await self._read(
             lambda rows: (
                 read.read_overview(rows, training) if visitor.admin else read.read_mine(rows, user)
             )
         )
-        return await asyncio.to_thread(
-            self._html, "overview", visitor, health=health, seen=seen, gate_is=training.gate
-        )
+        show = partial(self._html, "overview", visitor, health=health, training=training)
+        return await asyncio.to_thread(show, request=request, wrong=wrong, seen=seen)
 
     # Changes
 
-    async def feedback(self, request: Request, visitor: Principal) -> Response:
-        fields, number = await self._form(request), request.path_params["number"]
+    async def feedback(
+        self, request: Request, visitor: Principal, fields: Mapping[str, str]
+    ) -> Response:
+        number, text = request.path_params["number"], fields.get("text", "").strip()
         score = {"1": 1.0, "-1": -1.0}.get(fields.get("score", ""))
         if score is None:
             raise RequestError(_FORM)
         owner = await self._read(lambda rows: read.owner(rows, number))
-        mine, place = _user(visitor) in (None, owner), About("turn", number)
-        if owner is None or not mine or self._deps.say(owner, place, Feedback(score)) is None:
+        if owner is None or _user(visitor) not in (None, owner):
+            raise read.missing("turn")
+        if len(text) > LONGEST_TEXT:
+            said = f"A reason has at most {LONGEST_TEXT} characters; this has {len(text)}."
+            raise RequestError(said)
+        given = Feedback(score, self._deps.redact(text))
+        if self._deps.say(owner, About("turn", number), given) is None:
             raise read.missing("turn")
         return _to(f"/turns/{number}")
 
-    async def rule_lesson(self, request: Request, visitor: Principal) -> Response:
-        fields = await self._form(request)
+    async def rule_lesson(
+        self, request: Request, visitor: Principal, fields: Mapping[str, str]
+    ) -> Response:
         which, rule = fields.get("lesson", ""), cast("Rule", request.path_params["rule"])
         number = int(which) if re.fullmatch(_Row.regex, which) else None
         user = visitor.name if rule == "add" else _user(visitor)
@@ -337,7 +389,9 @@ class _Page:
         self._deps.undo.ledger.lessons.rule(rule, user, number, text)
         return _to("#lessons")
 
-    async def change(self, request: Request, visitor: Principal) -> Response:
+    async def change(
+        self, request: Request, visitor: Principal, fields: Mapping[str, str]
+    ) -> Response:
         number = request.path_params["number"]
         match request.path_params["what"]:
             case "pin":
@@ -360,7 +414,7 @@ def _filter(request: Request, visitor: Principal) -> Filter:
     return Filter(
         session=asked.get("session"),
         user=_user(visitor) or asked.get("user"),
-        kind=asked.get("kind"),
+        kind=None if (kind := asked.get("kind", Kind.MAIN)) == "all" else kind,
         verdict=verdict if verdict in _VERDICTS else None,
         trained={"yes": True, "no": False}.get(asked.get("trained", "")),
         before=int(before) if re.fullmatch(_Row.regex, before) else None,
@@ -369,6 +423,10 @@ def _filter(request: Request, visitor: Principal) -> Filter:
 
 def _to(where: str) -> Response:
     return RedirectResponse(ROOT + where, HTTPStatus.SEE_OTHER, _HEADERS)
+
+
+def _in_words(name: str) -> str:
+    return _WORDS.get(name, name)
 
 
 def _signed(value: float | None) -> str:
