@@ -14,7 +14,8 @@ import asyncio
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -51,8 +52,9 @@ def tokenizer(folder: Path) -> Path:
 
 async def live(
     out: Path, seeds: Sequence[int], messages: int, flags: Sequence[str] = ()
-) -> list[Day]:
-    """Live through days, each with a run of its own, in a new folder."""
+) -> AsyncGenerator[Day]:
+    """Live through days, each with a run of its own, in a new folder; yields each when it is
+    over."""
     await asyncio.to_thread(shutil.rmtree, out, ignore_errors=True)
     await asyncio.to_thread(out.mkdir, parents=True)
     port = free_port()
@@ -61,14 +63,11 @@ async def live(
     person = out / "person"
     claw = OpenClaw.create(person, address, NAME, window=CONTEXT, reply=4096, thinks="medium")
     furnish(person / "workspace")
-    days = list[Day]()
     async with claw.gateway() as gateway:
         for seed in seeds:
             here = out / str(seed)
             await asyncio.to_thread(here.mkdir)
-            days.append(await _one(here, gateway, seed, day(seed, messages), (port, words, flags)))
-            print(f"day {seed}: {days[-1].headline}", flush=True)
-    return days
+            yield await _one(here, gateway, seed, day(seed, messages), (port, words, flags))
 
 
 async def _one(
@@ -113,11 +112,16 @@ async def _settled(client: Client) -> None:
         await asyncio.sleep(0.4)
 
 
-def _shown(days: Sequence[Day]) -> Iterator[str]:
-    yield markdown(days, load()[NAME])
-    yield ""
-    for one in days:
-        yield f"- {one.seed}: {one.headline}"
+async def _show(out: Path, seeds: Sequence[int], messages: int) -> None:
+    """Live through days; write the table anew after each."""
+    price, days = load()[NAME], list[Day]()
+    async with aclosing(live(out, seeds, messages)) as lived:
+        async for one in lived:
+            days.append(one)
+            table = markdown(days, price)
+            (out / "days.md").write_text(f"{table}\n")
+            (out / "days.jsonl").write_text("".join(f"{json.dumps(asdict(d))}\n" for d in days))
+            print(f"{one.headline}\n{table}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -130,17 +134,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     out, seeds = options.out.absolute(), range(options.first, options.first + options.days)
     try:
-        days = asyncio.run(live(out, seeds, options.messages))
+        asyncio.run(_show(out, seeds, options.messages))
     except (DayError, DemoError, ExceptionGroup) as failed:
         error = first_cause(failed)
         if not isinstance(error, DayError | DemoError):
             raise
         print(f"The day stopped: {error}", file=sys.stderr)
         return 1
-    table = "\n".join(_shown(days))
-    (out / "days.md").write_text(f"{table}\n")
-    (out / "days.jsonl").write_text("".join(f"{json.dumps(asdict(one))}\n" for one in days))
-    print(table)
     return 0
 
 

@@ -63,6 +63,8 @@ _SECTIONS: Final = (
 """Sections that OpenClaw demands of a summary."""
 _NAMES: Final = re.compile(r"\S*\d\S{5,}|/\S{4,}")
 """Words that may be identifiers."""
+_RESCUE: Final = "did not produce a user-visible answer"
+"""OpenClaw's words where a reply was empty, as in a window that is full: a pass without tools."""
 _MOST: Final = 3
 """How often a message's script may begin anew (after a compaction in its middle)."""
 
@@ -126,7 +128,7 @@ class Script:
         if "Pre-compaction memory flush" in text[end:]:
             return "NO_REPLY"
         at = text.count("<|im_start|>assistant", end) - 1
-        last = asked > _MOST * len(message.steps)
+        last = asked > _MOST * len(message.steps) or _RESCUE in text[end:]
         step = message.steps[-1 if last or at >= len(message.steps) else at]
         thought = f"<think>\n{step.thinks}\n</think>\n\n" if thinks else ""
         if step.call is None:
