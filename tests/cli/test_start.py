@@ -65,16 +65,17 @@ def files(home: Path) -> Mapping[str, str]:
 
 @pytest.mark.parametrize(
     "answered",
-    [(), ("1",), ("2", "1")],
-    ids=["where", "key", "a key, after GPUs that are not there"],
+    [(), ("1",), ("1", "1"), ("2", "1", "1")],
+    ids=["where", "model", "key", "a key, after GPUs that are not there"],
 )
 def test_ctrl_c_at_any_question_leaves_nothing(home: Path, answered: tuple[str, ...]) -> None:
     before = files(home)
     with service() as url, started(home, TINKER_BASE_URL=url) as seen:
         seen.until("1 to 3: ")
-        for answer in answered:
-            seen.types(f"{answer}\r")
-            seen.until("1 to 3: " if answer == "2" else "not shown as you type: ")
+        for number, answer in enumerate(answered):
+            seen.types(answer)
+            asks = ("1 to 2: ", "not shown as you type: ")
+            seen.until("1 to 3: " if answer == "2" else asks[number - ("2" in answered)])
         assert seen.interrupted() == 130
     assert files(home) == before
     assert KEY not in seen.shown
@@ -88,7 +89,7 @@ def test_a_wrong_key_is_a_sentence_and_asked_for_again(home: Path) -> None:
     with service() as url, started(home, TINKER_BASE_URL=url) as seen:
         for wrong, says in (("hello", "those begin with 'tml-'"), ("tml-wrong", "HTTP 401")):
             seen.until("1 to 3: ")
-            seen.types("1\r")
+            seen.types("11")
             seen.until("as you type: ")
             seen.types(f"{wrong}\r")
             seen.until(says)
@@ -98,13 +99,48 @@ def test_a_wrong_key_is_a_sentence_and_asked_for_again(home: Path) -> None:
     assert files(home) == before
 
 
+def test_what_is_typed_early_is_not_shown_and_answers_its_question(home: Path) -> None:
+    """A key pasted at once, while the questions before it are not there yet."""
+    with service() as url, started(home, TINKER_BASE_URL=url) as seen:
+        seen.until("1 to 3: ")
+        seen.types(f"x\r1\r2\rsome/model\r{KEY}wrong\x7f\x7f\x7f\x7f\x7f\r\r")
+        seen.until("x is none of them")
+        seen.until("Its name at Hugging Face: some/model")
+        seen.until("is not shown as you type: ")
+        seen.until("Asking Tinker")
+        seen.until("hold in new sessions")
+        seen.types("1")
+        seen.until("Kept the key in ")
+        kept = tomllib.loads(files(home)[".config/tinker-claw/settings.toml"])
+        assert kept["run"]["model_name"] == "some/model"
+        assert kept["training"]["lessons"] == "tell"
+        assert KEY in files(home)[".tinker/credentials.json"]
+        assert f"{KEY}w" not in files(home)[".tinker/credentials.json"]
+        seen.until("cannot be downloaded")
+        assert seen.ended() == 2
+    assert KEY not in seen.shown
+
+
+def test_the_terminal_is_as_it_was_after_the_questions(home: Path) -> None:
+    with on_a_terminal(
+        ["sh", "-c", f"'{sys.executable}' '{ROOT / 'run.py'}'; stty -a"], home, environment(home)
+    ) as seen:
+        seen.until("1 to 3: ")
+        seen.types("\x04")
+        seen.until(r"[^-]icanon")
+        seen.until(r"[^-]echo\b")
+        assert seen.ended() == 0
+
+
 @pytest.mark.slow
 def test_a_key_that_is_there_is_used_and_kept_nowhere_else(home: Path) -> None:
     port = {"TINKER_CLAW_GATEWAY__PORT": str(free_port())}
     with service() as url, started(home, TINKER_BASE_URL=url, TINKER_API_KEY=KEY, **port) as seen:
         seen.until("1 to 3: ")
-        seen.types("1\r")
+        seen.types("11")
         seen.until("The key: TINKER_API_KEY has one; it is used, and kept nowhere else")
+        seen.until("hold in new sessions")
+        seen.types("2")
         seen.until(r"--model-name Qwen/Qwen3-8B cannot be downloaded from the Hugging Face")
         assert seen.ended() == 2
     assert ".tinker/credentials.json" not in files(home)
@@ -113,7 +149,7 @@ def test_a_key_that_is_there_is_used_and_kept_nowhere_else(home: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("answer", "serving"), [("y", "stops"), ("", "goes-on")])
+@pytest.mark.parametrize(("answer", "serving"), [("2", "stops"), ("1", "goes-on")])
 def test_where_the_price_is_known_it_asks_what_a_spent_budget_stops(
     home: Path, answer: str, serving: str
 ) -> None:
@@ -121,10 +157,10 @@ def test_where_the_price_is_known_it_asks_what_a_spent_budget_stops(
         provider = {"TINKER_BASE_URL": "http://tinker.thinkingmachines.dev", "http_proxy": url}
         with started(home, **provider, TINKER_API_KEY=KEY) as seen:
             seen.until("1 to 3: ")
-            seen.types("1\r")
+            seen.types("111")
             seen.until(r"wait once \$5 are spent, serving included")
-            seen.until(r"Is serving to stop then, too \[y/N\]: ")
-            seen.types(f"{answer}\r")
+            seen.until(r"Is serving to stop then, too\?")
+            seen.types(answer)
             seen.until(r"--model-name Qwen/Qwen3-8B cannot be downloaded from the Hugging Face")
             assert seen.ended() == 2
     told = tomllib.loads(files(home)[".config/tinker-claw/settings.toml"])
@@ -155,16 +191,20 @@ def test_from_two_answers_to_a_gateway_and_again_without_any(home: Path) -> None
         there = {"TINKER_BASE_URL": box.url, "TINKER_CLAW_GATEWAY__PORT": str(port)}
         with started(home, **there) as seen:
             seen.until("1 to 3: ")
-            seen.types("1\r")
+            seen.types("1")
+            seen.until("1 to 2: ")
+            seen.types("1")
             seen.until("as you type: ")
             seen.types(f"{KEY}\r")
+            seen.until("hold in new sessions")
+            seen.types("1")
             seen.until(r"Kept the key in .*credentials.json, for you alone to read")
             seen.until(r"Kept your answers in (\S+settings.toml)")
             kept = Path(seen.match[1])
             seen.until(rf"tinker-claw --config {kept}")
             seen.until("tinker-claw openclaw-config --write --primary")
             seen.until(f"Its page, once it serves: {page}")
-            seen.until(r"\[info +\] serving")
+            seen.until("tinker-claw is ready")
             assert httpx.get(page).status_code == 200
             seen.types("\x03")
             assert seen.ended() == 0
@@ -173,6 +213,7 @@ def test_from_two_answers_to_a_gateway_and_again_without_any(home: Path) -> None
         assert kept == home / ".config" / "tinker-claw" / "settings.toml"
         run = tomllib.loads(kept.read_text())["run"]
         assert (run["backend"], run["model_name"]) == ("tinker", MODEL)
+        assert tomllib.loads(kept.read_text())["training"] == {"lessons": "tell"}
         assert run["data_dir"] == str(home / "runs" / "Qwen3-8B-combine")
         assert KEY not in kept.read_text()
         secret = home / ".tinker" / "credentials.json"
@@ -180,7 +221,7 @@ def test_from_two_answers_to_a_gateway_and_again_without_any(home: Path) -> None
 
         with started(home, **there) as seen:
             seen.until(f"the settings are those of {kept}")
-            seen.until(r"\[info +\] serving")
+            seen.until("tinker-claw is ready")
             seen.types("\x03")
             assert seen.ended() == 0
         assert "1 to 3" not in seen.shown
@@ -235,12 +276,12 @@ def test_gpus_of_this_machine_are_an_answer(home: Path) -> None:
     vllm = home / "bin" / "vllm"
     with started(home) as seen:
         seen.until(r"on GPUs of this machine \(80 GiB\)")
-        seen.types("2\r")
+        seen.types("2")
         seen.until("There is no vLLM here, which samples on GPUs")
         vllm.write_text("#!/bin/sh\n")
         vllm.chmod(0o755)
         seen.until("1 to 3: ")
-        seen.types("2\r")
+        seen.types("212")
         seen.until(r"--model-name Qwen/Qwen3-8B cannot be downloaded from the Hugging Face")
         assert seen.ended() == 2
     told = tomllib.loads(files(home)[".config/tinker-claw/settings.toml"])
@@ -252,7 +293,7 @@ def test_gpus_of_this_machine_are_an_answer(home: Path) -> None:
 def test_the_demo_is_an_answer_and_is_not_kept(home: Path) -> None:
     with started(home) as seen:
         seen.until("1 to 3: ")
-        seen.types("3\r")
+        seen.types("3")
         seen.until("Watch it learn, in a browser: http://127.0.0.1:")
         seen.types("\x03")
         assert seen.ended() == 130

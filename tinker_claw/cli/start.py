@@ -1,4 +1,4 @@
-"""First start: `tinker-claw` without flags asks where the model runs and serves, and
+"""First start: `tinker-claw` without flags asks what runs where and serves, and
 `tinker-claw demo` lets a simulated user correct the shipped tiny model through the real product.
 
 Rule: nothing is written before the last answer, so Ctrl-C leaves nothing behind. The answers become
@@ -18,8 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-import click
-
+from tinker_claw.cli import keys
 from tinker_claw.cli.common import room_beside, url_of, write
 from tinker_claw.config.load import first_file, load_given
 from tinker_claw.config.settings import Settings
@@ -59,17 +58,23 @@ def begin(serve: Callable[[], int]) -> int:
     Raises:
         ConfigError: what was answered cannot be kept, or started.
     """
-    write(["A question or two, and it starts. Ctrl-C ends this, and nothing will have changed."])
-    while (place := _place()) != "demo":
-        settings = load_given({"run__backend": place})
-        try:
-            key = _tinker(settings) if place == "tinker" else _local(settings)
-        except ConfigError as error:
-            write(["", str(error)])
-            continue
-        _remember(settings, key, _spend(settings), first_file())
-        return serve()
-    return demo(())
+    write(["A few keys, and it starts. Ctrl-C ends this, and nothing will have changed."])
+    with keys.unseen():
+        while (place := _place()) != "demo":
+            given = {"run__backend": place}
+            try:
+                if place == "local":
+                    _check_local(load_given(given))
+                given["run__model_name"] = _model(load_given(given))
+                settings = load_given(given)
+                key = _key(settings) if place == "tinker" else None
+            except ConfigError as error:
+                write(["", str(error)])
+                continue
+            settings = load_given(given | {"training__lessons": _lessons()})
+            _remember(settings, key, _spend(settings), first_file())
+            break
+    return demo(()) if place == "demo" else serve()
 
 
 def _place() -> str:
@@ -86,14 +91,34 @@ def _place() -> str:
         "local": f"on GPUs of this machine ({seen})",
         "demo": "nowhere yet: show the demo, a tiny model that learns on this CPU",
     }
-    lines = (f"  {n}  {told}" for n, told in enumerate(places.values(), 1))
-    write(["", "Where is the model to run?", *lines])
-    last = len(places)
-    given: int = click.prompt(f"1 to {last}", type=click.IntRange(1, last))
-    return [*places][given - 1]
+    write(["", "Where is the model to run?"])
+    return keys.choose(places)
 
 
-def _tinker(settings: Settings) -> str | None:
+def _model(settings: Settings) -> str:
+    """Ask for the model's name."""
+    usual = settings.run.model_name
+    folder = " or a folder" * (settings.run.backend == "local")
+    write(["", "Which model?"])
+    if keys.choose({"usual": usual, "other": "another one"}) == "usual":
+        return usual
+    return keys.line(f"Its name at Hugging Face{folder}")
+
+
+def _lessons() -> str:
+    """Ask whether lessons are told."""
+    write(
+        ["", "A wish for all replies (“always answer in French”): is it to hold in new sessions?"]
+    )
+    return keys.choose(
+        {
+            "tell": "yes, told from the next session on; the page lists wishes, and drops them",
+            "off": "no, replies change by training alone",
+        }
+    )
+
+
+def _key(settings: Settings) -> str | None:
     """A key that the service takes; None where the SDK finds one by itself.
 
     Raises:
@@ -107,13 +132,13 @@ def _tinker(settings: Settings) -> str | None:
         write(["", f"The key: {found} has one; it is used, and kept nowhere else."])
     else:
         write(["", f"Your key of Tinker? {CONSOLE} makes one."])
-        told = "It begins with tml- and is not shown as you type"
-        key = click.prompt(told, hide_input=True).strip()
+        key = keys.line("It begins with tml- and is not shown as you type", shown=False)
+    write(["Asking Tinker ..."])
     asyncio.run(offered(settings, key=key))
     return key
 
 
-def _local(settings: Settings) -> None:
+def _check_local(settings: Settings) -> None:
     """Raises ConfigError where there is nothing to run it on."""
     from local_gpu.plan.layout import visible
     from tinker_claw.backends.open import check_backend
@@ -136,7 +161,8 @@ def _spend(settings: Settings) -> Sequence[str]:
     if settings.run.backend != "tinker" or price_in_force(settings).missing:
         return ()
     write(["", f"Judging and training wait once ${BUDGET_USD} are spent, serving included."])
-    stops = click.confirm("Is serving to stop then, too")
+    write(["Is serving to stop then, too?"])
+    stops = keys.choose({"no": "no, it goes on, and costs more", "yes": "yes"}) == "yes"
     return (
         *("", "[spend]", f'budget_usd = {BUDGET_USD}  # or a sum of each month: "20/month"'),
         f'budget_serving = "{"stops" if stops else "goes-on"}"  # once it is spent',
@@ -181,5 +207,8 @@ def _written(settings: Settings, spend: Sequence[str], file: Path) -> str:
         f"method = {json.dumps(run.method)}",
         f"backend = {json.dumps(run.backend)}",
         f"data_dir = {json.dumps(str(run.directory.absolute()), ensure_ascii=False)}",
+        "",
+        "[training]",
+        f"lessons = {json.dumps(settings.training.lessons)}",
     ]
     return "\n".join([*lines, *spend]) + "\n"

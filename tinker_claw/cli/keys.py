@@ -1,0 +1,88 @@
+"""Questions on a terminal that take each key at once.
+
+Rule: what is typed before its question, a pasted secret above all, is never shown. So a terminal is
+without an echo from the first question to the last, and shown is what we write.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import termios
+import tty
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+
+import click
+
+_ENTER = "\n"
+_BACK = ("\x7f", "\b")
+_END = (b"", b"\x04")
+"""The end of the input, and Ctrl-D."""
+
+
+@contextmanager
+def unseen() -> Generator[None]:
+    """Let the terminal show no key by itself, and hand over each at once."""
+    handle = sys.stdin.fileno()
+    before = termios.tcgetattr(handle)
+    tty.setcbreak(handle, termios.TCSANOW)  # what was typed already stays to be read
+    try:
+        yield
+    finally:
+        termios.tcsetattr(handle, termios.TCSADRAIN, before)
+
+
+def choose(answers: Mapping[str, str]) -> str:
+    """List answers with their numbers; return the name of the one whose number is pressed.
+
+    Enter is no answer: who is used to press it after a number does not answer the next question.
+
+    Raises:
+        click.Abort: the input has ended.
+    """
+    for number, told in enumerate(answers.values(), 1):
+        print(f"  {number}  {told}")
+    ask = f"1 to {len(answers)}: "
+    _show(ask)
+    while (key := _key()) not in map(str, range(1, len(answers) + 1)):
+        if key.isprintable():
+            _show(f"{key} is none of them\n{ask}")
+    print(key, flush=True)
+    return [*answers][int(key) - 1]
+
+
+def line(ask: str, *, shown: bool = True) -> str:
+    """Return a line that is typed, without blanks around it; an empty one is none.
+
+    Raises:
+        click.Abort: the input has ended.
+    """
+    _show(f"{ask}: ")
+    typed = ""
+    while (key := _key()) != _ENTER or not typed.strip():
+        if key in _BACK and typed:
+            typed = typed[:-1]
+            _show("\b \b" * shown)
+        elif key.isprintable():
+            typed += key
+            _show(key * shown)
+    print(flush=True)
+    return typed.strip()
+
+
+def _key() -> str:
+    raw = b""
+    while True:
+        byte = os.read(sys.stdin.fileno(), 1)
+        if byte in _END:
+            raise click.Abort
+        raw += byte
+        try:
+            return raw.decode().replace("\r", _ENTER)
+        except UnicodeDecodeError:
+            raw = b"" if len(raw) == 4 else raw
+
+
+def _show(text: str) -> None:
+    print(text, end="", flush=True)
