@@ -52,6 +52,7 @@ from tinker_claw.conversation.history import (
     same,
     without_queued,
 )
+from tinker_claw.conversation.openclaw import NUDGES
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, Joined
 from tinker_claw.formats.chat import parse_chat
@@ -470,9 +471,10 @@ def test_where_the_user_spoke_last() -> None:
 def test_only_the_last_messages_can_be_volatile() -> None:
     messages = parsed(openclaw("hi")).messages
     assert len(without_volatile(messages)) == 2
-    nudged = parsed(openclaw("hi", user(NUDGE))).messages
-    assert without_volatile(nudged) == without_volatile(messages)
-    assert last_words(nudged) == "hi"
+    for text in (NUDGE, *(f"{text} Continue." for text in NUDGES)):
+        nudged = parsed(openclaw("hi", user(text))).messages
+        assert without_volatile(nudged) == without_volatile(messages)
+        assert last_words(nudged) == "hi"
     assert without_volatile([]) == []
     body = openclaw("hi", VOLATILE, assistant("yo"), user("go on"))
     assert len(without_volatile(parsed(body).messages)) == 5

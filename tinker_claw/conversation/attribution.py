@@ -465,7 +465,7 @@ def is_nudge(message: Message, before: Message | None) -> bool:
     """
     if message["role"] != "user" or before is None or before["role"] not in ("user", "tool"):
         return False
-    return read(message).said.startswith(openclaw.NUDGE)
+    return read(message).said.startswith(openclaw.NUDGES)
 
 
 def nudged(messages: Sequence[Message]) -> bool:

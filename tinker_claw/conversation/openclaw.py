@@ -92,7 +92,14 @@ _LEADS: Final = (
 """Patterns of texts that may lead a message besides blocks of context, with their names."""
 _AGAIN = "\n\nContinue the current task from the existing transcript"
 _MOST_SPLITS = 32
-NUDGE: Final = "The previous attempt did not produce a user-visible answer."
+NUDGES: Final = tuple(
+    f"The previous {what} did not produce a user-visible answer."
+    for what in (
+        "attempt",
+        "assistant turn recorded reasoning but",
+        "assistant turn completed its tool calls but",
+    )
+)
 """How OpenClaw asks again after an empty reply; the message is gone from later requests."""
 _META: Final = '"openclaw.inbound_meta.v2"'
 TOOL_IMAGES: Final = "Image(s) from tool result #"
