@@ -147,7 +147,7 @@ class Layout:
     def told(self) -> str:
         """Describe the layout: `GPU 0 learns; 1-7 sample, one server each`."""
         if not self.train:
-            return "no GPU is used"
+            return "no GPU is used: the processor learns and samples"
         learns = f"GPU {spans(self.train)} learn{'s' if len(self.train) == 1 else ''}"
         if self.shared:
             return f"{learns} and samples"

@@ -217,13 +217,15 @@ def test_second_ctrl_c_ends_at_once_and_loses_nothing(tmp_path: Path) -> None:
 
 def test_hub_model_without_a_network_is_one_sentence(tmp_path: Path) -> None:
     done = run(
-        *("--model-name", "Qwen/Qwen3-8B", "--backend", "local", "--port", "0"),
+        *("--model-name", "Qwen/Qwen3-8B", "--backend", "local", "--port", "0", "--device", "cpu"),
         cwd=tmp_path,
         HF_HUB_OFFLINE="1",
         HF_HOME=str(tmp_path / "cache"),
     )
     assert done.returncode == 2
-    assert "--model-name Qwen/Qwen3-8B cannot be downloaded from the Hugging Face" in done.stderr
+    tried, failed = done.stderr.split("--model-name Qwen/Qwen3-8B cannot be downloaded from the Hu")
+    assert '"event": "model.download"' in tried, "it is named before"
+    assert "gging Face" in failed
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
 

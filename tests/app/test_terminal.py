@@ -51,6 +51,7 @@ def address(terminal: Terminal) -> str:
 
 def test_a_start_shows_a_banner_and_what_came_of_each_turn(tmp_path: Path) -> None:
     with start(tmp_path) as terminal:
+        terminal.until("No GPU is used: the processor learns and samples.")
         url = address(terminal)
         terminal.until(f"page +{re.escape(url.removesuffix('/v1'))}/ui")
         terminal.until(f"records +{re.escape(str(tmp_path))}")

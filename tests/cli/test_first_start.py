@@ -334,6 +334,11 @@ def gpu_flag_without_a_gpu(at: Newcomer) -> Sequence[str]:
     return ("--config", "1x80GB", "--model-name", at.model())
 
 
+@trouble(r"has 30 billion parameters by its name, and there is no GPU here .* --backend tinker")
+def large_model_without_a_gpu(at: Newcomer) -> Sequence[str]:
+    return (*LOCAL, "--model-name", "nobody/Large3.5-30B-A3B-Instruct")
+
+
 @trouble(r"--device: .* mend the driver, or leave it out to learn on the CPU")
 def cuda_without_a_gpu(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--device", "cuda", "--model-name", at.model())

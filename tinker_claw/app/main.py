@@ -32,7 +32,7 @@ from tinker_claw.app.server import (
 from tinker_claw.app.terminal import LONGEST, Terminal
 from tinker_claw.app.wiring import System, wire
 from tinker_claw.backends.local import check_fit
-from tinker_claw.backends.model_files import source
+from tinker_claw.backends.model_files import absent, source
 from tinker_claw.backends.open import check_backend
 from tinker_claw.billing.estimate import announce
 from tinker_claw.billing.prices import check_budget, price_in_force
@@ -98,6 +98,8 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[Settings, S
     await check_backend(settings)
     arranged = check_fit(settings) if run.backend == "local" else None
     listening = stack.enter_context(listen(settings.gateway.host, settings.gateway.port))
+    for name in absent(settings):
+        log.info("model.download", model=name)
     model = source(settings)
     if (file := settings.key_file) is not None and settings.gateway.api_key is None:
         settings = own_key.make(settings, file)

@@ -118,6 +118,9 @@ _TOLD: Mapping[str, Callable[[Terminal, Mapping[str, Any]], str | None]] = {
     "verdict": _judged,
     "step": _stepped,
     "publish": lambda _, event: f"Version {event['version']} answers from now on.",
-    "layout": lambda _, event: f"GPUs: {event['gpus']}.",
+    "layout": lambda _, event: f"{event['gpus'][0].upper()}{event['gpus'][1:]}.",
+    "model.download": lambda _, event: (
+        f"{event['model']} is not on this machine: downloading it from the Hugging Face hub ..."
+    ),
     "stopped": lambda _, __: "Stopped.",
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -40,6 +41,12 @@ if TYPE_CHECKING:
 LORA_ALPHA: Final = 32
 _TORCH_S: Final = 180.0
 """Seconds for torch to be imported and to use a GPU, on a busy machine."""
+
+
+_BILLIONS: Final = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)[Bb](?![A-Za-z0-9])")
+"""Parameters in a model's name, as 8 in Qwen3-8B."""
+_MOST_ON_CPU: Final = 4
+"""Billions of parameters from which on a model is not started on the CPU unless it is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +144,7 @@ def _gpus(settings: Settings) -> tuple[tuple[Gpu, ...], int]:
     """The GPUs to use, and torch's index of the first; () for the CPU.
 
     Raises:
-        ConfigError: there are fewer than were asked for.
+        ConfigError: there are fewer than were asked for, or none for a large model.
     """
     from local_gpu.plan.layout import visible
 
@@ -154,6 +161,14 @@ def _gpus(settings: Settings) -> tuple[tuple[Gpu, ...], int]:
         cure = "ask for no more" if seen else "mend the driver, or leave it out to learn on the CPU"
         raise ConfigError(
             f"{named}: nvidia-smi and CUDA_VISIBLE_DEVICES show {len(seen)} GPUs here; {cure}"
+        )
+    name = settings.run.model_name
+    sizes = [float(billions) for billions in _BILLIONS.findall(Path(name).name)]
+    if not seen and max(sizes, default=0) > _MOST_ON_CPU:
+        raise ConfigError(
+            f"--model-name {name} has {max(sizes):g} billion parameters by its name, and there is "
+            "no GPU here (nvidia-smi shows none): a processor is too slow for it. Choose --backend "
+            "tinker, a machine with a GPU, or --model-name demo; --device cpu tries it all the same"
         )
     return seen, first
 
@@ -187,15 +202,15 @@ def check_fit(settings: Settings) -> Arrangement:
     arranged = arrange(settings)
     if (wrong := why_not(arranged)) is not None:
         raise ConfigError(f"{wrong}. `tinker-claw doctor` with these flags shows the sum")
-    fit = arranged.fit
-    log.info(
-        "layout",
-        gpus=arranged.layout.told(),
-        ranks=arranged.ranks,
-        micro_batch_tokens=fit.micro_batch_tokens if fit else None,
-        sampler_memory=fit.sampler_memory if fit else None,
-        sharded=fit.shard if fit else None,
-    )
+    fit, more = arranged.fit, dict[str, object]()
+    if fit is not None:
+        more = {
+            "ranks": arranged.ranks,
+            "micro_batch_tokens": fit.micro_batch_tokens,
+            "sampler_memory": fit.sampler_memory,
+            "sharded": fit.shard,
+        }
+    log.info("layout", gpus=arranged.layout.told(), **more)
     return arranged
 
 

@@ -67,6 +67,14 @@ def source(settings: Settings, *, weights: bool = True) -> Source:
     return Source(tokenizer, family, model or tokenizer)
 
 
+def absent(settings: Settings) -> list[str]:
+    """Return the hub models of these settings of which nothing is on this machine yet."""
+    wanted = {settings.run.tokenizer or _named(settings)}
+    if settings.run.backend == "local":
+        wanted.add(_named(settings))
+    return sorted(name for name in wanted if not _local_text(name, "config.json"))
+
+
 def may_see(settings: Settings) -> bool:
     """Whether the model takes images and the settings allow them, as far as is known."""
     run, named = settings.run, _named(settings)
