@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.gateways import MODEL
-from tinker_claw.formats.base import EFFORTS
 from tinker_claw.formats.body import INT64
 from tinker_claw.formats.chat import FIELDS as CHAT
 from tinker_claw.formats.fields import STOP_CHARACTERS, STOP_STRINGS
 from tinker_claw.gateway import feedback
 from tinker_claw.ledger.feedback import LONGEST_TEXT
+from tinker_claw.types import EFFORTS
 
 Schema = dict[str, Any]
 

@@ -13,6 +13,7 @@ import pytest
 from tests.fakes import LOGPROB, FakeTrainer
 from tests.learner.test_loop import World, has_token, world
 from tests.tallies import sample_counts
+from tinker_claw.config.settings import Gateway
 from tinker_claw.learner.batch import FILL_S
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.decline import SIZE
@@ -70,7 +71,7 @@ async def test_group_of_two_trains_when_its_second_outcome_comes(tmp_path: Path)
             *((2.0, "trained"), (1.0, "trained"), (-1.0, "trained"), (0.0, "trained")),
         ]
         ((ppo,),) = w.trainer.steps
-        share = 1 / (2 * 4)  # two tokens, four samples
+        share = 1 / (Gateway().max_reply_tokens * 4)  # four samples
         down = -share * (1 - math.exp(LOGPROB))
         assert [d.advantages[0] for d in ppo.datums] == pytest.approx([share, down, share, down]), (
             "each against the same step of the other"
@@ -108,7 +109,7 @@ async def test_batch_is_as_large_as_its_groups(tmp_path: Path) -> None:
         ((ppo,),) = w.trainer.steps
         assert len(ppo.datums) == 4, "the middle one has no advantage, and counts in B"
         assert ppo.datums[0].advantages[0] == pytest.approx(
-            -(2**0.5) / (2 * 5) * (1 - math.exp(LOGPROB))
+            -(2**0.5) / (Gateway().max_reply_tokens * 5) * (1 - math.exp(LOGPROB))
         )
 
 

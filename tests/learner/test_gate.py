@@ -330,7 +330,7 @@ async def test_a_thinking_models_canaries_are_asked_where_its_text_begins(
         four(w)
         await w.version(1)
         (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
-        assert line["gate"] == {"asked": 20, "loss": 0}, "nothing has changed"
+        assert line["gate"] == {"asked": 20, "loss": 0, "moved": 0}, "nothing has changed"
         four(w)
         await w.until(lambda: any(errors(w)))
         assert "less likely (20 questions)" in (errors(w)[1] or "")

@@ -123,4 +123,5 @@ def check_budget(settings: Settings, price: Price) -> None:
         )
     if told := unknown(settings, price):
         given = settings.spend.budget_usd
-        raise ConfigError(f"--budget-usd {given} cannot be kept: {told}, or leave it out")
+        shown = f"{given:g}" if isinstance(given, float) else given
+        raise ConfigError(f"--budget-usd {shown} cannot be kept: {told}, or leave it out")

@@ -218,16 +218,17 @@ def roughly(base: BaseModel) -> BaseModel:
 
 
 class Rounds:
-    """A trainer that differs from itself by some nats where it computes a text beside another."""
+    """A trainer that differs from itself by some nats where it computes a text again."""
 
     def __init__(self, folder: Path, by: float) -> None:
-        self._trainer, self._by, self._under_way = Trainer(tiny_base(), folder), by, 0
+        self._trainer, self._by = Trainer(tiny_base(), folder), by
+        self._seen = set[tuple[int, ...]]()
 
     async def score(self, ref: str, ask: ScoreAsk) -> TokenLogprobs:
-        self._under_way += 1
+        again = ask.tokens in self._seen
+        self._seen.add(ask.tokens)
         scored = await self._trainer.score(ref, ask)
-        beside, self._under_way = self._under_way > 1, self._under_way - 1
-        rows = [[x + beside * self._by for x in row] for row in scored.topk_logprobs]
+        rows = [[x + again * self._by for x in row] for row in scored.topk_logprobs]
         return replace(scored, topk_logprobs=tuple(map(tuple, rows)))
 
 
