@@ -44,6 +44,8 @@ def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) ->
     for wrong, why in (
         (("drop", "9"), "`tinker-claw lessons"),
         (("drop",), "`tinker-claw lessons"),
+        (("drop", "1", "2"), "one at a time: `tinker-claw lessons drop 1`"),
+        (("keep", "2", "Be brief."), "one at a time: `tinker-claw lessons keep 2`"),
         (("add", "word " * 61), "at most 300 characters; these are 304"),
         (("add", "Be \u202ebrief."), "U+202E"),
         (("edit", "2", "Be\u200b brief."), "U+200B"),

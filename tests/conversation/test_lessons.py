@@ -78,11 +78,49 @@ def test_what_is_there_is_not_added_again(ledger: Ledger) -> None:
     assert ledger.lessons.of_user("me")[0].text == PLAIN.upper()
 
 
+def test_no_lesson_is_edited_into_another(ledger: Ledger) -> None:
+    for text in (PLAIN, "Be kind.", "Be brief."):
+        ledger.lessons.rule("add", "me", None, text)
+    ledger.lessons.rule("add", "you", None, "Be bold.")
+    with pytest.raises(UndoError, match="lesson 1 says that already"):
+        ledger.lessons.rule("edit", None, 2, PLAIN.upper())
+    ledger.lessons.rule("edit", "me", 2, "Be kind!")
+    ledger.lessons.rule("drop", "me", 1)
+    ledger.lessons.rule("edit", "me", 2, PLAIN)
+    ledger.lessons.rule("edit", "me", 3, "Be bold.")
+    told = [one.text for one in ledger.lessons.of_user("me") if one.state is State.TOLD]
+    assert sorted(told) == ["Be bold.", PLAIN]
+
+
 def test_two_wishes_that_begin_alike_are_two_lessons(ledger: Ledger) -> None:
     for text in ("From now on shorter please.", "From now on without lists."):
         session = ledger.turns.session("me", text)
         turn(ledger, session, -1, Wish(text, "From now on", "always"))
     assert len(ledger.lessons.of_user("me")) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("Always answer in C#.", "Always answer in C++."),
+        ("End with \N{THUMBS UP SIGN}", "End with \N{PARTY POPPER}"),
+        ("\u0907\u0938\u0915\u093e", "\u0907\u0938\u0915\u0940"),  # Hindi: its vowels are marks
+        ("Round to +1.", "Round to -1."),
+    ],
+)
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_sentences_that_differ_in_a_sign_are_two_lessons(
+    ledger: Ledger, first: str, second: str, by_hand: bool
+) -> None:
+    """Else the second replaced the first by hand, and was lost where it was said."""
+    for text in (first, second, f"{second.upper()}!"):
+        if by_hand:
+            ledger.lessons.rule("add", "me", None, text)
+        else:
+            turn(ledger, ledger.turns.session("me", text), -1, Wish(text, text, "always"))
+    found = [one.text for one in ledger.lessons.of_user("me")]
+    assert len(found) == 2
+    assert first in found
 
 
 def test_what_the_user_keeps_is_always_told(ledger: Ledger) -> None:

@@ -71,6 +71,8 @@ class Lessons(LedgerCommand):
             number = int(text.pop(0))
         else:
             raise UndoError(f"which one? `tinker-claw lessons {self.do} 3`; `lessons` lists them")
+        if text and self.do in ("keep", "drop"):
+            raise UndoError(f"one at a time: `tinker-claw lessons {self.do} {number}`")
         from tinker_claw.privacy.redact import Redactor  # not needed to list
 
         said = Redactor(self.settings.privacy.kinds).redact(" ".join(text))

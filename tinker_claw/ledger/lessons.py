@@ -28,7 +28,8 @@ UNTOLD = "[[], 0, 0]"
 """`turns.told` of such a turn: the lesson is not in its prompt any more."""
 MOST = 8
 """Most lessons that a session is told, or a judge shown."""
-_MARKS = re.compile(r"\W+")
+_MARKS = re.compile(r"[\s.,;:!?…。！？、，；：\"'“”„«»‹›‘’]+")
+"""What makes no other sentence of the same words; "C++", "C#" and two emojis do."""
 
 _PRACTISED = """
 WITH RECURSIVE line (id) AS (VALUES (?1)
@@ -155,6 +156,10 @@ class LessonTable(LedgerTable):
                 user, wish = user or "", Wish(words, "", "always")
                 if (which := _same(tx, user, wish)) is None:
                     return _insert(tx, user, wish)
+            if rule == "edit" and (twin := _twin(tx, which, words)) is not None:
+                raise UndoError(
+                    f"lesson {twin} says that already; keep it, and drop lesson {which}"
+                )
             state, kept = (State.DROPPED, 0) if rule == "drop" else (State.TOLD, 1)
             done = tx.execute(
                 "UPDATE lessons SET text = CASE ?1 WHEN '' THEN text ELSE ?1 END, state = ?2, "
@@ -349,8 +354,19 @@ def _same(tx: sqlite3.Connection, user: str, wish: Wish) -> int | None:
     return next((id for id, text in known if _meaning(text) == _meaning(wish.text)), None)
 
 
+def _twin(tx: sqlite3.Connection, which: int | None, text: str) -> int | None:
+    """Return the id of another lesson of the same user and sentence that is not dropped; None:
+    there is none. One prompt held both, and a drop of one left the other."""
+    known = tx.execute(
+        "SELECT id, text FROM lessons WHERE id <> ?1 AND state <> 'dropped' "
+        "AND user = (SELECT user FROM lessons WHERE id = ?1)",
+        (which,),
+    ).fetchall()
+    return next((id for id, one in known if _meaning(one) == _meaning(text)), None)
+
+
 def _meaning(text: str) -> str:
-    """Return a sentence without case and marks; lessons that share it are the same."""
+    """Return a sentence without case and stops; lessons that share it are the same."""
     return _MARKS.sub(" ", text.casefold()).strip()
 
 
