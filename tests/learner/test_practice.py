@@ -311,10 +311,27 @@ async def test_what_does_not_pass_is_undone_and_tried_again_with_twice_as_many_p
         assert trainer.weights == 0
         assert len(trainer.steps) == practice.STEPS[1]
         assert sample_counts(o.ledger)["queued"] == 1
+        for _ in range(3):
+            o.asks(None)
+        assert o.practice.due() is None, "seven prompts"
         o.asks(None)
-        assert o.practice.due() is None, "five prompts"
+        assert o.practice.due() is not None, "eight"
+
+
+async def test_a_practice_that_failed_is_not_repeated_on_the_same_prompts(tmp_path: Path) -> None:
+    """Else one with many past prompts, of which a run uses the newest, was billed for several."""
+    async with owner(tmp_path, Opinions(0.5)) as o:
+        o.wishes()
+        for _ in range(40):
+            o.asks(None)
+        o.is_pleased()
+        await practised(o)
+        assert len(o.steps()) == 1
+        for _ in range(practice.NEWEST - 1):
+            o.asks(None)
+        assert o.practice.due() is None
         o.asks(None)
-        assert o.practice.due() is not None, "six"
+        assert o.practice.due() is not None
 
 
 class _Refuses:

@@ -40,7 +40,8 @@ BATCH = 8
 ANCHORS = 2
 """How many of them answer prompts of other kinds, where there are any."""
 FEWEST = 3
-"""Fewest prompts of the kind for the first run; each run that did not last doubles it."""
+"""Fewest prompts of the kind for the first run; each run that did not last doubles it, and the next
+waits for as many new ones as it rested on."""
 NEWEST = 16
 """Newest prompts of the kind, and of others, that are used."""
 HELD_OUT = 8
@@ -143,7 +144,9 @@ class Practice:
         ledger = self._parts.ledger
         kind, kinds = ledger.practice.kind(lesson), ledger.practice.asked(lesson.user)
         same = [turn for turn, of in kinds.items() if kind and of == kind]
-        if len(same) < FEWEST * 2 ** ledger.practice.runs(lesson):
+        rested, newest = ledger.practice.rested_on(lesson)
+        fresh = [turn for turn in same if turn > newest]
+        if len(same) < FEWEST * 2 ** ledger.practice.runs(lesson) or len(fresh) < rested:
             return None
         have = (State.PROVISIONAL, State.LEARNED)
         known = ledger.lessons.of_user(lesson.user)

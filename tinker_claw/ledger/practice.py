@@ -45,6 +45,8 @@ WHERE sessions.user = ?1 AND sessions.created_at >= ?2 AND policy_version >= ?3
   AND NOT EXISTS (SELECT 1 FROM json_each(sessions.lessons) AS one WHERE one.value = ?4)
 ORDER BY sessions.id LIMIT {_LOOKED_AT}
 """
+_ENDED = f"lesson = ? AND (status = 'committed' OR void IN ({Void.FAILED:d}, {Void.UNLEARNED:d}))"
+"""SQL of the steps that practised a lesson to an end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +87,18 @@ class PracticeTable(LedgerTable):
 
     def runs(self, lesson: Lesson) -> int:
         """Return how often a lesson was practised to an end, good or bad."""
-        return self._db.one(
-            "SELECT COUNT(*) FROM steps WHERE lesson = ? "
-            "AND (status = 'committed' OR void IN (?, ?))",
+        return self._db.one(f"SELECT COUNT(*) FROM steps WHERE {_ENDED}", lesson.id)
+
+    def rested_on(self, lesson: Lesson) -> tuple[int, int]:
+        """Return on how many prompts of its kind the last such run rested, and the newest of their
+        turns; zeros: there was none."""
+        ((count, newest),) = self._db.rows(
+            "SELECT COUNT(*), COALESCE(MAX(turn_id), 0) FROM step_prompts "
+            "WHERE purpose IN ('practised', 'checked') "
+            f"AND step_id = (SELECT MAX(id) FROM steps WHERE {_ENDED})",
             lesson.id,
-            Void.FAILED,
-            Void.UNLEARNED,
         )
+        return count, newest
 
     def provisional(self, most: int) -> list[Practised]:
         """Return the provisional lessons. `most`: first turns since their practice, at most."""
