@@ -101,7 +101,10 @@ ELSEWHERE = {
 """Settings that no step on this machine depends on, and what tries them."""
 GOING = {}
 """Settings that nothing is promised of any more."""
-REFUSED = {"gateway.images=train": "demo cannot be trained on images"}
+REFUSED = {
+    "gateway.images=train": "demo cannot be trained on images",
+    "gateway.thinking=on": "demo cannot think",
+}
 """Values that a start refuses with a sentence."""
 APPROVES = "Perfect, put it at the end of the file."
 CORRECTS = "This reads like an AI. Write it the way a person would, without bold and numbers."
