@@ -177,8 +177,8 @@ async def _shown(progress: Progress, say: Callable[[str], None]) -> None:
     """Print a line for every new score."""
     shown = -1
     while True:
-        await asyncio.sleep(SAVE_S)
         if len(progress.scores) == shown:
+            await asyncio.sleep(SAVE_S)
             continue
         shown = len(progress.scores)
         score = f"{progress.scores[max(progress.scores)].accepted:.2f}" if shown else "-"
