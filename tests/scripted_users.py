@@ -36,7 +36,7 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import restore
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.samples import read_queue, usable
+from tinker_claw.ledger.samples import usable
 from tinker_claw.methods import build
 from tinker_claw.methods.base import student_topk
 from tinker_claw.policy import PolicyHolder
@@ -114,7 +114,7 @@ class Direct(Client):
         turns = self._parts.ledger.turns
         most = 3 * self._parts.training.batch_size
         while not self.enough() and (  # noqa: ASYNC110 - nobody tells
-            len(usable(read_queue(self._parts.ledger._db))) > most
+            len(usable(self._parts.ledger.samples.queue())) > most
             or len(turns.judgeable()) > 2 * IN_FLIGHT
         ):
             await asyncio.sleep(0.02)
