@@ -184,7 +184,9 @@ def _judged(turn: TurnView, known: Contents) -> Iterator[Said]:
         yield Said(f"Hint, as the user meant it{', used' if hint == known.hint else ''}:", hint)
     if known.hint and known.hint not in known.hints:
         yield Said("The teacher was told:", known.hint)
-    if known.hints and not turn.has_hint_place:
+    # Where the prompt or all tokens are gone, so is the place, whether or not the hint was used.
+    gone = turn.refused is Why.FORGOTTEN_LESSON or not known.completion.tokens
+    if known.hints and not (turn.has_hint_place or gone):
         yield Said("The prompt has no place for a hint, so it was not used.")
     if known.untaught:
         yield Said(f"No teacher scored it: {known.untaught}.")

@@ -14,11 +14,12 @@ from tests.stories import SECRET, TEACHER, Told, every_state, run
 from tinker_claw.cli import main
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.ledger.lessons import learn
 from tinker_claw.ledger.outcome import read_run
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.ledger.views import Filter, read_turns
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import Kind
+from tinker_claw.types import Kind, Wish
 from tinker_claw.types import Told as Lessons
 from tinker_claw.why import Why
 from tinker_claw.words import outcome
@@ -286,3 +287,24 @@ def test_bare_explain_is_about_the_newest_main_turn(tmp_path: Path) -> None:
     told.turn("then", kind=Kind.SIDE, untrained_because=Why.SIDE.says("recap"))
     told.ledger.close()
     assert run("explain", directory=tmp_path).stdout.startswith(f"Turn {newest}: ")
+
+
+def test_where_a_forgotten_lesson_took_the_prompt_nothing_is_said_of_a_place_for_hints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The place of the hint is gone with the prompt; the hint was used."""
+    story, wish = Told(tmp_path), Wish("Answer in French.", "Answer", "always")
+    source = story.judged("said", -1, "in French")
+    with story.ledger._db.transaction() as tx:
+        learn(tx, source, wish)
+    (lesson,) = story.ledger.lessons.of_user()
+    session = story.ledger.turns.session("me", "later")
+    story.ledger.lessons.begin(session, [lesson.id])
+    turn = story.judged("later", -1, TEACHER.hint, told=Lessons((lesson.id,), 1, 1))
+    story.ledger.samples.add(turn, -1, TEACHER)
+    assert ", used:" in told(tmp_path, turn, capsys)
+    story.ledger.forget(from_turn(source))
+    text = told(tmp_path, turn, capsys)
+    assert "its prompt held a lesson whose source was forgotten" in text
+    assert "no place for a hint" not in text
+    story.ledger.close()

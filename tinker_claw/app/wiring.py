@@ -183,7 +183,9 @@ async def _parts(
         telemetry=telemetry,
         health=health,
         spending=Spending(
-            *(price, ledger.spend, telemetry),
+            price,
+            ledger.spend,
+            telemetry,
             budget=spend.budget,
             stops_serving=spend.budget_serving == "stops",
         ),

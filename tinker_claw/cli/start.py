@@ -164,7 +164,9 @@ def _spend(settings: Settings) -> Sequence[str]:
     write(["Is serving to stop then, too?"])
     stops = keys.choose({"no": "no, it goes on, and costs more", "yes": "yes"}) == "yes"
     return (
-        *("", "[spend]", f'budget_usd = {BUDGET_USD}  # or a sum of each month: "20/month"'),
+        "",
+        "[spend]",
+        f'budget_usd = {BUDGET_USD}  # or a sum of each month: "20/month"',
         f'budget_serving = "{"stops" if stops else "goes-on"}"  # once it is spent',
     )
 

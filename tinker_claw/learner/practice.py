@@ -300,9 +300,16 @@ class Practice:
         async def reply(turn: Turn) -> Turn:
             asked = turn.completion.params
             params = replace(
-                *(asked,), max_tokens=min(most, asked.max_tokens), temperature=1.0, top_p=1.0,
-                top_k=None, seed=None, student_topk=k, stop=(), person=False,
-            )  # fmt: skip
+                asked,
+                max_tokens=min(most, asked.max_tokens),
+                temperature=1.0,
+                top_p=1.0,
+                top_k=None,
+                seed=None,
+                student_topk=k,
+                stop=(),
+                person=False,
+            )
             (done,) = await sampler.sample(turn.prompt, params)
             return replace(turn, completion=done)
 
