@@ -111,13 +111,14 @@ def test_what_is_typed_early_is_not_shown_and_answers_its_question(home: Path) -
         seen.until("hold in new sessions")
         seen.types("1")
         seen.until("Kept the key in ")
-        kept = tomllib.loads(files(home)[".config/tinker-claw/settings.toml"])
-        assert kept["run"]["model_name"] == "some/model"
-        assert kept["training"]["lessons"] == "tell"
-        assert KEY in files(home)[".tinker/credentials.json"]
-        assert f"{KEY}w" not in files(home)[".tinker/credentials.json"]
         seen.until("cannot be downloaded")
         assert seen.ended() == 2
+    kept = files(home)  # not before: each is written beside its place, and then moved there
+    settings = tomllib.loads(kept[".config/tinker-claw/settings.toml"])
+    assert settings["run"]["model_name"] == "some/model"
+    assert settings["training"]["lessons"] == "tell"
+    assert KEY in kept[".tinker/credentials.json"]
+    assert f"{KEY}w" not in kept[".tinker/credentials.json"]
     assert KEY not in seen.shown
 
 
