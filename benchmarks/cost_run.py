@@ -67,7 +67,7 @@ class Shape:
 
     @property
     def context(self) -> int:
-        return self.prompt + self.reply + 1024
+        return self.prompt + self.reply + 2048  # the judge's question and its longest answer fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bil
     found: Bills = {}
     with charged() as account:
         turn = captured(bench, *turns[0], session=0)
-        asked = (turn.place.text, turn.reply_text, _next_state(True))  # so that both are asked
+        asked = (turn.place.text, turn.reply_text, _next_state(True))  # a hint is asked for, too
         await asyncio.gather(*(judge.judge(*asked) for _ in turns))
         found["judge"] = account.usage
     with charged() as account:
@@ -212,5 +212,7 @@ def bench_on(url: str, folder: Path, shape: Shape) -> Bench:
         url=url,
         renderer=Renderer.load(str(MODEL_DIR), "qwen3"),
         folder=folder,
-        cfg=Training(batch_size=shape.turns, opd_topk=4, gate="off"),  # it would hold turns out
+        cfg=Training(
+            batch_size=shape.turns, opd_topk=4, gate="off"
+        ),  # its questions are no part of this
     )
