@@ -41,6 +41,8 @@ def of(family: str, effort: str | None = None, **template: Any) -> Switches:
         ("qwen3.8", "medium", {}, {"reasoning_effort": "medium", "enable_thinking": True}),
         ("qwen3.8", "minimal", {}, {"enable_thinking": False}),
         ("gpt-oss", "high", {}, {"reasoning_effort": "high"}),
+        ("llama-3", "none", {}, {}),  # asked not to think, which it never does
+        ("default", "minimal", {}, {}),
         ("gpt-oss", "medium", {}, {}),
         ("kimi-k2.5", "none", {}, {"thinking": False}),
         ("deepseek-v4", "high", {}, {"reasoning_effort": "high", "enable_thinking": True}),

@@ -134,7 +134,9 @@ class Thinking:
                 raise RequestError(f"{where} is not a switch of this model.", param=where)
             if not _takes(self.config, {name: value}):
                 raise RequestError(f"{where} does not take this value.", param=where)
-        meant = {} if effort is None else _of_effort(self.config, effort, effort_at)
+        if effort is None or (effort in _OFF and self.on is None):
+            return {}  # nothing is asked, or not to think of a model that cannot
+        meant = _of_effort(self.config, effort, effort_at)
         for name, value in meant.items():
             if template.get(name, value) != value:
                 raise RequestError(
