@@ -216,13 +216,14 @@ def _cost(turn: TurnView, known: Contents) -> Iterator[str]:
 def practised(run: Record) -> str:
     """Tell of a step that practised a lesson."""
     of = {name: ", ".join(map(str, turns)) for name, turns in run["turns"].items()}
-    told = f"Step {run['id']} practised lesson {run['lesson']}, said of turn {of.get('source')}, "
+    lesson = "a forgotten lesson" if run["lesson"] is None else f"lesson {run['lesson']}"
+    told = f"Step {run['id']} practised {lesson}, said of turn {of.get('source')}, "
     told += f"from v{run['parent']} on the first messages of turns {of['practised']}"
     told += f", and {of['other']} about other things" if "other" in of else ""
     if run["status"] == "intent":
         return f"{told}; it is under way."
     if (figures := run["figures"]) is None:
-        return f"{told}. It came to nothing: {run['error'].rstrip('.')}."
+        return f"{told}. It failed: {run['error'].rstrip('.')}."
     held = f"those of turns {of['checked']}" if "checked" in of else "both halves of the same"
     return (
         f"{told}: in {plural(figures['optimizer_steps'], 'optimizer step')} untold replies went "

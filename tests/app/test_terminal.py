@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import pty
 import re
+import string
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import structlog
 
 from tests.processes import ROOT
 from tests.terminals import PATIENCE_S, Terminal, on_a_terminal
+from tinker_claw.app.terminal import LINES, SENTENCES, UNSEEN
+from tinker_claw.app.terminal import Terminal as Shown
+from tinker_claw.billing.estimate import announce
+from tinker_claw.billing.prices import price_in_force
+from tinker_claw.config.load import load
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.telemetry import configure, log
 
 SAID = "No. Please write it as plain prose, without lists."
 
@@ -92,3 +105,58 @@ def test_words_and_lines_can_be_turned_off(tmp_path: Path, flag: str) -> None:
         assert {"serving", "turn.captured"} <= {json.loads(line)["event"] for line in lines}
     else:
         assert "turn 1" not in terminal.shown
+
+
+def logged() -> Iterator[tuple[str, set[str | None]]]:
+    """Yield the name of each event in the sources, and its fields; None: those of a mapping."""
+    for file in (ROOT / "tinker_claw").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id="log")),
+                    args=[ast.Constant(value=str(name))],
+                    keywords=keywords,
+                ):
+                    yield name, {keyword.arg for keyword in keywords}
+
+
+def test_each_event_has_a_sentence_or_is_left_to_json() -> None:
+    events = list(logged())
+    named = {name for name, _ in events}
+    assert len(named) > 50
+    assert named - {*UNSEEN, *LINES, *SENTENCES, "serving"} == set()
+    for name, fields in events:
+        parts = string.Formatter().parse(SENTENCES.get(name, ""))
+        assert None in fields or {part[1] for part in parts if part[1]} <= fields, name
+
+
+def shown_of(*flags: str, folder: Path) -> str:
+    """Return what a terminal shows of a start's estimate and of three other events."""
+    handle, its = pty.openpty()
+    ledger, settings = Ledger(folder), load(flags)
+    with suppress(OSError), os.fdopen(its, "w") as stream:
+        configure(stream, terminal=Shown())
+        announce(settings, price_in_force(settings), ledger)
+        log.info("sample.queued", count=1)
+        log.error("part.failed", part="judge", error="it broke", starting_again_in_s=None)
+        log.info("backend.back", noticed="serving", away_s=12.3)
+        stream.flush()
+        shown = os.read(handle, 65536).decode()
+    os.close(handle)
+    ledger.close()
+    structlog.reset_defaults()
+    return shown
+
+
+def test_events_are_sentences_on_a_terminal(tmp_path: Path) -> None:
+    shown = shown_of("--budget-usd", "20/month", folder=tmp_path)
+    estimate = (
+        r"By estimate a message with ten requests costs \$0\.\d\d, a training step \$\d\.\d\d;"
+    )
+    assert re.search(estimate + r" the budget is \$20/month\.", shown)
+    assert "The judge failed, and stays stopped: it broke" in shown
+    assert "The service answers again, after 12 s." in shown
+    assert re.search(r"[{=]|sample", shown) is None, "no raw event"
+    assert "there is no budget." in shown_of(folder=tmp_path)
+    unknown = shown_of("--model-name", "mine", folder=tmp_path)
+    assert "What it will cost is not known: of mine the price per million" in unknown

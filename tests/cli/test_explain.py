@@ -308,3 +308,19 @@ def test_where_a_forgotten_lesson_took_the_prompt_nothing_is_said_of_a_place_for
     assert "its prompt held a lesson whose source was forgotten" in text
     assert "no place for a hint" not in text
     story.ledger.close()
+
+
+def test_a_forgotten_lesson_is_not_named_by_its_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story, wish = Told(tmp_path), Wish("Answer in French.", "Answer", "always")
+    source, turn = story.judged("said", -1, "in French"), story.judged("other", 1)
+    with story.ledger._db.transaction() as tx:
+        learn(tx, source, wish)
+    story.ledger.steps.begin(0, (), lesson=1, prompts=[("source", source), ("practised", turn)])
+    assert "Step 1 practised lesson 1, said of turn 1" in told(tmp_path, turn, capsys)
+    story.ledger.forget(from_turn(source))
+    text = told(tmp_path, turn, capsys)
+    assert "Step 1 practised a forgotten lesson, said of turn 1" in text
+    assert "lesson 1" not in text
+    story.ledger.close()

@@ -18,6 +18,8 @@ def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) ->
     Ledger(tmp_path).close()
     told = run("lessons", "add", "Be brief.", directory=tmp_path).stdout
     assert told.startswith("Lesson 1: added, with --lessons tell it is told"), "else not"
+    told = run("lessons", "add", "be brief!", directory=tmp_path).stdout
+    assert told == "Lesson 1: it was there already, and is kept in these words.\n"
     run("lessons", "add", "Answer", "in French.", "--user=ann", directory=tmp_path)
     run("lessons", "edit", "1", "Be very brief.", directory=tmp_path)
     shown = run("lessons", "--json", directory=tmp_path).stdout.splitlines()
@@ -42,6 +44,7 @@ def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) ->
     assert "Use the key [redacted: " in run("lessons", directory=tmp_path).stdout
     assert SECRET.encode() not in Path(tmp_path, FILE).read_bytes()
     for wrong, why in (
+        (("list", "foo"), "`list` takes no 'foo'"),
         (("drop", "9"), "`tinker-claw lessons"),
         (("drop",), "`tinker-claw lessons"),
         (("drop", "1", "2"), "one at a time: `tinker-claw lessons drop 1`"),

@@ -18,8 +18,13 @@ LONGEST = 48
 """Characters of a turn's words."""
 CELLS = 16
 """Cells of the bar to the next step."""
-_EVERY_TURN = ("turn.forgotten", "sample.queued", "sample.held", "feedback", "judge.rules")
-"""Events that a person need not see: each turn has them, or the banner says it."""
+UNSEEN = (
+    *("turn.forgotten", "feedback", "judge.rules", "judge.thinks", "judge.adapted"),
+    *("servers.ready", "sampler.unclosed", "version.published_anew", "version.unpublished"),
+    *("ledger.trimmed", "forgotten", "judged_again"),
+)
+"""Events for `--log json` alone, as are all of samples: each turn has them, another line or the
+command that asked says it, or a person can do nothing about it."""
 
 
 @dataclass(slots=True)
@@ -40,15 +45,19 @@ class Terminal:
             structlog.DropEvent: a person need not see it.
         """
         name = event["event"]
-        if name in _EVERY_TURN or (self.quiet and name in ("turn.captured", "verdict")):
+        unseen = name in UNSEEN or name.startswith("sample.")
+        if unseen or (self.quiet and name in ("turn.captured", "verdict")):
             raise structlog.DropEvent
         if name == "serving":
             return banner(event)
-        told = _TOLD.get(name)
-        text = told(self, event) if told else None
-        if text is None:
+        if (sentence := SENTENCES.get(name)) is not None:
+            text = sentence.format_map(event)
+        elif (write := LINES.get(name)) is not None:
+            text = write(self, event)
+        else:  # a plug-in's
             return structlog.dev.ConsoleRenderer(colors=True)(logger, method, event)
-        return f"{event['timestamp']}  {text}"
+        traced = f"\n{event['exception']}" if event.get("exception") else ""
+        return f"{event['timestamp']}  {text}{traced}"
 
     def begun(self, turn: int | None) -> str:
         """Return a turn's first words in quotation marks.
@@ -113,14 +122,97 @@ _MEANING = {
     -1: "was rejected",
     None: "got no readable verdict",
 }
-_TOLD: Mapping[str, Callable[[Terminal, Mapping[str, Any]], str | None]] = {
+
+
+def _estimated(_: Terminal, event: Mapping[str, Any]) -> str:
+    if event["step_usd"] is None:
+        return f"What it will cost is not known: {event['note']}"
+    budget = str(event["budget_usd"]).removesuffix(".0")
+    limit = "there is no budget" if budget == "None" else f"the budget is ${budget}"
+    return (
+        f"By estimate a message with ten requests costs ${event['message_usd']:.2f}, a training "
+        f"step ${event['step_usd']:.2f}; {limit}."
+    )
+
+
+def _refused(_: Terminal, event: Mapping[str, Any]) -> str:
+    instead = f"{event['by']} answers meanwhile" if event["by"] else "no other version answers"
+    return f"The service refuses version {event['version']}; {instead}: {event['error']}"
+
+
+def _failed(_: Terminal, event: Mapping[str, Any]) -> str:
+    wait_s = event["starting_again_in_s"]
+    then = "stays stopped" if wait_s is None else f"starts again in {wait_s:.0f} s"
+    return f"The {event['part']} failed, and {then}: {event['error']}"
+
+
+LINES: Mapping[str, Callable[[Terminal, Mapping[str, Any]], str]] = {
     "turn.captured": _answered,
     "verdict": _judged,
     "step": _stepped,
-    "publish": lambda _, event: f"Version {event['version']} answers from now on.",
     "layout": lambda _, event: f"{event['gpus'][0].upper()}{event['gpus'][1:]}.",
-    "model.download": lambda _, event: (
-        f"{event['model']} is not on this machine: downloading it from the Hugging Face hub ..."
+    "spend.estimate": _estimated,
+    "version.refused": _refused,
+    "part.failed": _failed,
+}
+SENTENCES: Mapping[str, str] = {
+    "publish": "Version {version} answers from now on.",
+    "model.download": (
+        "{model} is not on this machine: downloading it from the Hugging Face hub ..."
     ),
-    "stopped": lambda _, __: "Stopped.",
+    "stopped": "Stopped.",
+    "resumed": "Resumed: version {version}, after {step} steps; {waiting} samples are queued.",
+    "key.made": "Others can log in on this machine, so clients need the key in {file}.",
+    "data_dir.closed": "{files} files could be read by others, and no longer can: {first} ...",
+    "data_dir.open": "Others can read {files} files ({first} ...): run chmod -R go= on them.",
+    "local": "{told}",
+    "servers": "{told}",
+    "observed": "{samples} samples are queued, enough for {steps} steps; --observe trains none.",
+    "learning.held": "Learning is paused: {because}",
+    "learning.goes_on": "Learning resumes.",
+    "step.void": "A training step failed and changed nothing: {error}",
+    "steps.void": "A training step was interrupted at the last stop; its samples are still queued.",
+    "gate.idle": "{canaries} canaries are too few to check new versions ({fewest} are needed).",
+    "gate.refused": "The new version failed the canaries and will not answer: {error}",
+    "gate.left_out": "{questions} canaries could not be asked: {error}",
+    "gate.unasked": "The canaries could not be asked, so the new version answers: {error}",
+    "gate.no_answer": "The canaries got no answer: {error}",
+    "practice.too_dear": "Lesson {lesson} waits to be practised: the budget has no room for it.",
+    "practice.rejected": "Lesson {lesson} is told again: practising it did not do what you want.",
+    "practice.learned": "Lesson {lesson} is learned, and no longer told.",
+    "practice.failed": "Practising a lesson failed and changed nothing: {error}",
+    "agreement.warning": "Sampler and trainer differ more than usual: {reason}",
+    "agreement.back": "Sampler and trainer agree again.",
+    "turn.unjudged": "The judge's answers on turn {turn} could not be read; it is not trained.",
+    "judge.failing": "The judge fails, so learning waits: {error}",
+    "judge.back": "The judge answers again.",
+    "ledger.checking": "Checking the ledger ({gigabytes} GB) ...",
+    "ledger.failing": "The ledger cannot be written: {error}",
+    "ledger.back": "The ledger can be written again.",
+    "ledger.log_grows": "The ledger's log file grows: {because}.",
+    "ledger.untrimmed": "Old turns could not be dropped; it is tried again: {error}",
+    "metrics.unwritten": "{file} cannot be written: {error}",
+    "spend.paused": "{because}",
+    "spend.near": "{because}",
+    "backend.away": "The service does not answer; requests are tried again: {error}",
+    "backend.back": "The service answers again, after {away_s:.0f} s.",
+    "version.answers": "Version {version} answers again.",
+    "sampler.failed": "A reply broke off; it continues in {again_in_s:.0f} s: {error}",
+    "sampler.gone": "Version {version} cannot be sampled: {error}",
+    "pin.gone": "The pinned version {version} cannot be sampled, and the pin is gone: {error}",
+    "fallback.failed": "{by} could not answer instead: {error}",
+    "fallback.answered": "{by} answered instead of version {version}.",
+    "checkpoint.kept": "A checkpoint could not be deleted and stays: {path} ({error})",
+    "gateway.failed": "A request failed in the gateway ({kind}): {error}",
+    "page.unread": "The page could not read the ledger: {error}",
+    "request.left_out": "Left out of a request: {what}",
+    "request.unfit": "{what}",
+    "private.near_miss": "A private session began: {meaning}.",
+    "pinned": "Version {version} is pinned and answers.",
+    "unpinned": "Version {version} answers again, the newest.",
+    "rolled_back": "Version {version}, with the weights of version {to}, answers from now on.",
+    "lesson.first_told": "Lesson {lesson} is told for the first time.",
+    "renderer.refuses": "The model's chat format does not do all: {of}",
+    "sink.failed": "The tracker {sink} failed, and is tried again in {again_in_s:.0f} s: {error}",
+    "sink.killed": "The tracker {sink} was stopped: {because}",
 }

@@ -54,6 +54,8 @@ class Lessons(LedgerCommand):
 
     def run(self) -> int:
         if self.do == "list":
+            if self.words:
+                raise UndoError(f"`list` takes no {' '.join(self.words)!r}: `tinker-claw lessons`")
             with self.rows() as ledger:
                 found = read_lessons(ledger, self.user)
             if self.as_json:
@@ -64,9 +66,11 @@ class Lessons(LedgerCommand):
             else:
                 write(wrapped(_NONE))
             return 0
-        number, user, text = None, self.user, list(self.words)
+        number, user, text, newest = None, self.user, list(self.words), 0
         if self.do == "add":
             user = user or DEFAULT_USER
+            with self.rows() as ledger:
+                newest = ledger.one("SELECT MAX(id) FROM lessons") or 0
         elif text and text[0].isdecimal():
             number = int(text.pop(0))
         else:
@@ -79,7 +83,8 @@ class Lessons(LedgerCommand):
         given = {"rule": self.do, "user": user, "lesson": number, "text": said}
         values = self.do, user, number, said
         done, _ = self.carry_out("lesson", given, lambda ledger: ledger.lessons.rule(*values))
-        write([f"Lesson {done}: {_DONE[self.do]}."])
+        known = self.do == "add" and done <= newest
+        write([f"Lesson {done}: {_DONE['known' if known else self.do]}."])
         if self.do == "drop":
             with self.rows() as ledger:
                 back = next(one["back"] for one in read_lessons(ledger, None) if one["id"] == done)
@@ -102,4 +107,5 @@ _DONE = {
     "edit": "changed, it is told",
     "drop": "dropped, it is told no more",
     "add": "added, with --lessons tell it is told from the next session on",
+    "known": "it was there already, and is kept in these words",
 }

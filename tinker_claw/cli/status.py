@@ -106,7 +106,7 @@ def _look(settings: Settings) -> _Look:
         if health is None:
             notes.append(
                 f"No gateway runs on {directory}. Start one with `tinker-claw`, or give the "
-                "--data-dir of the one that runs (its event `serving` says which)."
+                "--data-dir of the one that runs (the lines of its start name it as `records`)."
             )
     except ClawError as error:
         notes.append(f"No gateway answers: {error}.")

@@ -182,10 +182,12 @@ def of_user(rows: Rows, user: str | None) -> list[Lesson]:
 
 
 _RUNS = """
-SELECT steps.id, status, parent, version, lesson, error, metrics -> '$.practice' AS figures,
+SELECT steps.id, status, parent, version, error,
+  (SELECT lessons.id FROM lessons WHERE lessons.id = lesson) AS lesson,
+  metrics -> '$.practice' AS figures,
   (SELECT json_group_object(purpose, json(turns)) FROM (SELECT purpose, json_group_array(turn_id)
     AS turns FROM step_prompts WHERE step_id = steps.id GROUP BY purpose)) AS turns
-FROM steps WHERE lesson IS NOT NULL AND (lesson = ?1
+FROM steps WHERE steps.lesson IS NOT NULL AND (steps.lesson = ?1
   OR id IN (SELECT step_id FROM step_prompts WHERE turn_id = ?2)) ORDER BY id
 """
 
@@ -194,7 +196,7 @@ def read_runs(
     rows: Rows, *, lesson: int | None = None, turn: int | None = None
 ) -> list[dict[str, Any]]:
     """Return the steps that practised a lesson, or rest on a turn, oldest first, with their turns
-    by purpose; their `figures` are None where none was committed."""
+    by purpose. None: `figures` where none was committed, `lesson` where it was forgotten."""
     found = map(dict, rows.rows(_RUNS, lesson, turn))
     return [
         one | {name: json.loads(one[name] or "null") for name in ("figures", "turns")}
