@@ -15,14 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from tinker_claw.config.flags import parameters
-from tinker_claw.config.settings import (
-    ENV_PREFIX,
-    USERS,
-    VARIABLES,
-    Chats,
-    User,
-    sections,
-)
+from tinker_claw.config.settings import ENV_PREFIX, VARIABLES, sections
 
 _VARIABLES: Final = ", ".join(f"`{variable}`" for variable in VARIABLES.values())
 _HEAD: Final = f"""# Settings
@@ -30,8 +23,8 @@ _HEAD: Final = f"""# Settings
 <!-- Written by `python -m docs.settings_page > docs/settings.md`: change the declarations in
 tinker_claw/config/settings.py, and run it again. -->
 
-A setting is a flag of `run.py`, an environment variable, and a key of a TOML file that
-`--config FILE` names:
+A setting is a flag of `run.py`, an environment variable, and a key of the TOML file that
+`--config` names:
 
 ```sh
 python run.py --batch-size 8
@@ -40,11 +33,11 @@ python run.py --config mine.toml        # [training]
                                         # batch_size = 8
 ```
 
-Flags win over the environment, the environment over the file, the file over the defaults. An
-unknown name is refused. Secrets have no flag: every user of the machine can read command lines.
-With `--backend local` {_VARIABLES} count, too, where no setting names these GPUs.
+Flags win over the environment, the environment over the file. Secrets have no flag: every user of
+the machine can read command lines. With `--backend local` {_VARIABLES} count, too. Users stand in
+`[[users]]` of the file ([access](access.md#keys-and-users)).
 """
-_COLUMNS: Final = ("setting", "default; what else it can be", "what it is, and *when to change it*")
+_COLUMNS: Final = ("setting", "default", "meaning, *when to change it*")
 _CODE: Final = re.compile(
     r"(?<![\w`-])(--[a-z][a-z-]+(?: cpu| local| constant| train| paper)?|runs/<model>-<method>"
     r"|\[+(?:users|(?:judge|gateway)\.[a-z.]+)\]+)"
@@ -58,9 +51,6 @@ def settings_page() -> str:
     for name, model in sections().items():
         told = (model.__doc__ or "").strip()
         parts.append(f"## {name}\n\n{told}.\n\n{_table(_COLUMNS, [*_rows(name, model)])}")
-    parts.append(_of_file("gateway.chats", Chats, "."))
-    variable = f"{ENV_PREFIX}{USERS.upper()}"
-    parts.append(_of_file(USERS, User, f", or an object of the JSON list in `{variable}`."))
     return "\n".join(parts)
 
 
@@ -68,12 +58,13 @@ def _rows(section: str, model: type[BaseModel]) -> Iterator[list[str]]:
     flags = {flag.name: flag for flag in parameters(model, section)}
     for name, field in model.model_fields.items():
         flag, extra = flags.get(f"{section}__{name}"), cast("Any", field.json_schema_extra)
+        when = extra["when"]
         words = [*flag.opts, *flag.secondary_opts] if flag else []
         yield [
             f"{', '.join(f'`{word}`' for word in words) or 'no flag'}<br>`{section}.{name}`"
             f"<br>`{ENV_PREFIX}{section.upper()}__{name.upper()}`",
             "; ".join(_values(field, flag, extra["unit"])),
-            _CODE.sub(r"`\1`", f"{field.description}.<br>*{extra['when']}*"),
+            _CODE.sub(r"`\1`", f"{field.description}{when and f'.<br>*{when}*'}"),
         ]
 
 
@@ -96,17 +87,6 @@ def _bounds(rules: Iterable[Any]) -> Iterator[str]:
         for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<=")):
             if hasattr(rule, name):
                 yield f"{sign}{getattr(rule, name)}"
-
-
-def _of_file(name: str, model: type[BaseModel], otherwise: str) -> str:
-    """A table that has no flags. `otherwise`: how else it can be set."""
-    rows: list[list[str]] = []
-    for key, field in model.model_fields.items():
-        default = "needed" if field.is_required() else f"`{field.default}`"
-        rows.append([f"`{key}`", "unset" if field.default in (None, {}) else default])
-        rows[-1].append(_CODE.sub(r"`\1`", field.description or ""))
-    told = _CODE.sub(r"`\1`", (model.__doc__ or "").strip())
-    return f"## {name}\n\n{told}{otherwise}\n\n" + _table(("key", "default", "what it is"), rows)
 
 
 def _table(columns: tuple[str, ...], rows: list[list[str]]) -> str:

@@ -41,12 +41,12 @@ DEFAULT_USER: Final = "default"
 _NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 
 
-def _setting(default: Any, told: str, *, when: str, unit: str = "", **bounds: Any) -> Any:
+def _setting(default: Any, told: str, *, when: str = "", unit: str = "", **bounds: Any) -> Any:
     """Declare one setting.
 
     Args:
         told: what it is, as --help says it.
-        when: when to change it, as the settings page says it.
+        when: when to change it, as the settings page says it, where that is not plain.
         unit: what its number counts.
         bounds: what its number may be, as pydantic has it (ge, gt, le).
     """
@@ -86,69 +86,39 @@ class Section(BaseModel):
 class Run(Section):
     """What runs, and where it keeps its records"""
 
-    method: str = _setting(
-        "combine",
-        "how turns become training (docs/methods.md); rl = binary",
-        when="binary where hints cost too much, opd where verdicts mislead",
-    )
+    method: str = _setting("combine", "how turns become training (docs/methods.md); rl is binary")
     model_name: str = _setting(
         "Qwen/Qwen3-8B",
         "model: a hub id, a folder, or 'demo', 'demo-tracks' or 'demo-screen' (shipped, CPU)",
-        when="you use another model",
     )
     backend: Literal["tinker", "local"] = _setting(
-        "tinker",
-        "who trains and samples: the Tinker service, or torch on this machine",
-        when="nothing may leave this machine, or it has GPUs",
+        "tinker", "who trains and samples: the Tinker service, or torch on this machine"
     )
     base_url: str | None = _setting(
-        None,
-        "address of another Tinker server (python -m local_gpu.tinker is one)",
-        when="the model runs on a box elsewhere",
+        None, "address of another Tinker server (python -m local_gpu.tinker is one)"
     )
     tokenizer: str | None = _setting(
-        None,
-        "hub id or folder of the tokenizer; that of --model-name unless set",
-        when="the model's folder has none",
+        None, "hub id or folder of the tokenizer; the model's unless set"
     )
     data_dir: Path | None = _setting(
-        None,
-        "ledger, states and metrics; runs/<model>-<method> unless set",
-        when="records go to another disk, or a second run has the same name",
+        None, "ledger, states and metrics; runs/<model>-<method> unless set"
     )
     renderer: str = _setting(
-        "auto",
-        "chat format from the renderers package; auto goes by the model's or folder's name",
-        when="the folder's name does not say the model's family",
+        "auto", "chat format from the renderers package; auto goes by the model's name"
     )
     context_tokens: int | None = _setting(
         None,
         "longest prompt and reply together; the model's unless set",
         unit="tokens",
         ge=16,
-        when="the GPUs do not hold it all (`tinker-claw doctor` says what fits)",
+        when="the GPUs do not hold it (`tinker-claw doctor` says what fits)",
     )
-    seed: int = _setting(
-        0,
-        "seed of the adapter's first weights",
-        when="you compare methods over several seeds",
-    )
+    seed: int = _setting(0, "seed of the adapter's first weights")
     log: Literal["auto", "json"] = _setting(
-        "auto",
-        "auto writes lines for people on a terminal, and JSON lines elsewhere",
-        when="another program reads the terminal",
+        "auto", "auto: lines for people on a terminal, JSON lines elsewhere"
     )
-    quiet: bool = _setting(
-        False,
-        "no line for each turn on the terminal, and no words",
-        when="others see your screen",
-    )
-    report_to: str | None = _setting(
-        None,
-        "sinks for the figures of each step, such as tensorboard, with commas between them "
-        "(docs/sinks.md has all)",
-        when="you want curves beside others",
-    )
+    quiet: bool = _setting(False, "no line for each turn on the terminal, and no words")
+    report_to: str | None = _setting(None, "trackers, separated by commas (docs/sinks.md)")
 
     @field_validator("method", mode="before")
     @classmethod
@@ -172,13 +142,12 @@ class Chats(Section):
 
     owners: tuple[str, ...] = Field(
         default=(),
-        description="whom the agent belongs to, as channel:sender id (telegram:123456789); unless "
-        "set, the first direct writer of a channel, and nobody in a group",
+        description="whom the agent belongs to (telegram:123456789); unless set, the first direct "
+        "writer of a channel, and nobody in a group",
     )
     others_judge: bool = Field(
         default=False,
-        description="what other people, mails and hooks say is judged, like a tool's result; hints "
-        "come from owners alone",
+        description="let others' words, mails and hooks judge, like a tool's result",
     )
 
     @field_validator("owners")
@@ -196,75 +165,43 @@ class Chats(Section):
 class Gateway(Section):
     """The endpoint that the agent talks to"""
 
-    host: str = _setting(
-        "127.0.0.1",
-        "address to bind; one that is not loopback needs a key",
-        when="other machines call it without a tunnel (ssh -L)",
-    )
-    port: int = _setting(30000, "port; 0 takes a free one", ge=0, le=65535, when="30000 is taken")
-    api_key: SecretStr | None = _setting(
-        None,
-        "key that clients must send; [[users]] gives each user their own",
-        when="--host is not loopback; `none`: no key is made where others have accounts here",
-    )
+    host: str = _setting("127.0.0.1", "address to bind; one that is not loopback needs a key")
+    port: int = _setting(30000, "port; 0 takes a free one", ge=0, le=65535)
+    api_key: SecretStr | None = _setting(None, "key that clients must send; none: make no key")
     served_model_name: str | None = _setting(
-        None,
-        "name under which the model is offered; --model-name unless set",
-        when="the agent calls it otherwise",
+        None, "name under which the model is offered; --model-name unless set"
     )
     models: str | None = _setting(
-        None,
-        "other names by which clients may ask for the model, with commas between them; one may end "
-        "in *: claude-*, haiku",
-        when="the agent asks for models of its own maker",
+        None, "other names of the model, separated by commas; one may end in *: claude-*"
     )
     max_reply_tokens: int = _setting(
         4096,
         "longest reply where the request names no limit; training divides by it",
         unit="tokens",
         ge=1,
-        when="replies are cut off (thinking counts, too)",
     )
     thinking: Literal["auto", "on", "off"] = _setting(
         "auto",
-        "whether a model that can do both thinks before it replies; auto: where a client asks for "
-        "it, and only there",
-        when="it shall think for clients that cannot ask (on), or for none (off)",
+        "whether a model that can thinks before it replies; auto: if the client asks",
     )
     sampling: Literal["client", "ours"] = _setting(
         "client",
-        "whose temperature, top_p and top_k: the client's, which trains nothing unless they are "
-        "1, 1 and none, or ours, which are",
-        when="a client sets a temperature, and `status` says that its replies train nothing (ours)",
+        "whose temperature, top_p and top_k are used; ours are trained",
+        when="`status` says that a client's replies train nothing (ours)",
     )
-    page: bool = _setting(
-        True,
-        "a page at /ui: how it goes, turns and versions",
-        when="nobody shall see it (--no-page)",
-    )
+    page: bool = _setting(True, "a page at /ui: how it goes, turns and versions")
     max_concurrent: int = _setting(
-        64,
-        "replies sampled at the same time; others wait",
-        unit="replies",
-        ge=1,
-        when="samplers are slow under load, or idle while requests wait",
+        64, "replies sampled at the same time; others wait", unit="replies", ge=1
     )
     images: Literal["off", "serve", "train"] = _setting(
         "serve",
-        "images in messages: off refuses them; serve shows them to a model that sees and "
-        "neither keeps nor trains them; train keeps and trains those of owners and tools",
-        when="no image shall reach the model, or it shall learn from them (docs/images.md)",
+        "off refuses them, serve shows them to the model, train also trains them (docs/images.md)",
     )
     allow_origin: str | None = _setting(
         None,
-        "origins that may use the wires with a key, as app://obsidian.md, with commas between them",
-        when="a desktop app that is a web page inside gets a 403",
+        "origins of desktop apps that may send requests: app://obsidian.md",
     )
-    chats: Chats = _setting(
-        Chats(),
-        "whose words count in chat services, a table [gateway.chats]",
-        when="the agent is in a group, or several people write to it",
-    )
+    chats: Chats = _setting(Chats(), "whose words count in chat services (docs/privacy.md)")
 
     @field_validator("api_key", mode="before")
     @classmethod
@@ -302,43 +239,25 @@ class JudgeSettings(Section):
 
     prm_m: int = _setting(
         3,
-        "votes per turn; odd numbers avoid ties",
+        "votes per turn",
         unit="votes",
         ge=1,
         when="votes cost too much (1) or often disagree (5)",
     )
     judge_url: str | None = _setting(
-        None,
-        "OpenAI-compatible endpoint (…/v1) that judges; the base model judges unless set",
-        when="a stronger model is to judge; it then sees every judged turn",
+        None, "OpenAI-compatible endpoint (…/v1) that judges; the base model unless set"
     )
-    judge_model: str | None = _setting(
-        None,
-        "model to ask for at --judge-url",
-        when="that endpoint serves more than one",
-    )
-    judge_api_key: SecretStr | None = _setting(
-        None, "key for --judge-url", when="that endpoint asks for one"
-    )
+    judge_model: str | None = _setting(None, "model to ask for at --judge-url")
+    judge_api_key: SecretStr | None = _setting(None, "key for --judge-url")
     judge_prompts: Path | None = _setting(
-        None,
-        "TOML file with `verdict` or `hint` or both: what the judge is asked",
-        when="the judge needs other rules, or another language",
+        None, "TOML file with `verdict` or `hint`: what the judge is asked (docs/judges.md)"
     )
     judge_thinking: bool = _setting(
-        False,
-        "let a judge that can think do so before each answer",
-        when="its verdicts are often wrong, and ten times the tokens are worth it",
+        False, "let the judge think before each answer, for ten times the tokens"
     )
-    judge_images: bool = _setting(
-        False,
-        "show the judge at --judge-url the images of a turn, with --images train",
-        when="that judge sees, and replies are about images",
-    )
+    judge_images: bool = _setting(False, "show the judge at --judge-url images (docs/images.md)")
     headers: Mapping[str, SecretStr] = _setting(
-        {},
-        "further headers for --judge-url, a table [judge.headers]; never shown",
-        when="that endpoint takes its key in a header of its own",
+        {}, "further headers for --judge-url, a table [judge.headers]"
     )
 
     @property
@@ -352,75 +271,44 @@ class Training(Section):
 
     batch_size: int = _setting(
         16,
-        "trainable samples per optimizer step",
+        "samples per optimizer step",
         unit="samples",
         ge=1,
-        when="steps shall be steadier (larger), or sooner (smaller)",
+        when="steps should be steadier (larger), or sooner (smaller)",
     )
-    observe: bool = _setting(
-        False,
-        "judge and queue samples, train nothing",
-        when="you want to see first what would be learned",
-    )
+    observe: bool = _setting(False, "judge and queue samples, train nothing")
     learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = _setting(
         "auto",
-        "Adam's rate; auto: the cookbook's fit for the model's hidden size",
+        "Adam's rate; auto: by the model's hidden size",
         when="steps change nothing (higher), or replies get worse (lower)",
     )
-    lora_rank: int = _setting(
-        32,
-        "rank of the adapter; alpha is 32",
-        ge=1,
-        le=512,
-        when="adapters must be smaller; a run's rank cannot change",
-    )
-    w_rl: float = _setting(
-        1.0,
-        "weight of the reward part",
-        ge=0,
-        when="verdicts are to count less or more",
-    )
-    w_opd: float = _setting(
-        1.0,
-        "weight of the distillation part",
-        ge=0,
-        when="hints are to count less or more",
-    )
+    lora_rank: int = _setting(32, "rank of the adapter; fixed for a run", ge=1, le=512)
+    w_rl: float = _setting(1.0, "weight of verdicts", ge=0)
+    w_opd: float = _setting(1.0, "weight of hints", ge=0)
     opd_topk: int = _setting(
         4,
-        "candidates per token, of the student and of the teacher; 0: the sampled token alone",
+        "candidates per token, of the student and of the teacher",
         unit="candidates",
         ge=0,
         when="a server cannot score candidates (0)",
     )
     recipe: Literal["default", "paper"] = _setting(
         "default",
-        "paper: the gradient of OpenClaw-RL as published, of three hints a turn, and nothing "
-        "beside it: gate and lessons are off unless they are set, and nothing pauses learning or "
-        "lowers its rate",
-        when="you compare with its results (docs/openclaw-rl.md)",
+        "paper: the gradient of OpenClaw-RL as published, nothing beside it (docs/openclaw-rl.md)",
     )
     episode_reward: Literal["steps", "outcome"] = _setting(
-        "steps",
-        "reward of an episode's step: outcome and mean vote, or the outcome alone, "
-        "without asking the judge",
-        when="the judge cannot tell good steps from bad ones",
+        "steps", "reward of an episode's step: outcome and mean vote, or the outcome alone"
     )
     gate: Literal["on", "off"] = _setting(
-        "on",
-        "whether a version must pass canaries before it serves",
-        when="it costs too much",
+        "on", "whether a version must pass canaries before it serves"
     )
     canaries: Path | None = _setting(
-        None,
-        "file of the canaries; configs/canaries.toml, or the demo's, unless set",
-        when="you add your own (docs/operating.md)",
+        None, "file of the canaries (docs/operating.md); configs/canaries.toml unless set"
     )
     lessons: Literal["off", "tell", "practice"] = _setting(
         "off",
-        "tell: put what a user asks of all replies into their next prompts; practice: then also "
-        "train what they accepted, on their past first messages, so that it needs no telling",
-        when="nobody is to say a thing twice (docs/lessons.md)",
+        "tell: put what users ask of all replies into their prompts; practice: then also train it "
+        "(docs/lessons.md)",
     )
     max_staleness: int = _setting(
         4,
@@ -453,16 +341,13 @@ class Keeping(Section):
 
     redact: str = _setting(
         SECRETS,
-        f"what is never stored, judged or trained: {', '.join(KINDS)}, with commas between them; "
-        "or all, or none",
-        when="personal data shall not be recorded either",
+        f"what is never stored, judged or trained: {', '.join(KINDS)}, all or none",
     )
     keep_days: float | None = _setting(
         None,
-        "drop texts and tokens of turns that old and done with; kept unless set",
+        "age at which texts and tokens of turns are dropped; kept unless set",
         unit="days",
         gt=0,
-        when="records may not be kept for ever",
     )
 
     @field_validator("redact")
@@ -497,20 +382,13 @@ class Spend(Section):
 
     budget_usd: float | str | None = _setting(
         None,
-        "hold judging and training at this sum: of the whole run (5) or of a month (20/month)",
+        "sum at which judging and training pause: of the run (5) or a month (20/month)",
         unit="USD",
-        when="a service bills you",
     )
     budget_serving: Literal["goes-on", "stops"] = _setting(
-        "goes-on",
-        "what serving does once the budget is spent",
-        when="no request may be billed beyond it",
+        "goes-on", "what serving does once the budget is spent"
     )
-    prices: Path | None = _setting(
-        None,
-        "price table; configs/prices.toml unless set",
-        when="your model's row there is missing or out of date",
-    )
+    prices: Path | None = _setting(None, "price table; configs/prices.toml unless set")
 
     @field_validator("budget_usd", mode="before")
     @classmethod
@@ -546,42 +424,22 @@ class Local(Section):
         "GPUs in all (or NUM_GPUS); those of CUDA_VISIBLE_DEVICES unless set",
         unit="GPUs",
         ge=1,
-        when="others use some of them",
     )
     rollout_gpus: int | None = _setting(
         None,
-        "GPUs that sample (or ROLLOUT_GPUS), all but one unless set; the others learn",
+        "GPUs that sample (or ROLLOUT_GPUS), all but one unless set (docs/gpus.md)",
         unit="GPUs",
         ge=1,
-        when="samples share short prefixes only, or the base must be split (docs/gpus.md)",
     )
-    rollout_tp: int = _setting(
-        1,
-        "GPUs per sampler server (tensor parallel)",
-        unit="GPUs",
-        ge=1,
-        when="one GPU does not hold the model and a context",
-    )
+    rollout_tp: int = _setting(1, "GPUs per sampler server (tensor parallel)", unit="GPUs", ge=1)
     sampler_urls: str | None = _setting(
-        None,
-        "vLLM servers that run already, with commas between them; none is started",
-        when="samplers run elsewhere (configs/remote-samplers.toml)",
+        None, "vLLM servers that run already (configs/remote-samplers.toml)"
     )
-    sampler_api_key: SecretStr | None = _setting(
-        None,
-        "key that --sampler-urls want (vLLM's --api-key)",
-        when="those servers ask for one",
-    )
+    sampler_api_key: SecretStr | None = _setting(None, "key that --sampler-urls want")
     base_quantization: Literal["none", "4bit"] = _setting(
-        "none",
-        "quantization of the base that learns (bitsandbytes nf4); GPU only",
-        when="the base does not fit (configs/1x24GB-4bit.toml)",
+        "none", "quantization of the base that learns (bitsandbytes nf4); GPU only"
     )
-    device: str = _setting(
-        "auto",
-        "auto, cpu, cuda or cuda:N",
-        when="cpu for a tiny model, cuda:N for one GPU of several",
-    )
+    device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
 
     def given(self, *names: str) -> str:
         """The flags of those of these fields that are set, for a sentence; "" where none is."""
@@ -603,17 +461,14 @@ class User(Section):
 
     name: str = Field(
         pattern=_NAME,
-        description="a short plain word: it stands in the ledger and in log lines",
+        description="a short plain word, for the ledger and the log",
     )
     key: SecretStr = Field(description="key that this user's clients send")
-    role: Literal["user", "admin"] = Field(
-        "user", description="an admin sees everybody's figures, spending and errors"
-    )
+    role: Literal["user", "admin"] = Field("user", description="an admin sees everything")
     group: str | None = Field(
         None,
         pattern=_NAME,
-        description="users of one group share a prompt cache: faster, but timing may tell what "
-        "another has asked",
+        description="users of one group share a prompt cache (docs/access.md)",
     )
 
 
