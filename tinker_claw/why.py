@@ -68,6 +68,11 @@ class Why(IntEnum):
     UNSCORED = 55, "the teacher could not score it: {}"
     UNFIT_HINT = 56, "what its teacher would be told does not fit: {}"
     METHOD = 57, "{}"
+    UNFOLLOWED_HINTS = (
+        58,
+        "the model hardly ever does what this user's hints ask (of the newest replies behind one, "
+        "at most one in eight was accepted), so what it makes of them is not taught",
+    )
     NO_GRADIENT = 59, "nothing in its batch said what is better than the rest"
     # Its sample, or what was forgotten
     FORGOTTEN = 70, "forgotten"

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import FakeSampler, FakeTrainer
-from tests.learner.test_loop import BETTER, HINT, Says, world
+from tests.learner.test_loop import BETTER, HINT, Says, World, world
 from tests.tallies import sample_counts
 from tinker_claw.judge.prompts import Schema
+from tinker_claw.ledger.judgements import BEHIND_HINTS
 from tinker_claw.policy import Sampler
 from tinker_claw.types import Images, Message, TokenLogprobs, Tokens
+from tinker_claw.why import Why
 
 ENOUGH = 99
 """Batch size that no test here reaches, so that no step is taken."""
@@ -138,3 +140,69 @@ async def test_a_hint_that_does_not_fit_the_context_leaves_the_reward(tmp_path: 
         assert str(w.untaught(turn)).endswith("with it the prompt is longer than the context")
         assert [s.reward for s in w.ledger.samples.oldest(9)] == [-1]
         assert w.base.scored == []
+
+
+async def asked_again(w: World, said: str, times: int, user: str = "me") -> int:
+    """Correct replies that come right behind a hint, by turns; return the newest turn."""
+    newest = 0
+    for _ in range(times):
+        session = f"{user} {w.sessions}"
+        w.turn("NO, HOW it should be", session=session, user=user)
+        newest = w.turn(said, session=session, user=user)
+        await w.settled()
+    return newest
+
+
+async def test_hints_that_the_model_hardly_ever_does_are_not_taught(tmp_path: Path) -> None:
+    """But those of another user are, and again once replies behind hints are accepted."""
+    async with world(tmp_path, batch_size=ENOUGH) as w:
+        await asked_again(w, "NO, HOW it should be", BEHIND_HINTS // 2)
+        scored = len(w.base.scored)
+        bad = w.turn("NO, HOW it should be")
+        await w.settled()
+        assert len(w.base.scored) == scored, "nobody is asked, and nothing is billed"
+        sample = next(one for one in w.ledger.samples.oldest(100) if one.turn_id == bad)
+        assert (sample.teacher, sample.reward) == (None, -1)
+        (why,) = w.ledger._db.column("SELECT untaught FROM samples WHERE turn_id = ?", bad)
+        assert why == Why.UNFOLLOWED_HINTS.words
+        w.turn("NO, HOW it should be", user="other")
+        await w.settled()
+        assert len(w.base.scored) == scored + 1
+        await asked_again(w, "YES", 3)
+        scored = len(w.base.scored)
+        w.turn("NO, HOW it should be")
+        await w.settled()
+        assert len(w.base.scored) == scored + 1
+
+
+@pytest.mark.parametrize(
+    ("times", "recipe"),
+    [(BEHIND_HINTS // 2 - 1, "default"), (BEHIND_HINTS // 2, "paper")],  # too few; never
+)
+async def test_hints_are_taught_where_nothing_shows_that_they_are_not_understood(
+    tmp_path: Path, times: int, recipe: str
+) -> None:
+    async with world(tmp_path, batch_size=ENOUGH, recipe=recipe) as w:
+        await asked_again(w, "NO, HOW it should be", times)
+        scored = len(w.base.scored)
+        w.turn("NO, HOW it should be")
+        await w.settled()
+        assert len(w.base.scored) == scored + 1
+
+
+@pytest.mark.parametrize(("then", "taught"), [(None, True), ("YES", True), ("NO", False)])
+async def test_what_tools_reject_says_nothing_about_hints(
+    tmp_path: Path, then: str | None, taught: bool
+) -> None:
+    """But what the user says of the reply behind the calls does."""
+    async with world(tmp_path, batch_size=ENOUGH) as w:
+        for number in range(BEHIND_HINTS // 2):
+            w.turn("NO, HOW it should be", session=f"s{number}")
+            w.turn("NO such file", session=f"s{number}", role="tool")
+            if then:
+                w.turn(then, session=f"s{number}")
+        await w.settled()
+        scored = len(w.base.scored)
+        w.turn("NO, HOW it should be")
+        await w.settled()
+        assert len(w.base.scored) == scored + taught

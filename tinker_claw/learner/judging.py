@@ -472,7 +472,9 @@ class Judging:
         it. A failure leaves the reward."""
         if not told:
             return None, None
-        spending = self._parts.spending
+        spending, paper = self._parts.spending, self._parts.training.recipe == "paper"
+        if not (paper or self._parts.ledger.judgements.follows_hints(turn.id)):
+            return None, Why.UNFOLLOWED_HINTS.says()
         await spending.room()
         self._check(turn.id)  # forgotten while waiting for budget?
         texts = self._scorer.fitting(turn, told)

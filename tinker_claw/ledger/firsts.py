@@ -13,12 +13,15 @@ from typing import NamedTuple
 
 from tinker_claw.ledger.database import Rows
 
-FIRSTS = """
+OWNERS = (
+    "value <> 0 AND (verdicts.source = 'user' OR (verdicts.source = 'judge' AND role = 'user'))"
+)
+"""SQL on a verdict and its turn's next state: the owner has accepted or rejected the reply."""
+FIRSTS = f"""
 sessions CROSS JOIN turns ON turns.id = (SELECT one.id FROM turns AS one
     CROSS JOIN verdicts ON verdicts.turn_id = one.id
     LEFT JOIN next_states ON next_states.turn_id = one.id
-  WHERE one.session_id = sessions.id AND one.kind = 'main' AND value <> 0
-    AND (source = 'user' OR (source = 'judge' AND role = 'user')) ORDER BY one.idx LIMIT 1)
+  WHERE one.session_id = sessions.id AND one.kind = 'main' AND {OWNERS} ORDER BY one.idx LIMIT 1)
   AND fallback IS NULL AND episode = 0
 CROSS JOIN verdicts ON verdicts.turn_id = turns.id
 """

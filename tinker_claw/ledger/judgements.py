@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinker_claw.ledger.database import LedgerTable
+from tinker_claw.ledger.firsts import ACCEPTED, OWNERS
 from tinker_claw.ledger.lessons import learn
 from tinker_claw.ledger.turns import check_kept, reopen
 from tinker_claw.types import Verdict, Vote, Wish
@@ -32,6 +33,24 @@ WHERE (said.role = 'user' OR given.score IS NOT NULL)
 ORDER BY later.idx LIMIT 1
 """
 """SQL on a row of `turns`: the reply of `JudgementTable.demonstration`."""
+BEHIND_HINTS = 16
+"""Newest replies behind a user's hints that show whether the model does what they ask; with fewer
+than half as many it is not known."""
+FOLLOWED = 1 / 8
+"""Share of them that the user must have accepted more than."""
+_BEHIND_HINTS = f"""
+SELECT {ACCEPTED} FROM sessions
+  CROSS JOIN turns AS hinted ON hinted.session_id = sessions.id AND hinted.kind = 'main'
+  CROSS JOIN hints ON hints.turn_id = hinted.id AND rank = 0
+  CROSS JOIN turns ON turns.id = (SELECT later.id FROM turns AS later
+      CROSS JOIN verdicts ON verdicts.turn_id = later.id
+      LEFT JOIN next_states ON next_states.turn_id = later.id
+    WHERE later.session_id = sessions.id AND later.kind = 'main' AND later.idx > hinted.idx
+      AND {OWNERS} ORDER BY later.idx LIMIT 1)
+  CROSS JOIN verdicts ON verdicts.turn_id = turns.id
+WHERE user = (SELECT user FROM sessions JOIN turns ON session_id = sessions.id WHERE turns.id = ?)
+ORDER BY sessions.id DESC, hinted.id DESC LIMIT {BEHIND_HINTS}
+"""
 _SET_ASIDE = """
 SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id
 WHERE why = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
@@ -130,6 +149,13 @@ class JudgementTable(LedgerTable):
                 tx.execute("DELETE FROM votes WHERE turn_id = ? AND about = 'in vain'", (turn_id,))
                 reopen(tx, turn_id)
         return again
+
+    def follows_hints(self, turn_id: int) -> bool:
+        """Return whether the model does what the hints of a turn's user ask, as far as known: of
+        the first replies that they judged behind each, with the correction in their prompt, they
+        have accepted more than `FOLLOWED`."""
+        accepted = self._db.column(_BEHIND_HINTS, turn_id)
+        return len(accepted) < BEHIND_HINTS // 2 or sum(accepted) > FOLLOWED * len(accepted)
 
     def demonstration(self, turn_id: int) -> str | None:
         """Return the accepted reply that corrects this turn: the first later one of the session
