@@ -66,7 +66,7 @@ test-part: $(READY)
 	$(BIN)/python -m pytest -n 4 --dist loadfile --slow $(PART) $(ARGS)
 
 soak: $(READY)
-	$(BIN)/python -m tests.soak $(ARGS)
+	$(BIN)/python -m tests.lab.soak $(ARGS)
 
 check: docs
 	$(BIN)/ruff check .
@@ -90,26 +90,26 @@ test-4bit: $(READY)
 	PYTHONPATH=$(BITS) $(BIN)/python -m pytest tests/local_gpu/test_quantized.py $(ARGS)
 
 vllm:
-	@$(PYTHON) tests/install_vllm.py $(VLLM)
+	@$(PYTHON) tests/lab/install_vllm.py $(VLLM)
 
 test-vllm: $(READY)
 	$(BIN)/python -m pytest --vllm=$(VLLM) tests/local_gpu/sample/test_vllm.py tests/local_gpu/sample/test_vllm_eyes.py tests/local_gpu/sample/test_vllm_product.py $(ARGS)
 
 cookbook:
-	@$(PYTHON) tests/install_cookbook.py $(COOKBOOK)
+	@$(PYTHON) tests/lab/install_cookbook.py $(COOKBOOK)
 
 test-cookbook: $(READY)
 	$(BIN)/python -m pytest --cookbook=$(COOKBOOK) tests/local_gpu/tinker/test_cookbook.py $(ARGS)
 
 verifiers:
-	@$(PYTHON) tests/install_verifiers.py $(VERIFIERS)
+	@$(PYTHON) tests/lab/install_verifiers.py $(VERIFIERS)
 
 test-verifiers: $(READY)
 	$(BIN)/python -m pytest --verifiers=$(VERIFIERS) tests/tracks/test_verifiers.py $(ARGS)
 
 trackers:
 	$(PYTHON) -m venv $(TRACKERS)
-	$(TRACKERS)/bin/pip install --quiet --progress-bar off -r tests/trackers.txt
+	$(TRACKERS)/bin/pip install --quiet --progress-bar off -r tests/lab/trackers.txt
 
 test-trackers: $(READY)
 	$(BIN)/python -m pytest --trackers=$(TRACKERS) tests/sinks/test_trackers.py $(ARGS)

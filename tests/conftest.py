@@ -21,10 +21,10 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
 
 if TYPE_CHECKING:
-    from backends import Backend
-    from contract import Ground
-    from real_vllm import Numbers
-    from wire_servers import Raw, TinkerServer
+    from tests.support.backends import Backend
+    from tests.support.contract import Ground
+    from tests.support.real_vllm import Numbers
+    from tests.support.wire_servers import Raw, TinkerServer
 
 
 # The same examples every time, however slow the machine is; `--hypothesis-profile=explore` draws
@@ -123,7 +123,7 @@ def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[bool]) -> 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that asks for `backend`, or for a trainer on one, on every backend."""
     if "backend" in metafunc.fixturenames:
-        from backends import BACKENDS  # torch; most tests need none
+        from tests.support.backends import BACKENDS  # torch; most tests need none
 
         metafunc.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 
@@ -146,7 +146,7 @@ async def trainer(backend: Backend, tmp_path: Path) -> AsyncIterator[Trainer]:
 
 @pytest.fixture
 async def ground(backend: Backend, trainer: Trainer) -> Ground:
-    from contract import Ground
+    from tests.support.contract import Ground
 
     return await Ground.prepare(backend, trainer)
 
@@ -177,15 +177,15 @@ def usual_umask() -> Iterator[None]:
 def close_servers() -> Iterator[None]:
     """Stop the wire servers that a test has started, after its trainers are closed."""
     yield
-    if "tinkers" in sys.modules:
-        sys.modules["tinkers"].stop_all()
+    if "tests.support.tinkers" in sys.modules:
+        sys.modules["tests.support.tinkers"].stop_all()
 
 
 @pytest.fixture(scope="session")
 def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny model that the real vLLM serves."""
-    from backends import tiny_model
-    from real_vllm import HEAD_DIM
+    from tests.support.backends import tiny_model
+    from tests.support.real_vllm import HEAD_DIM
 
     return tiny_model(tmp_path_factory.mktemp("vllm") / "model", head_dim=HEAD_DIM)
 
@@ -193,7 +193,7 @@ def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def numbers(request: pytest.FixtureRequest) -> Numbers:
     """Number formats of the real vLLM and of the trainer beside it."""
-    from real_vllm import Numbers
+    from tests.support.real_vllm import Numbers
 
     return Numbers.of(request.config.getoption("--vllm-dtype"))
 
@@ -201,7 +201,7 @@ def numbers(request: pytest.FixtureRequest) -> Numbers:
 @pytest.fixture(scope="session")
 def vllm_url(request: pytest.FixtureRequest, vllm_model: Path, numbers: Numbers) -> Iterator[str]:
     """Address of a real vLLM."""
-    from real_vllm import serving
+    from tests.support.real_vllm import serving
 
     environment, log = request.config.getoption("vllm").absolute(), vllm_model.with_name("vllm.log")
     with serving(environment, vllm_model, log, dtype=numbers.dtype) as url:
@@ -211,7 +211,7 @@ def vllm_url(request: pytest.FixtureRequest, vllm_model: Path, numbers: Numbers)
 @pytest.fixture
 def raw(server: TinkerServer) -> Iterator[Raw]:
     """Speaks JSON to the Tinker server that a module has started as `server`."""
-    from wire_servers import Raw
+    from tests.support.wire_servers import Raw
 
     client = Raw(server.url)
     yield client

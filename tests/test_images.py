@@ -12,7 +12,7 @@ import pytest
 from PIL import Image as Pillow
 from PIL.ExifTags import Base
 
-from tests.pictures import ANIMATIONS, animated, bombs, picture, url_of
+from tests.support.pictures import ANIMATIONS, animated, bombs, picture, url_of
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Joined
 from tinker_claw.images import Image, Pictured, images_in, read_url, split

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import stories
-from tests.fakes import FakeSampler, FakeTrainer
+from tests.support import stories
+from tests.support.fakes import FakeSampler, FakeTrainer
 from tinker_claw.app.main import guarded
 from tinker_claw.app.wiring import MOST_OPEN, Versions
 from tinker_claw.backends.model_files import Source, source

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.lives import Fate, Life, life
+from tests.support.lives import Fate, Life, life
 from tinker_claw.cli import main
 from tinker_claw.config import own_key
 from tinker_claw.config.load import load

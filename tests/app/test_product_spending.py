@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.lives import refused
-from tests.processes import Running, product
-from tests.talk import HELLO, ask, converse, rows
-from tests.wire_servers import wire_process
+from tests.support.lives import refused
+from tests.support.processes import Running, product
+from tests.support.talk import HELLO, ask, converse, rows
+from tests.support.wire_servers import wire_process
 
 PRICES = """\
 as_of = 2026-01-01

@@ -20,12 +20,12 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from faults import App, Receive, Scope, Send, _body, _replay
-from tinkers import Served, served
-from wire_servers import KEY
 
 from examples.demo.recipe import grammar
-from tests.judges import rated
+from tests.support.faults import App, Receive, Scope, Send, _body, _replay
+from tests.support.judges import rated
+from tests.support.tinkers import Served, served
+from tests.support.wire_servers import KEY
 from tinker_claw.app import wiring
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import System, wire

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from tests.gateways import World, gateway
+from tests.support.gateways import World, gateway
 from tinker_claw.app import server
 from tinker_claw.errors import ConfigError
 from tinker_claw.render.renderer import Renderer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.soak import FEWEST_LOOKS, QUIET, Look, Soak, Traffic, report
+from tests.lab.soak import FEWEST_LOOKS, QUIET, Look, Soak, Traffic, report
 
 FAULTS = {
     *("kill", "poison", "judge away", "service away", "full disk", "clock jump", "storm"),

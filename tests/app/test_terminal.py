@@ -17,8 +17,8 @@ import httpx
 import pytest
 import structlog
 
-from tests.processes import ROOT
-from tests.terminals import PATIENCE_S, Terminal, on_a_terminal
+from tests.support.processes import ROOT
+from tests.support.terminals import PATIENCE_S, Terminal, on_a_terminal
 from tinker_claw.app.terminal import LINES, SENTENCES, UNSEEN
 from tinker_claw.app.terminal import Terminal as Shown
 from tinker_claw.billing.estimate import announce

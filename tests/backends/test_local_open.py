@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from backends import VOCABULARY, start_local, tiny_model
-from local_reference import WARM, rl_datum
 
 from local_gpu.model.files import read_adapter
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import LoraShape, fresh_adapter, with_lora
 from local_gpu.sample import embedded
 from local_gpu.trainer import LocalTrainer
+from tests.support.backends import VOCABULARY, start_local, tiny_model
+from tests.support.local_reference import WARM, rl_datum
 from tinker_claw.errors import BackendError, OutageError, SamplerError
 from tinker_claw.types import LossPass, SamplingParams, TokenLogprobs
 

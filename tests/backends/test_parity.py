@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backends import VOCABULARY, start_local, start_tinker, tiny_model
 from safetensors.numpy import load_file
 
+from tests.support.backends import VOCABULARY, start_local, start_tinker, tiny_model
 from tinker_claw.config.settings import Training
 from tinker_claw.learner.diagnostics import agreement, step_metrics
 from tinker_claw.methods import build

@@ -6,9 +6,9 @@ import math
 from contextlib import aclosing
 
 import pytest
-from backends import Backend
-from contract import drawn, prompt, scored
 
+from tests.support.backends import Backend
+from tests.support.contract import drawn, prompt, scored
 from tinker_claw.errors import RequestError
 from tinker_claw.policy import Trainer
 from tinker_claw.types import Completion, SamplingParams

@@ -8,9 +8,9 @@ from dataclasses import replace
 from operator import sub
 
 import pytest
-from backends import Backend
-from contract import PLAIN, Ground, drawn, pass_of, prompt, rl_pass
 
+from tests.support.backends import Backend
+from tests.support.contract import PLAIN, Ground, drawn, pass_of, prompt, rl_pass
 from tinker_claw.errors import BackendError, StepError
 from tinker_claw.policy import Trainer
 from tinker_claw.types import Adam, LossPass

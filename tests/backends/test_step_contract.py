@@ -9,8 +9,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from contract import BOUNDS, PLAIN, Ground, pass_of
 
+from tests.support.contract import BOUNDS, PLAIN, Ground, pass_of
 from tinker_claw.types import Datum, LossPass
 
 RL = ("ppo", "importance_sampling", "cispo")

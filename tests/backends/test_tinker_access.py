@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 import tinker
-from backends import CONTEXT
-from faults import Fault
 from tinker import RestClient, TinkerError
-from tinker_dialects import Flattened, OtherPaths, answering
-from tinkers import KEY, NAME, served, settings, start_tinker
 
-from tests.ports import deaf_port
+from tests.support.backends import CONTEXT
+from tests.support.faults import Fault
+from tests.support.ports import deaf_port
+from tests.support.tinker_dialects import Flattened, OtherPaths, answering
+from tests.support.tinkers import KEY, NAME, served, settings, start_tinker
 from tinker_claw.backends.tinker import failures
 from tinker_claw.backends.tinker.access import ServedModel, choose, keep
 from tinker_claw.backends.tinker.sampler import Scoring, TinkerSampler

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from backends import start_tinker
-from faults import Fault
-from tinkers import served
 
+from tests.support.backends import start_tinker
+from tests.support.faults import Fault
+from tests.support.tinkers import served
 from tinker_claw.billing.meter import charged
 from tinker_claw.policy import Trainer
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams, Usage

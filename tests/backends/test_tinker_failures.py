@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backends import start_tinker
-from faults import Fault
 from tinker import RestClient
-from tinkers import KEY, Served, served
 
+from tests.support.backends import start_tinker
+from tests.support.faults import Fault
+from tests.support.tinkers import KEY, Served, served
 from tinker_claw.backends.tinker import session
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.meter import charged

@@ -16,13 +16,13 @@ from typing import Any
 
 import httpx
 import pytest
-from tinker_dialects import OtherPaths
-from tinkers import served
-from wire_servers import WireProcess, wire_process
 
-from tests.lives import until
-from tests.processes import ROOT, product
-from tests.talk import HELLO, ask, learn, rows
+from tests.support.lives import until
+from tests.support.processes import ROOT, product
+from tests.support.talk import HELLO, ask, learn, rows
+from tests.support.tinker_dialects import OtherPaths
+from tests.support.tinkers import served
+from tests.support.wire_servers import WireProcess, wire_process
 
 pytestmark = pytest.mark.slow
 ENV = {"TINKER_API_KEY": "tml-test", "TINKER_TELEMETRY": "0"}

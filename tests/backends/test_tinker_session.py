@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import Fault
-from tinkers import served, start_tinker
-from wire_servers import KEY
 
 from local_gpu.tinker.futures import Promises
+from tests.support.faults import Fault
+from tests.support.tinkers import served, start_tinker
+from tests.support.wire_servers import KEY
 from tinker_claw.backends.tinker import session
 from tinker_claw.backends.tinker.failures import Deadline
 from tinker_claw.backends.tinker.session import Address, ServiceSession

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from backends import VOCABULARY, start_local, start_tinker
-from faults import Fault
 from safetensors.numpy import load_file
-from tinkers import Served, served
 
-from tests.outcomes import outcome
-from tests.tallies import step_counts
+from tests.support.backends import VOCABULARY, start_local, start_tinker
+from tests.support.faults import Fault
+from tests.support.outcomes import outcome
+from tests.support.tallies import step_counts
+from tests.support.tinkers import Served, served
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price

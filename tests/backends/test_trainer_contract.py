@@ -11,9 +11,9 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from backends import Backend
-from contract import ADAM, drawn, prompt, rl_pass, scored
 
+from tests.support.backends import Backend
+from tests.support.contract import ADAM, drawn, prompt, rl_pass, scored
 from tinker_claw.errors import AlignmentError, BackendError, ClawError, RequestError, StepError
 from tinker_claw.policy import Sampler, Trainer
 from tinker_claw.types import Completion, Datum, LossPass, SamplingParams, StopReason

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT
-from tests.stories import every_state
+from tests.support.processes import ROOT
+from tests.support.stories import every_state
 from tinker_claw.cli import main
 
 

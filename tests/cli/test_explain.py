@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateways import gateway
 from tests.ledger.test_ledger import COMPLETION, queue
-from tests.stories import SECRET, TEACHER, Told, every_state, run
+from tests.support.gateways import gateway
+from tests.support.stories import SECRET, TEACHER, Told, every_state, run
 from tinker_claw.cli import main
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.feedback import About, Feedback

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from backends import tiny_model
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from local_gpu.config import LocalConfig
 from local_gpu.model.export import export_merged
 from local_gpu.trainer import LocalTrainer
-from tests.stories import SECRET, Told, every_state, run
+from tests.support.backends import tiny_model
+from tests.support.stories import SECRET, Told, every_state, run
 from tinker_claw.cli import main
 from tinker_claw.cli.versions import named
 from tinker_claw.errors import BackendError

@@ -24,8 +24,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from tests.processes import ROOT
-from tests.tinker_dialects import answering
+from tests.support.processes import ROOT
+from tests.support.tinker_dialects import answering
 from tinker_claw.cli.main import main
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.shipped import MODEL_DIR

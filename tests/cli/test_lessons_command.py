@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.stories import Told, run
+from tests.support.stories import Told, run
 from tinker_claw.ledger.database import FILE
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.types import Wish

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks.many_turns import fill
-from tests.processes import ROOT
-from tests.stories import SECRET, Told, every_state, run
-from tests.terminals import on_a_terminal
+from tests.support.processes import ROOT
+from tests.support.stories import SECRET, Told, every_state, run
+from tests.support.terminals import on_a_terminal
 from tinker_claw.cli import main
 from tinker_claw.cli.log import since
 from tinker_claw.errors import ConfigError

@@ -14,10 +14,10 @@ import pytest
 
 from examples.day.npm import npm
 from examples.day.openclaw import OpenClaw, readme_block
-from tests import stories
 from tests.app.test_product import run as typed
-from tests.gateways import gateway
-from tests.processes import ROOT
+from tests.support import stories
+from tests.support.gateways import gateway
+from tests.support.processes import ROOT
 from tinker_claw.backends.model_files import may_see
 from tinker_claw.cli import main
 from tinker_claw.config.check import API_KEY

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stories import TEACHER, Told, every_state
+from tests.support.stories import TEACHER, Told, every_state
 from tinker_claw.cli import main
 from tinker_claw.ledger import prune
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.ledger.test_ledger import new_turn
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 from tinker_claw.cli import main
 from tinker_claw.cli.log import COLUMNS
 from tinker_claw.errors import LedgerError

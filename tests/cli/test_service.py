@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lives import events_in, until
-from tests.processes import ROOT
+from tests.support.lives import events_in, until
+from tests.support.processes import ROOT
 
 SECRET = 'a "quoted" $ecret \\ of `mine` with 100 %'
 MANAGER = """#!/bin/sh

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.gateways import World, gateway
-from tests.processes import ROOT
+from tests.support.gateways import World, gateway
+from tests.support.processes import ROOT
 from tinker_claw.app import orders
 from tinker_claw.cli import main
 from tinker_claw.cli.status import describe

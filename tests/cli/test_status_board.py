@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests.gateways import gateway
 from tests.ledger.test_ledger import new_turn
-from tests.processes import ROOT
-from tests.stories import SECRET, Told, every_state, run
+from tests.support.gateways import gateway
+from tests.support.processes import ROOT
+from tests.support.stories import SECRET, Told, every_state, run
 from tinker_claw.cli import main
 from tinker_claw.cli.status import board
 from tinker_claw.ledger.decline import SIZE

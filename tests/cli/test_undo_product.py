@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wire_servers import wire_process
 
-from tests.lives import until
-from tests.processes import LOCAL, ROOT, Running, product
-from tests.talk import ask, learn, rows
+from tests.support.lives import until
+from tests.support.processes import LOCAL, ROOT, Running, product
+from tests.support.talk import ask, learn, rows
+from tests.support.wire_servers import wire_process
 
 pytestmark = pytest.mark.slow
 FLAGS = ("--learning-rate", "1e-3", "--lora-rank", "4", "--batch-size", "2")

@@ -17,10 +17,10 @@ from local_gpu.config import LocalConfig
 from local_gpu.model.load import load_base
 from local_gpu.plan.layout import Gpu, Layout, Wanted, names, plan, visible
 from local_gpu.sample.supervisor import KEY
-from tests.backends import tiny_model
-from tests.families import FAMILIES, tiny_of
-from tests.inference_servers import inference_servers
 from tests.local_gpu.sample.test_supervisor import VLLM, comes, gone, starts
+from tests.support.backends import tiny_model
+from tests.support.families import FAMILIES, tiny_of
+from tests.support.inference_servers import inference_servers
 from tinker_claw.backends import local
 from tinker_claw.backends.local import (
     arrange,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.agents import SYSTEM, retried, runtime, stamped
-from tests.channels import BLOCKS, CASES, MARKER, info, message
+from tests.support.agents import SYSTEM, retried, runtime, stamped
+from tests.support.channels import BLOCKS, CASES, MARKER, info, message
 from tinker_claw.conversation.attribution import attribute, read_text, words_of
 from tinker_claw.conversation.harnesses import HARNESSES, Block, read
 from tinker_claw.conversation.machinery import looks_like_machinery

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.captures import FILE, Captured, load
-from tests.gateways import MODEL, gateway, spell
-from tests.pictures import seeing_renderer
+from tests.support.captures import FILE, Captured, load
+from tests.support.gateways import MODEL, gateway, spell
+from tests.support.pictures import seeing_renderer
 from tinker_claw.conversation.classify import identify
 from tinker_claw.formats.chat import parse_chat
 from tinker_claw.render.renderer import Renderer

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.agents import (
+from tests.support.agents import (
     CLOCK,
     EVENT,
     HEARTBEAT,
@@ -33,7 +33,7 @@ from tests.agents import (
     user,
     utility,
 )
-from tests.pictures import picture
+from tests.support.pictures import picture
 from tinker_claw.conversation.attribution import (
     attribute,
     last_asked,

@@ -11,8 +11,8 @@ from anthropic import AsyncAnthropic
 
 from examples.day.npm import installed, npm
 from examples.day.openclaw import install
-from tests.coding_agents import CLAUDE_CODE, CODEX, OPENCODE
-from tests.gateways import MODEL, gateway
+from tests.support.coding_agents import CLAUDE_CODE, CODEX, OPENCODE
+from tests.support.gateways import MODEL, gateway
 from tinker_claw.conversation.outright import denied
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from examples.day.npm import installed, npm
-from tests import environments
-from tests.agents import assistant
-from tests.coding_agents import HERMES, PI
 from tests.conversation.test_classify import told
-from tests.package_texts import FILLED, literals, templates
+from tests.support import environments
+from tests.support.agents import assistant
+from tests.support.coding_agents import HERMES, PI
+from tests.support.package_texts import FILLED, literals, templates
 from tinker_claw.conversation.attribution import attribute, read_text
 from tinker_claw.conversation.classify import RequestKind
 from tinker_claw.formats.chat import parse_chat

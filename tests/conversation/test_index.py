@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.agents import assistant, openclaw, user
 from tests.conversation.test_classify import parsed, told
 from tests.ledger.test_ledger import new_turn
+from tests.support.agents import assistant, openclaw, user
 from tinker_claw.conversation.history import Conversation, reply_digest
 from tinker_claw.conversation.index import FORGOTTEN, STREAM_TOKENS, ConversationIndex, Stream
 from tinker_claw.ledger.ledger import Ledger
@@ -150,7 +150,7 @@ _GROWTH = """
 import json, sys
 from dataclasses import replace
 from pathlib import Path
-from tests.captures import load
+from tests.support.captures import load
 from tinker_claw.conversation.classify import identify
 from tinker_claw.conversation.history import Conversation, reply_digest
 from tinker_claw.conversation.index import ConversationIndex, Stream

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.agents import (
+from tests.conversation.test_classify import told
+from tests.support.agents import (
     TOOLS,
     TRACE,
     assistant,
@@ -17,7 +18,6 @@ from tests.agents import (
     tool,
     user,
 )
-from tests.conversation.test_classify import told
 from tinker_claw.conversation.classify import RequestKind
 from tinker_claw.conversation.outright import Outright, outright
 from tinker_claw.types import Kind

@@ -12,9 +12,9 @@ import anthropic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 
-from tests.fakes import UNTIL_TOLD, FakeSampler, Script
 from tests.formats.test_openai_client import LONG, TWO_CALLS, until
-from tests.gateways import MODEL, World, gateway, spell
+from tests.support.fakes import UNTIL_TOLD, FakeSampler, Script
+from tests.support.gateways import MODEL, World, gateway, spell
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import StopReason
 

@@ -15,7 +15,7 @@ import pytest
 from tests.formats import test_messages_wire as test_messages
 from tests.formats import test_responses
 from tests.formats.test_chat import TOOL
-from tests.mutations import DEEP, VALUES
+from tests.lab.mutations import DEEP, VALUES
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
     FinishedReply,

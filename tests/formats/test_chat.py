@@ -14,7 +14,7 @@ from openai.types.chat.completion_create_params import (
     CompletionCreateParamsStreaming,
 )
 
-from tests.mutations import Mutants
+from tests.lab.mutations import Mutants
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, ReplyHead
 from tinker_claw.formats.body import Fields, Known

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.fakes import FakeSampler, Script
-from tests.gateways import MODEL, World, gateway, read_events, spell
-from tests.mutations import Mutants
+from tests.lab.mutations import Mutants
+from tests.support.fakes import FakeSampler, Script
+from tests.support.gateways import MODEL, World, gateway, read_events, spell
 from tinker_claw.conversation.index import PAGES, STREAM_TOKENS
 from tinker_claw.formats.body import ROOM
 from tinker_claw.render.prompt_cache import CAPACITY

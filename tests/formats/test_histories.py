@@ -26,8 +26,8 @@ from openai.types.responses.response_input_param import ResponseInputItemParam
 from PIL import Image
 
 from tests.formats.typed_items import IMAGE, values
-from tests.gateways import MODEL, World, gateway
-from tests.pictures import seeing_renderer, url_of
+from tests.support.gateways import MODEL, World, gateway
+from tests.support.pictures import seeing_renderer, url_of
 from tinker_claw.formats.chat import Chat
 from tinker_claw.formats.messages import Messages
 from tinker_claw.formats.responses import Responses

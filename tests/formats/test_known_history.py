@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks.gateway_wires import WIRES, Json, Spoken
 from tests.formats.test_bent_requests import OF_MESSAGES, OF_RESPONSES, places
-from tests.gateways import MODEL, gateway
-from tests.mutations import DEEP, VALUES
+from tests.lab.mutations import DEEP, VALUES
+from tests.support.gateways import MODEL, gateway
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Format, GenerationRequest
 from tinker_claw.formats.chat import Chat

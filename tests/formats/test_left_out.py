@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletionToolUnionParam
 from openai.types.responses.tool_param import ToolParam
 
 from tests.formats.typed_items import values
-from tests.gateways import MODEL, gateway
+from tests.support.gateways import MODEL, gateway
 from tinker_claw.cli.status import describe
 from tinker_claw.render.renderer import Renderer
 

@@ -15,8 +15,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
-from tests.fakes import UNTIL_TOLD, FakeSampler, Script
-from tests.gateways import MODEL, World, gateway, spell
+from tests.support.fakes import UNTIL_TOLD, FakeSampler, Script
+from tests.support.gateways import MODEL, World, gateway, spell
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import StopReason
 

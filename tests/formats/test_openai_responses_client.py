@@ -9,9 +9,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.fakes import UNTIL_TOLD, FakeSampler, Script
 from tests.formats.test_openai_client import LONG, TWO_CALLS, client_in_a_thread, until
-from tests.gateways import MODEL, gateway, spell
+from tests.support.fakes import UNTIL_TOLD, FakeSampler, Script
+from tests.support.gateways import MODEL, gateway, spell
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import StopReason
 

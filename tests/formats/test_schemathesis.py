@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.api_description import description
-from tests.environments import installed
-from tests.gateways import gateway
+from tests.support.api_description import description
+from tests.support.environments import installed
+from tests.support.gateways import gateway
 from tinker_claw.render.renderer import Renderer
 
 VERSION = "schemathesis==4.32.5"

@@ -13,8 +13,8 @@ from openai import pydantic_function_tool
 from openai.types.chat import ChatCompletionFunctionToolParam
 from pydantic import BaseModel
 
-from tests import agent_sdks
-from tests.gateways import MODEL, World, gateway
+from tests.support import agent_sdks
+from tests.support.gateways import MODEL, World, gateway
 from tinker_claw.render.renderer import Renderer
 
 

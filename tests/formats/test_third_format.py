@@ -18,8 +18,8 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.fakes import UNTIL_TOLD, FakeSampler, Script
-from tests.gateways import MODEL, World, gateway, spell
+from tests.support.fakes import UNTIL_TOLD, FakeSampler, Script
+from tests.support.gateways import MODEL, World, gateway, spell
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
     FinishedReply,

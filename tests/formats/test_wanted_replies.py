@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateways import MODEL, chat, gateway
+from tests.support.gateways import MODEL, chat, gateway
 from tinker_claw.render.renderer import Renderer
 
 BODIES: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from anthropic import AsyncAnthropic
 
-from tests.gateways import MODEL, World, gateway, spell
+from tests.support.gateways import MODEL, World, gateway, spell
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Kind, NextState
 

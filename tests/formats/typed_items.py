@@ -18,7 +18,7 @@ from typing import (
 
 from typing_extensions import get_type_hints, is_typeddict
 
-from tests.pictures import picture, url_of
+from tests.support.pictures import picture, url_of
 
 IMAGE = picture(96, 64)
 _SPECIAL: dict[str, Any] = {

@@ -13,10 +13,10 @@ from PIL import Image as Pillow
 
 from examples.day.npm import npm
 from examples.day.openclaw import OpenClaw
-from tests.coding_agents import ClaudeCode, Codex
 from tests.gateway.test_openclaw import scripted
-from tests.gateways import World, gateway
-from tests.pictures import picture, seeing_renderer
+from tests.support.coding_agents import ClaudeCode, Codex
+from tests.support.gateways import World, gateway
+from tests.support.pictures import picture, seeing_renderer
 from tinker_claw.gateway.request import PICTURED, UNASKED
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.render.renderer import Renderer

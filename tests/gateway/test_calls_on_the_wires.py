@@ -10,8 +10,8 @@ import pytest
 from anthropic import AsyncAnthropic
 from renderers import config_from_name
 
-from tests.gateways import MODEL, World, gateway, spell
 from tests.render.test_prompt_cache import tokenizer_for
+from tests.support.gateways import MODEL, World, gateway, spell
 from tinker_claw.render.renderer import Renderer
 
 SCHEMA: dict[str, Any] = {

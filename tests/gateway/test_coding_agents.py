@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from examples.day.npm import npm
-from tests.coding_agents import Agent, ClaudeCode, Codex, Hermes, OpenAIAgents, OpenCode, Pi
-from tests.fakes import Script
 from tests.gateway.test_openclaw import Listener
-from tests.gateways import gateway, spell
+from tests.support.coding_agents import Agent, ClaudeCode, Codex, Hermes, OpenAIAgents, OpenCode, Pi
+from tests.support.fakes import Script
+from tests.support.gateways import gateway, spell
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Format, Json
 from tinker_claw.formats.chat import Chat

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from tests.fakes import FakeSampler
-from tests.gateways import gateway, spell
+from tests.support.fakes import FakeSampler
+from tests.support.gateways import gateway, spell
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import StopReason

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.gateways import MODEL, World, gateway
+from tests.support.gateways import MODEL, World, gateway
 from tinker_claw.ledger.turns import OVER
 from tinker_claw.render.renderer import Renderer
 

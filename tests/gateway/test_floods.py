@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gateway_wires import WIRES, Json, Spoken
-from tests.gateways import MODEL, gateway
+from tests.support.gateways import MODEL, gateway
 from tinker_claw.render.renderer import Renderer
 
 COUNT = 3000

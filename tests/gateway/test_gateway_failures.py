@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.fakes import FakeSampler, Script
-from tests.gateways import MODEL, World, chat, gateway, spell, text_of
+from tests.support.fakes import FakeSampler, Script
+from tests.support.gateways import MODEL, World, chat, gateway, spell, text_of
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import StopReason
 

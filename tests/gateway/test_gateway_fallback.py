@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import UNTIL_TOLD, FakeSampler, Script
-from tests.gateways import MODEL, World, gateway, spell, text_of
+from tests.support.fakes import UNTIL_TOLD, FakeSampler, Script
+from tests.support.gateways import MODEL, World, gateway, spell, text_of
 from tinker_claw.gateway.fallback import lineage
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Sampler

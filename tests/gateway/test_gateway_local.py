@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from backends import held_requests, tiny_model
 from tokenizers import Tokenizer
 
 from local_gpu.config import LocalConfig
 from local_gpu.sample.embedded import LocalSampler
 from local_gpu.trainer import LocalTrainer
-from tests.gateways import MODEL, chat, gateway, text_of
+from tests.support.backends import held_requests, tiny_model
+from tests.support.gateways import MODEL, chat, gateway, text_of
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import wire
 from tinker_claw.backends.local import arrange

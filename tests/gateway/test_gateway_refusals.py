@@ -8,8 +8,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.fakes import Script
-from tests.gateways import MODEL, Observer, gateway
+from tests.support.fakes import Script
+from tests.support.gateways import MODEL, Observer, gateway
 from tinker_claw.errors import SamplerError
 from tinker_claw.render.renderer import Renderer
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FakeSampler, Script
-from tests.gateways import IM_END, MODEL, chat, gateway, read_events, spell, text_of
+from tests.support.fakes import FakeSampler, Script
+from tests.support.gateways import IM_END, MODEL, chat, gateway, read_events, spell, text_of
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import StopReason

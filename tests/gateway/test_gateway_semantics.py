@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import Script
 from tests.gateway.test_gateway_refusals import assert_error
-from tests.gateways import MODEL, OFF, chat, gateway, read_events, spell, text_of
+from tests.support.fakes import Script
+from tests.support.gateways import MODEL, OFF, chat, gateway, read_events, spell, text_of
 from tinker_claw.cli.status import describe
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Kind, StopReason

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.agents import (
+from tests.conversation.test_classify import QUEUED, compacted
+from tests.gateway.test_session_privacy import MARK, nothing_of
+from tests.support.agents import (
     EVENT,
     HEARTBEAT,
     NUDGE,
@@ -26,10 +28,8 @@ from tests.agents import (
     user,
     utility,
 )
-from tests.conversation.test_classify import QUEUED, compacted
-from tests.fakes import Script
-from tests.gateway.test_session_privacy import MARK, nothing_of
-from tests.gateways import World, chat, gateway, spell
+from tests.support.fakes import Script
+from tests.support.gateways import World, chat, gateway, spell
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Lost, NextState
 

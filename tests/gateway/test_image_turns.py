@@ -18,12 +18,20 @@ import pytest
 from anthropic import AsyncAnthropic
 from PIL import Image as Pillow
 
-from tests.agents import SYSTEM, TOOLS
-from tests.channels import ANN, BOB, info, message
-from tests.fakes import FakeSampler
 from tests.gateway.test_voices import GROUP_LINE, MAIL
-from tests.gateways import MODEL, World, gateway
-from tests.pictures import ANIMATIONS, animated, bombs, picture, seeing_renderer, shown, url_of
+from tests.support.agents import SYSTEM, TOOLS
+from tests.support.channels import ANN, BOB, info, message
+from tests.support.fakes import FakeSampler
+from tests.support.gateways import MODEL, World, gateway
+from tests.support.pictures import (
+    ANIMATIONS,
+    animated,
+    bombs,
+    picture,
+    seeing_renderer,
+    shown,
+    url_of,
+)
 from tinker_claw.gateway.request import NOT_THEIRS, PICTURED
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import KINDS

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.agents import assistant, openclaw, user
-from tests.fakes import FakeSampler, Script
 from tests.gateway.test_auth import ANNA, BEN, USERS, bearer
 from tests.gateway.test_gateway_refusals import assert_error
-from tests.gateways import World, gateway, read_events, spell
+from tests.support.agents import assistant, openclaw, user
+from tests.support.fakes import FakeSampler, Script
+from tests.support.gateways import World, gateway, read_events, spell
 from tinker_claw.gateway.limits import COME_BACK_S, Limits
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from examples.day.npm import npm
-from tests.coding_agents import (
+from tests.gateway.test_openclaw import Listener
+from tests.support.coding_agents import (
     Aider,
     ClaudeCode,
     Cline,
@@ -24,8 +25,7 @@ from tests.coding_agents import (
     QwenCode,
     Typist,
 )
-from tests.gateway.test_openclaw import Listener
-from tests.gateways import World, gateway, spell
+from tests.support.gateways import World, gateway, spell
 from tinker_claw.conversation import attribution, classify
 from tinker_claw.conversation.harnesses import HARNESSES, Harness
 from tinker_claw.render.renderer import Renderer

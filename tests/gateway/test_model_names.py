@@ -9,9 +9,9 @@ import anthropic
 import pytest
 
 from examples.day.npm import npm
-from tests.coding_agents import CLAUDE_MODELS, WINDOW, ClaudeCode
-from tests.fakes import FakeSampler, Script
-from tests.gateways import MODEL, World, gateway, spell
+from tests.support.coding_agents import CLAUDE_MODELS, WINDOW, ClaudeCode
+from tests.support.fakes import FakeSampler, Script
+from tests.support.gateways import MODEL, World, gateway, spell
 from tinker_claw.cli import main
 from tinker_claw.render.renderer import Renderer
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.gateway_wires import WIRES, Json, Spoken
 from tests.formats.test_known_history import TOOLS, conversation
-from tests.gateways import MODEL, World, gateway
+from tests.support.gateways import MODEL, World, gateway
 from tinker_claw.render.renderer import Renderer
 
 JSON = {"content-type": "application/json"}

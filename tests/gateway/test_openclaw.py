@@ -20,10 +20,10 @@ from starlette.routing import Route
 
 from examples.day.npm import npm
 from examples.day.openclaw import OpenClaw
-from tests.fakes import FakeSampler, Script
 from tests.gateway.test_session_privacy import MARK, nothing_of
-from tests.gateways import World, gateway, spell
-from tests.processes import product
+from tests.support.fakes import FakeSampler, Script
+from tests.support.gateways import World, gateway, spell
+from tests.support.processes import product
 from tinker_claw.app.server import in_background
 from tinker_claw.cli.openclaw import TRIED
 from tinker_claw.gateway.request import UNASKED

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.test_own_lessons import judged
-from tests.gateways import World, gateway
+from tests.support.gateways import World, gateway
 from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.lessons import State

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.gateways import MODEL, chat, gateway
-from tests.stories import run
+from tests.support.gateways import MODEL, chat, gateway
+from tests.support.stories import run
 from tinker_claw.ledger.database import FILE
 from tinker_claw.render.renderer import Renderer
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.captures import load
-from tests.fakes import FakeSampler
-from tests.gateways import World, gateway, spell
+from tests.support.captures import load
+from tests.support.fakes import FakeSampler
+from tests.support.gateways import World, gateway, spell
 from tinker_claw.cli.status import board as lines_of
 from tinker_claw.cli.status import describe
 from tinker_claw.formats.chat import Chat, parse_chat

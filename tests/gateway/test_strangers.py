@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.agents import SYSTEM, VOLATILE, assistant
-from tests.channels import ANN, BLOCKS, BOB, MARKER, block, info
 from tests.gateway.test_voices import OWNER, Gullible, Injection
-from tests.gateways import World, gateway
+from tests.support.agents import SYSTEM, VOLATILE, assistant
+from tests.support.channels import ANN, BLOCKS, BOB, MARKER, block, info
+from tests.support.gateways import World, gateway
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.judge import Judge
 from tinker_claw.render.renderer import Renderer

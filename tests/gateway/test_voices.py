@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.agents import SYSTEM, TOOLS, assistant, tool
-from tests.channels import ANN, BLOCKS, BOB, info, message
-from tests.gateways import MODEL, World, gateway
-from tests.judges import asks_hint, rated
+from tests.support.agents import SYSTEM, TOOLS, assistant, tool
+from tests.support.channels import ANN, BLOCKS, BOB, info, message
+from tests.support.gateways import MODEL, World, gateway
+from tests.support.judges import asks_hint, rated
 from tinker_claw.cli.explain import explained
 from tinker_claw.config.settings import JudgeSettings, Training
 from tinker_claw.judge.endpoints import Endpoint

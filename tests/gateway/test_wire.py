@@ -18,7 +18,7 @@ import pytest
 import zstandard
 
 from tests.gateway.test_gateway_refusals import assert_error
-from tests.gateways import MODEL, gateway
+from tests.support.gateways import MODEL, gateway
 from tinker_claw.gateway.coding import TooLongError, decode
 from tinker_claw.gateway.limits import MAX_BODY_BYTES
 from tinker_claw.render.renderer import Renderer

@@ -20,8 +20,8 @@ import pytest
 from examples.day.openclaw import readme_block
 from examples.tracks.environments import ENVIRONMENTS
 from local_gpu.tinker import __main__ as tinker_server
-from tests import install_vllm
 from tests.house.test_floors import FLOORS
+from tests.lab import install_vllm
 from tinker_claw.backends import vllm
 from tinker_claw.billing.estimate import LONG_TOKENS, PROMPT_TOKENS, forecast, message
 from tinker_claw.billing.prices import price_in_force
@@ -131,7 +131,7 @@ def help_of(program: Callable[[Sequence[str]], int], *words: str) -> str:
 def known_flags() -> set[str]:
     helps = [help_of(main.main, "--help-all"), help_of(tinker_server.main, "--help")]
     helps += [help_of(main.main, command, "--help") for command in main.COMMANDS]
-    sources = [*(ROOT / "benchmarks").glob("*.py"), ROOT / "tests" / "soak.py"]
+    sources = [*(ROOT / "benchmarks").glob("*.py"), ROOT / "tests" / "lab" / "soak.py"]
     sources += [ROOT / "tests" / "conftest.py", *(ROOT / "examples" / "demo").glob("*.py")]
     sources += [ROOT / "examples" / name / "__main__.py" for name in ("judge_check", "personalize")]
     sources += (ROOT / "examples" / "tracks").glob("*.py")

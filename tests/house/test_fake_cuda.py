@@ -1,7 +1,7 @@
 """Devices: training, scoring and sampling keep their tensors on one, and ask CUDA for free memory.
 
-On tensors that only say they are on a GPU (`tests/fake_cuda.py`): which device each is on, what
-kernels are given, and when the host waits. Speed, memory and rounding of a GPU are in
+On tensors that only say they are on a GPU (`tests/support/fake_cuda.py`): which device each is on,
+what kernels are given, and when the host waits. Speed, memory and rounding of a GPU are in
 docs/owed.md.
 """
 
@@ -15,9 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from backends import tiny_model
-from fake_cuda import CPU, GPU, FakeCuda, OnGpu, on_gpu
-from local_reference import entropy_datum, rl_datum
 from torch import Tensor
 
 from local_gpu.config import LocalConfig
@@ -31,6 +28,9 @@ from local_gpu.tree.body import obstacle
 from local_gpu.tree.choice import Heads, choose
 from local_gpu.tree.kernels import Fa3Kernel, Kernel, MergedKernel, SdpaKernel, attend
 from local_gpu.tree.prefix_tree import grow
+from tests.support.backends import tiny_model
+from tests.support.fake_cuda import CPU, GPU, FakeCuda, OnGpu, on_gpu
+from tests.support.local_reference import entropy_datum, rl_datum
 from tinker_claw.errors import ConfigError
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 

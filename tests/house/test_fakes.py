@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import pytest
 
-from tests.fakes import LOGPROB, FakeSampler, FakeTrainer, Script
+from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer, Script
 from tinker_claw.errors import BackendError, SamplerError, StepError
 from tinker_claw.policy import Sampler, Trainer
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams, StopReason

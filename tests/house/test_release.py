@@ -23,12 +23,12 @@ import httpx
 import pytest
 import yaml
 
-from tests import install_vllm
-from tests.lives import events_in, until
-from tests.ports import free_port
-from tests.processes import ROOT
-from tests.tinker_dialects import answering
-from tests.wire_servers import wire_process
+from tests.lab import install_vllm
+from tests.support.lives import events_in, until
+from tests.support.ports import free_port
+from tests.support.processes import ROOT
+from tests.support.tinker_dialects import answering
+from tests.support.wire_servers import wire_process
 from tinker_claw.config.load import load
 
 KEY = "a-key-of-sixteen-letters-or-more"

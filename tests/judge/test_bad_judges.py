@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bad_judges import (
+from tests.learner.test_loop import SHORT, World, world
+from tests.support.bad_judges import (
     ENDLESS,
     MARK,
     READ,
@@ -17,11 +18,10 @@ from tests.bad_judges import (
     bad_judge,
     bad_judge_beside,
 )
-from tests.learner.test_loop import SHORT, World, world
-from tests.lives import until
-from tests.processes import Running, product
-from tests.stories import run
-from tests.talk import ask, rows
+from tests.support.lives import until
+from tests.support.processes import Running, product
+from tests.support.stories import run
+from tests.support.talk import ask, rows
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import JudgeError
 from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint

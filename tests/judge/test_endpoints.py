@@ -14,8 +14,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import SecretStr
 
-from tests.judges import rated
-from tests.ports import free_port
+from tests.support.judges import rated
+from tests.support.ports import free_port
 from tinker_claw.app.server import in_background
 from tinker_claw.cli import main
 from tinker_claw.config.load import load

@@ -11,7 +11,7 @@ import pytest
 from fastapi.responses import JSONResponse
 
 from tests.judge.test_endpoints import STATE, Picky, asking, error
-from tests.pictures import picture
+from tests.support.pictures import picture
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import ConfigError

@@ -17,14 +17,14 @@ import pytest
 import structlog.testing
 import torch
 
-from tests.backends import VOCABULARY, start_local, tiny_model
 from tests.cli.test_status import NOON
-from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.learner.test_loop import World, world
 from tests.ledger.test_ledger import COMPLETION
-from tests.local_reference import reference
-from tests.outcomes import outcome
-from tests.tallies import sample_counts, step_counts
+from tests.support.backends import VOCABULARY, start_local, tiny_model
+from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer
+from tests.support.local_reference import reference
+from tests.support.outcomes import outcome
+from tests.support.tallies import sample_counts, step_counts
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.cli.status import describe

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.fakes import FakeSampler
-from tests.judges import rated
 from tests.learner.test_agreement import sample
 from tests.learner.test_loop import HINT, Says, world
+from tests.support.fakes import FakeSampler
+from tests.support.judges import rated
 from tinker_claw.config.settings import Training
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.learner.scoring import batch_items

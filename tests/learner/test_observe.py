@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from tests.fakes import FakeTrainer
-from tests.judges import rated
 from tests.learner.test_loop import Says, world
-from tests.processes import product
-from tests.talk import converse, rows
-from tests.tallies import sample_counts
+from tests.support.fakes import FakeTrainer
+from tests.support.judges import rated
+from tests.support.processes import product
+from tests.support.talk import converse, rows
+from tests.support.tallies import sample_counts
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.privacy.redact import Redactor
 

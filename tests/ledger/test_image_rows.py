@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.ledger.test_ledger import new_turn
-from tests.pictures import picture
+from tests.support.pictures import picture
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, learn
 from tinker_claw.ledger.prune import from_turn, in_session

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.ledger.test_ledger import new_turn
-from tests.stories import Told
+from tests.support.stories import Told
 from tinker_claw.cli import main
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import count_outcomes

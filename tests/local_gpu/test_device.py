@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from backends import start_local
-from local_reference import rl_datum
-from rank_checks import ADAM, PASSES, one_process, same_report
-from rank_runs import alive
-from rank_sick import build_ill, lives, prescribe
 
 from local_gpu.device import device_fault, out_of_memory
 from local_gpu.halves import ScoreAsk
 from local_gpu.ranks.remote import RankedLearning
 from local_gpu.trainer import LocalTrainer
-from tests.lives import Fate, life, until
-from tests.talkers import talking
-from tests.truths import check, one, read
+from tests.support.backends import start_local
+from tests.support.lives import Fate, life, until
+from tests.support.local_reference import rl_datum
+from tests.support.rank_checks import ADAM, PASSES, one_process, same_report
+from tests.support.rank_runs import alive
+from tests.support.rank_sick import build_ill, lives, prescribe
+from tests.support.talkers import talking
+from tests.support.truths import check, one, read
 from tinker_claw.errors import BackendError, ConfigError, OutageError, StepError
 from tinker_claw.types import Datum, LossPass
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from backends import VOCABULARY, held_requests, start_local
 from transformers import AutoModelForCausalLM
 
 from local_gpu.learn.head import head_logprobs, read_logprobs
@@ -21,6 +20,7 @@ from local_gpu.sample.drawing import Recipe, draw
 from local_gpu.sample.embedded import LocalSampler
 from local_gpu.trainer import LocalTrainer
 from local_gpu.tree.kernels import attend
+from tests.support.backends import VOCABULARY, held_requests, start_local
 from tinker_claw.errors import ContextLengthError, RequestError, SamplerError
 from tinker_claw.types import Adam, Completion, Datum, LossPass, SamplingParams, StopReason
 

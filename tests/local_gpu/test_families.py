@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from backends import VOCABULARY
-from families import FAMILIES, REFUSED, Family, tiny_of
-from local_reference import full_logprobs, reference, reference_loss, rl_datum, sequence, warmed
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3Config
@@ -34,6 +31,16 @@ from local_gpu.plan.memory import model_size
 from local_gpu.trainer import LocalTrainer
 from local_gpu.tree.body import Body
 from local_gpu.tree.kernels import SdpaKernel
+from tests.support.backends import VOCABULARY
+from tests.support.families import FAMILIES, REFUSED, Family, tiny_of
+from tests.support.local_reference import (
+    full_logprobs,
+    reference,
+    reference_loss,
+    rl_datum,
+    sequence,
+    warmed,
+)
 from tinker_claw.errors import ConfigError
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
 

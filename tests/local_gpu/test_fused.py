@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from backends import tiny_model
 from torch import Tensor
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
@@ -22,6 +21,7 @@ from local_gpu.learn.learning import LearningCore
 from local_gpu.model.fused import Patch, fuse
 from local_gpu.model.load import load_base
 from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, with_lora
+from tests.support.backends import tiny_model
 
 CPU = torch.device("cpu")
 calls: list[str] = []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fake_cuda import CPU, GPU, FakeCuda, on_gpu
 from torch import Tensor, nn
 
 from local_gpu.learn import head as module
 from local_gpu.learn.head import head_logprobs, read_logprobs
+from tests.support.fake_cuda import CPU, GPU, FakeCuda, on_gpu
 
 GIB = 1 << 30
 

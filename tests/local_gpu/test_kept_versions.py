@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from backends import start_local
-from local_reference import WARM, rl_datum
 
 from local_gpu.trainer import LocalTrainer
+from tests.support.backends import start_local
+from tests.support.local_reference import WARM, rl_datum
 from tinker_claw.errors import BackendError, OutageError
 from tinker_claw.policy import KEPT_DAYS, Sampler
 from tinker_claw.types import LossPass
@@ -60,7 +60,7 @@ async def test_a_version_that_nobody_was_answered_by_is_not_kept(tmp_path: Path)
 LIFE: Final = """
 import asyncio, json, os, signal, sys
 from pathlib import Path
-from test_kept_versions import STEP, WARM, scores, start
+from tests.local_gpu.test_kept_versions import STEP, WARM, scores, start
 
 async def main():
     trainer = await start(Path(sys.argv[1]))
@@ -76,12 +76,10 @@ asyncio.run(main())
 
 @pytest.mark.slow
 async def test_a_ref_resolves_after_kill_9(tmp_path: Path) -> None:
-    here = Path(__file__).parent
-    paths = os.pathsep.join([str(here), str(here.parent), str(here.parent.parent)])
     life = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-W", "ignore", "-c", LIFE, str(tmp_path)),
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=asyncio.subprocess.PIPE,
     )
     said, _ = await life.communicate()

@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from backends import VOCABULARY, tiny_model
-from families import FAMILIES, tiny_of
-from local_reference import entropy_datum, full_logprobs, reference, reference_loss, rl_datum
 from peft.utils.integrations import init_empty_weights
 from transformers import AutoModelForCausalLM
 
@@ -35,6 +32,15 @@ from local_gpu.model.lora import (
 )
 from local_gpu.tree.body import Body
 from local_gpu.tree.kernels import SdpaKernel
+from tests.support.backends import VOCABULARY, tiny_model
+from tests.support.families import FAMILIES, tiny_of
+from tests.support.local_reference import (
+    entropy_datum,
+    full_logprobs,
+    reference,
+    reference_loss,
+    rl_datum,
+)
 from tinker_claw.errors import BackendError, ConfigError
 from tinker_claw.types import Adam, LossPass
 

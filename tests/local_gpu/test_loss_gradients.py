@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from backends import start_local
-from local_reference import (
+
+from local_gpu.trainer import LocalTrainer
+from tests.support.backends import start_local
+from tests.support.local_reference import (
     RL_LOSSES,
     adapter_of,
     entropy_datum,
@@ -24,8 +26,6 @@ from local_reference import (
     rl_datum,
     warmed,
 )
-
-from local_gpu.trainer import LocalTrainer
 from tinker_claw.types import Adam, Datum, LossPass, StepReport
 
 pytestmark = pytest.mark.filterwarnings(

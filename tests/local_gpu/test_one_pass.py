@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from backends import start_local
-from local_reference import full_logprobs, reference, warmed
 
 from tests.local_gpu.test_loss_gradients import RATIOS, Gradient, gradient
 from tests.local_gpu.test_paper import drawn
+from tests.support.backends import start_local
+from tests.support.local_reference import full_logprobs, reference, warmed
 from tinker_claw.config.settings import Gateway, Training
 from tinker_claw.methods import BatchItem, build
 from tinker_claw.methods.advantages import RATIOS as BOUNDS

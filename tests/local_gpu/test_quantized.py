@@ -11,16 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from backends import VOCABULARY, start_local, tiny_model
-from families import FAMILIES, tiny_of
-from local_reference import (
-    full_logprobs,
-    reference,
-    reference_loss,
-    rl_datum,
-    sequence,
-    warmed,
-)
 from transformers import AutoModelForCausalLM
 
 from local_gpu.config import LocalConfig
@@ -33,6 +23,16 @@ from local_gpu.model.load import check_quantization, open_base
 from local_gpu.model.lora import BaseModel, LoraShape, clone, fresh_adapter, with_lora
 from local_gpu.tree.body import Body
 from local_gpu.tree.kernels import SdpaKernel
+from tests.support.backends import VOCABULARY, start_local, tiny_model
+from tests.support.families import FAMILIES, tiny_of
+from tests.support.local_reference import (
+    full_logprobs,
+    reference,
+    reference_loss,
+    rl_datum,
+    sequence,
+    warmed,
+)
 from tinker_claw.backends.open import check_backend
 from tinker_claw.config.load import load
 from tinker_claw.errors import ConfigError

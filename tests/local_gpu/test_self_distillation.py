@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from backends import VOCABULARY, start_local
-from local_reference import full_logprobs, reference, warmed
 from torch import Tensor
 
 from local_gpu.trainer import LocalTrainer
 from tests.local_gpu.test_loss_gradients import Gradient, gradient
 from tests.local_gpu.test_one_pass import apart, grads
 from tests.local_gpu.test_paper import cosine
+from tests.support.backends import VOCABULARY, start_local
+from tests.support.local_reference import full_logprobs, reference, warmed
 from tinker_claw.config.settings import Gateway, Training
 from tinker_claw.methods import BatchItem, build
 from tinker_claw.methods.base import Evidence, Method

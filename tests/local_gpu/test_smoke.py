@@ -12,7 +12,7 @@ import torch
 
 from local_gpu import smoke
 from local_gpu.tree import kernels
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 
 CPU = torch.device("cpu")
 

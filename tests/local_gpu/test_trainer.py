@@ -15,17 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from backends import CONTEXT, VOCABULARY, start_local, tiny_model
-from local_reference import (
-    WARM,
-    adapter_of,
-    full_logprobs,
-    reference,
-    reference_loss,
-    rl_datum,
-    sequence,
-    warmed,
-)
 from safetensors.torch import load_file
 from transformers import PretrainedConfig
 
@@ -38,6 +27,17 @@ from local_gpu.model.lora import clone
 from local_gpu.plan.memory import DEFAULT_TOKENS, ModelSize, counted
 from local_gpu.trainer import LocalTrainer
 from local_gpu.tree import kernels
+from tests.support.backends import CONTEXT, VOCABULARY, start_local, tiny_model
+from tests.support.local_reference import (
+    WARM,
+    adapter_of,
+    full_logprobs,
+    reference,
+    reference_loss,
+    rl_datum,
+    sequence,
+    warmed,
+)
 from tinker_claw.errors import BackendError, ConfigError, ModelFileError, StepError
 from tinker_claw.types import Adam, Datum, LossPass
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import LOGPROB
 from tests.learner.test_loop import world
 from tests.plugins.test_plugins import HERE
-from tests.processes import LOCAL
-from tests.stories import run
+from tests.support.fakes import LOGPROB
+from tests.support.processes import LOCAL
+from tests.support.stories import run
 from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import Price
 from tinker_claw.cli import main

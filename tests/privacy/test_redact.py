@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tests.processes import Running, product
+from tests.support.processes import Running, product
 
 MARK = "quetzalcoatl"
 """Mark in every word that a client sends here."""

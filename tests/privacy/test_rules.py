@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 import structlog
 
-from tests.captures import load
-from tests.secret_corpus import harmless, planted
+from tests.support.captures import load
+from tests.support.secret_corpus import harmless, planted
 from tinker_claw.config.load import load as load_settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.privacy.marker import Marker, Privacy, marked, mentioned

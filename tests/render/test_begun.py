@@ -8,8 +8,8 @@ from typing import Literal
 import pytest
 import renderers
 
-from tests.gateways import OFF, spell
 from tests.render.test_prompt_cache import FAMILIES, tokenizer_for
+from tests.support.gateways import OFF, spell
 from tinker_claw.render.renderer import Renderer
 
 ASKED = [{"role": "user", "content": "Where is it?"}]

@@ -13,8 +13,8 @@ import renderers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.gateways import chat
 from tests.render.test_prompt_cache import tokenizer_for
+from tests.support.gateways import chat
 from tinker_claw.render.calls import FAMILIES
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Delta, Reply

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image as Pillow
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from tests.gateways import spell
-from tests.pictures import PROCESSOR, picture, seeing_renderer, shown
 from tests.render.test_stream import WELL_FORMED
+from tests.support.gateways import spell
+from tests.support.pictures import PROCESSOR, picture, seeing_renderer, shown
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.chat import parse_chat
 from tinker_claw.images import Image, images_in

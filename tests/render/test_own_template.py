@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tests.gateways import MODEL, chat, gateway
+from tests.support.gateways import MODEL, chat, gateway
 from tinker_claw.errors import RequestError
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream

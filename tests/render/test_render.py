@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from renderers.base import load_tokenizer
 
-from tests.gateways import OFF, chat, spell
+from tests.support.gateways import OFF, chat, spell
 from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from renderers import config_from_name
 
-from tests.gateways import chat, spell
 from tests.render.test_prompt_cache import tokenizer_for
+from tests.support.gateways import chat, spell
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import CutStream, StopSearch
 from tinker_claw.types import Delta, Reply

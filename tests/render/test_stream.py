@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from renderers import Qwen35RendererConfig, config_from_name
 from renderers.base import load_tokenizer
 
-from tests.gateways import OFF, chat, spell
 from tests.render.test_prompt_cache import tokenizer_for
+from tests.support.gateways import OFF, chat, spell
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import Delta, Reply

@@ -8,7 +8,7 @@ import pytest
 import renderers
 from renderers.base import load_tokenizer
 
-from tests.gateways import chat
+from tests.support.gateways import chat
 from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.switches import Decides, Switches, Thinking

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from tests.lives import ROOT, until
 from tests.plugins.test_plugins import lay
-from tests.stories import SECRET, Told
-from tests.tallies import step_counts
+from tests.support.lives import ROOT, until
+from tests.support.stories import SECRET, Told
+from tests.support.tallies import step_counts
 from tinker_claw.app import reporting
 from tinker_claw.ledger.database import reading
 from tinker_claw.retry import Backoff

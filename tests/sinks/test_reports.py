@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.stories import SECRET, Told, every_state
+from tests.support.stories import SECRET, Told, every_state
 from tinker_claw.config.load import load
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import FILE, reading
@@ -78,7 +78,7 @@ def test_figures_of_every_shape_are_named(tmp_path: Path, monkeypatch: pytest.Mo
         "gate": {"asked": 16, "loss": 0.25, "unasked": f"{SECRET}: it took too long"},
         "rule": {"method": SECRET, "w_rl": 1.0},
     }
-    monkeypatch.setattr("tests.stories.METRICS", metrics)
+    monkeypatch.setattr("tests.support.stories.METRICS", metrics)
     told = Told(tmp_path)
     told.step(told.sampled("a", 1)[1])
     told.ledger.close()

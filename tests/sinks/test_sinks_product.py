@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.processes import product
 from tests.sinks.test_follow import scalars, steps
-from tests.talk import learn, rows
+from tests.support.processes import product
+from tests.support.talk import learn, rows
 
 FLAGS = ("--report-to", "tensorboard", "--batch-size", "4", "--gate", "on")
 

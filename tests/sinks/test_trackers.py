@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.lives import ROOT
-from tests.stories import SECRET, Told
+from tests.support.lives import ROOT
+from tests.support.stories import SECRET, Told
 
 pytestmark = pytest.mark.trackers
 

@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.lives import ROOT
+from tests.support.lives import ROOT
 
 Script = Generator[tuple[str, Mapping[str, Any]], str, str]
 """Yields calls of tools, is sent what they return, and returns the last reply."""

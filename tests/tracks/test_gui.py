@@ -24,7 +24,7 @@ from playwright.async_api import Error
 from examples.tracks import TrackError, environments
 from examples.tracks.gui import PROGRAMS, Errand, Gui, Window
 from examples.tracks.track import Track
-from tests.lives import until
+from tests.support.lives import until
 from tests.tracks.scripted import Script, Scripted, naming, runner
 
 needs_chromium = pytest.mark.skipif(

@@ -29,10 +29,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tests.environments import installed
-from tests.lives import ROOT, life, until
-from tests.ports import free_port
-from tests.truths import one, read
+from tests.support.environments import installed
+from tests.support.lives import ROOT, life, until
+from tests.support.ports import free_port
+from tests.support.truths import one, read
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from examples.tracks.__main__ import main
 from examples.tracks.sandbox import Walls, walls_for
 from examples.tracks.swe import TESTS, Bug, Case, Checkout, Repository, Swe, repositories
 from examples.tracks.track import Track
-from tests.lives import until
+from tests.support.lives import until
 from tests.tracks.scripted import Script, Scripted, naming, runner
 
 WALLS = walls_for("demo")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.lives import life, until
+from tests.support.lives import life, until
+from tests.support.truths import one, read
 from tests.tracks.scripted import runner
-from tests.truths import one, read
 
 TRACK = """\
 environment = "{}"

@@ -22,7 +22,7 @@ from local_gpu.plan.memory import (
     model_size,
     token_bytes,
 )
-from tests.backends import tiny_model
+from tests.support.backends import tiny_model
 from tinker_claw.backends.local import Arrangement, arrange, why_not
 from tinker_claw.cli.openclaw import too_small
 from tinker_claw.config.load import load

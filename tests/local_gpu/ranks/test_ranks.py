@@ -12,9 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from backends import start_local, tiny_model
-from local_reference import rl_datum
-from rank_checks import (
+from safetensors.torch import load_file
+
+from local_gpu.halves import POLICY
+from local_gpu.learn.learning import LearningCore
+from local_gpu.learn.world import Alone
+from local_gpu.ranks.remote import RankedLearning
+from tests.support.backends import start_local, tiny_model
+from tests.support.local_reference import rl_datum
+from tests.support.rank_checks import (
     ADAM,
     PASSES,
     apart,
@@ -26,13 +32,7 @@ from rank_checks import (
     weights,
     write_warm,
 )
-from rank_runs import HERE, Echo, config, echoes, gone, kill, rank_pids
-from safetensors.torch import load_file
-
-from local_gpu.halves import POLICY
-from local_gpu.learn.learning import LearningCore
-from local_gpu.learn.world import Alone
-from local_gpu.ranks.remote import RankedLearning
+from tests.support.rank_runs import Echo, config, echoes, gone, kill, rank_pids
 from tinker_claw.errors import (
     BackendError,
     ConfigError,
@@ -248,7 +248,7 @@ def test_no_rank_outlives_the_control_process_or_hears_its_interrupts(
 ) -> None:
     with (tmp_path / "log").open("wb") as log:
         control = subprocess.Popen(
-            [sys.executable, f"{HERE}/rank_runs.py", str(tmp_path), str(ranks)],
+            [sys.executable, "-m", "tests.support.rank_runs", str(tmp_path), str(ranks)],
             stdout=subprocess.PIPE,
             stderr=log,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},

@@ -11,9 +11,20 @@ from typing import Any
 
 import pytest
 import torch
-from backends import tiny_model
-from local_reference import rl_datum, sequence
-from rank_checks import (
+from safetensors.torch import load_file
+from torch.distributed.fsdp import FSDPModule
+
+from local_gpu.halves import POLICY
+from local_gpu.learn.learning import LearningCore
+from local_gpu.learn.losses import LossInputs, LossRecord, RecordPass
+from local_gpu.learn.world import Alone
+from local_gpu.model.load import open_base
+from local_gpu.model.lora import LoraShape, fresh_adapter, with_lora
+from local_gpu.ranks.remote import RankedLearning
+from local_gpu.ranks.shard import Shards
+from tests.support.backends import tiny_model
+from tests.support.local_reference import rl_datum, sequence
+from tests.support.rank_checks import (
     ADAM,
     PASSES,
     apart,
@@ -26,19 +37,8 @@ from rank_checks import (
     weights,
     write_warm,
 )
-from rank_full import build_full
-from rank_runs import PATIENCE_S, config, rank_pids
-from safetensors.torch import load_file
-from torch.distributed.fsdp import FSDPModule
-
-from local_gpu.halves import POLICY
-from local_gpu.learn.learning import LearningCore
-from local_gpu.learn.losses import LossInputs, LossRecord, RecordPass
-from local_gpu.learn.world import Alone
-from local_gpu.model.load import open_base
-from local_gpu.model.lora import LoraShape, fresh_adapter, with_lora
-from local_gpu.ranks.remote import RankedLearning
-from local_gpu.ranks.shard import Shards
+from tests.support.rank_full import build_full
+from tests.support.rank_runs import PATIENCE_S, config, rank_pids
 from tinker_claw.errors import BackendError, OutageError, RequestError, StepError
 from tinker_claw.types import Datum, LossPass
 

@@ -11,19 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from backends import VOCABULARY, tiny_model
-from inference_servers import InferenceServer, inference_servers
-from pools import (
-    FAST,
-    TEXT,
-    Probes,
-    Trainer,
-    eventually,
-    facts_of,
-    make_adapter,
-    site,
-    tiny_base,
-)
 
 from local_gpu.config import LocalConfig
 from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk
@@ -46,6 +33,19 @@ from local_gpu.sample.exam import (
 from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.serving import Examiner, PoolServing
 from local_gpu.sample.vllm import VllmServer
+from tests.support.backends import VOCABULARY, tiny_model
+from tests.support.inference_servers import InferenceServer, inference_servers
+from tests.support.pools import (
+    FAST,
+    TEXT,
+    Probes,
+    Trainer,
+    eventually,
+    facts_of,
+    make_adapter,
+    site,
+    tiny_base,
+)
 from tinker_claw.errors import BackendError, ConfigError
 from tinker_claw.render import tokenizer
 from tinker_claw.shipped import MODEL_DIR

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import httpx
 import pytest
-from inference_servers import inference_servers
-from pools import PATIENT, TEXT, Site, Trainer, eventually, facts_of, site, tiny_base
-from stopped_servers import SLOW_S, Stoppable, stoppable
 
 from local_gpu.sample.http import Deadlines
 from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer
+from tests.support.inference_servers import inference_servers
+from tests.support.pools import PATIENT, TEXT, Site, Trainer, eventually, facts_of, site, tiny_base
+from tests.support.stopped_servers import SLOW_S, Stoppable, stoppable
 from tinker_claw.errors import OutageError
 from tinker_claw.retry import Backoff
 from tinker_claw.types import Completion, SamplingParams, TokenChunk

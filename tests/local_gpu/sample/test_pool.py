@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from backends import CONTEXT, VOCABULARY, tiny_model
-from inference_servers import MODEL, inference_servers
-from pools import FAST, SHAPE, Site, eventually, site
 
 from local_gpu.config import LocalConfig
 from local_gpu.model.files import write_adapter
@@ -22,6 +19,9 @@ from local_gpu.model.lora import fresh_adapter
 from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.trainer import LocalTrainer
+from tests.support.backends import CONTEXT, VOCABULARY, tiny_model
+from tests.support.inference_servers import MODEL, inference_servers
+from tests.support.pools import FAST, SHAPE, Site, eventually, site
 from tinker_claw.errors import (
     BackendError,
     ContextLengthError,

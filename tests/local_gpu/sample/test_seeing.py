@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image as Pillow
-from tinkers import served
 from transformers import Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from wire_servers import KEY, NAME
 
 from local_gpu.config import LocalConfig
 from local_gpu.trainer import LocalTrainer
-from tests.gateways import MODEL, gateway
-from tests.pictures import bombs, picture, shown
 from tests.render.test_eyes import said
-from tests.seeing_models import tiny_qwen3_vl
+from tests.support.gateways import MODEL, gateway
+from tests.support.pictures import bombs, picture, shown
+from tests.support.seeing_models import tiny_qwen3_vl
+from tests.support.tinkers import served
+from tests.support.wire_servers import KEY, NAME
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.meter import charged
 from tinker_claw.config.settings import Run, Settings, Training

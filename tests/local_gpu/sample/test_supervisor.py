@@ -23,10 +23,10 @@ from local_gpu.plan import commands
 from local_gpu.plan.commands import Servings
 from local_gpu.plan.layout import Gpu
 from local_gpu.sample.supervisor import Launch, Servers
+from tests.support.processes import ROOT
 from tinker_claw.errors import ConfigError
 
-VLLM = Path(__file__).parents[2] / "stand_in_vllm.py"
-ROOT = VLLM.parent.parent
+VLLM = ROOT / "tests" / "support" / "stand_in_vllm.py"
 GPUS = [Gpu(str(n), "stand-in", 80 << 30) for n in range(4)]
 
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from backends import CONTEXT, VOCABULARY
-from local_reference import sequence
-from real_vllm import MAX_LOGPROBS, SEQUENCES, Numbers
 
 from local_gpu.config import LocalConfig
 from local_gpu.sample.vllm import VllmServer, connect
 from local_gpu.trainer import LocalTrainer
+from tests.support.backends import CONTEXT, VOCABULARY
+from tests.support.local_reference import sequence
+from tests.support.real_vllm import MAX_LOGPROBS, SEQUENCES, Numbers
 from tinker_claw.errors import BackendError, ContextLengthError, OutageError, RequestError
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (

@@ -12,11 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from families import EYES_ON_VLLM, FAMILIES, tiny_of
-from local_reference import sequence
-from real_vllm import HEAD_DIM, Numbers, serving
 from safetensors.torch import load_file, save_file
-from test_seeing import ONE, TWO, asked, in_transformers
 
 from local_gpu.config import LocalConfig
 from local_gpu.model.files import write_adapter
@@ -24,8 +20,12 @@ from local_gpu.model.load import open_base
 from local_gpu.model.lora import LoraShape, fresh_adapter
 from local_gpu.plan.memory import model_size
 from local_gpu.trainer import LocalTrainer
+from tests.local_gpu.sample.test_seeing import ONE, TWO, asked, in_transformers
 from tests.render.test_eyes import said
-from tests.seeing_models import tiny_qwen3_vl
+from tests.support.families import EYES_ON_VLLM, FAMILIES, tiny_of
+from tests.support.local_reference import sequence
+from tests.support.real_vllm import HEAD_DIM, Numbers, serving
+from tests.support.seeing_models import tiny_qwen3_vl
 from tinker_claw.errors import BackendError, SamplerError
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from callers import Callers
-from real_vllm import Numbers, serving
 
-from tests.processes import product
-from tests.talk import learn, rows
+from tests.support.callers import Callers
+from tests.support.processes import product
+from tests.support.real_vllm import Numbers, serving
+from tests.support.talk import learn, rows
 from tinker_claw.shipped import MODEL_DIR
 
 pytestmark = pytest.mark.vllm

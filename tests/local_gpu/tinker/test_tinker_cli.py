@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import tinker
 from safetensors.torch import load_file
-from wire_servers import KEY, NAME, Raw, TinkerServer, wire_server
+
+from tests.support.wire_servers import KEY, NAME, Raw, TinkerServer, wire_server
 
 WAIT_S = 180
 

@@ -16,9 +16,10 @@ import httpx
 import numpy as np
 import pytest
 import tinker
-from backends import VOCABULARY
 from tinker.proto import tinker_public_pb2 as pb
-from wire_servers import KEY, NAME, RAW_TOKENS, Raw, TinkerServer, wire_server
+
+from tests.support.backends import VOCABULARY
+from tests.support.wire_servers import KEY, NAME, RAW_TOKENS, Raw, TinkerServer, wire_server
 
 WAIT_S = 180
 MANY = 30_000_000

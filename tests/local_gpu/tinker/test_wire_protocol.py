@@ -9,8 +9,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from wire_servers import NAME, Raw, TinkerServer, wire_server
-from wire_servers import RAW_TOKENS as TOKENS
+
+from tests.support.wire_servers import NAME, Raw, TinkerServer, wire_server
+from tests.support.wire_servers import RAW_TOKENS as TOKENS
 
 
 @pytest.fixture(scope="module")

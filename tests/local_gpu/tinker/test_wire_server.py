@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 import tinker
-from wire_servers import KEY, NAME, ROOT, Raw, TinkerServer, wire_process, wire_server
-from wire_servers import RAW_TOKENS as TOKENS
 
 from local_gpu.tinker.__main__ import _config, main, parser
 from local_gpu.tinker.sessions import Sessions
+from tests.support.wire_servers import KEY, NAME, ROOT, Raw, TinkerServer, wire_process, wire_server
+from tests.support.wire_servers import RAW_TOKENS as TOKENS
 from tinker_claw.errors import RequestError
 
 WAIT_S = 180

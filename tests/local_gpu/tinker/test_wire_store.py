@@ -14,11 +14,11 @@ import httpx
 import pytest
 import tinker
 import torch
-from backends import tiny_model
 from safetensors.torch import load_file
-from wire_servers import KEY, NAME, TinkerServer, wire_server
 
 from local_gpu.tinker.store import Place
+from tests.support.backends import tiny_model
+from tests.support.wire_servers import KEY, NAME, TinkerServer, wire_server
 from tinker_claw.errors import ConfigError
 
 WAIT_S = 180

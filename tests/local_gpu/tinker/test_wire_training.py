@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import tinker
 import torch
-from backends import VOCABULARY
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
-from wire_servers import KEY, NAME, TinkerServer, wire_server
 
 from local_gpu.tinker.store import Place
+from tests.support.backends import VOCABULARY
+from tests.support.wire_servers import KEY, NAME, TinkerServer, wire_server
 
 # peft 0.21 reads a property that transformers 5.23 has renamed.
 pytestmark = pytest.mark.filterwarnings(

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from backends import VOCABULARY, tiny_model
 from torch import Tensor
 
 from local_gpu.learn.passes import PassBudget, Passes
@@ -23,6 +22,7 @@ from local_gpu.tree.body import Body
 from local_gpu.tree.cuts import cut
 from local_gpu.tree.kernels import Kernel, MergedKernel, SdpaKernel
 from local_gpu.tree.prefix_tree import MIN_SHARED, grow
+from tests.support.backends import VOCABULARY, tiny_model
 from tinker_claw.types import Adam, Datum, LossPass
 
 SHAPE = LoraShape(rank=4, alpha=8)

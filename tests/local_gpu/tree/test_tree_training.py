@@ -16,10 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from backends import VOCABULARY, start_local, tiny_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from local_reference import full_logprobs, reference, reference_loss
 from transformers import Qwen3Config
 
 from benchmarks.training_shapes import PRESETS
@@ -34,6 +32,8 @@ from local_gpu.tree.body import Body
 from local_gpu.tree.cuts import cut, even_keys
 from local_gpu.tree.kernels import SdpaKernel
 from local_gpu.tree.prefix_tree import grow
+from tests.support.backends import VOCABULARY, start_local, tiny_model
+from tests.support.local_reference import full_logprobs, reference, reference_loss
 from tinker_claw.errors import OutageError, StepError
 from tinker_claw.types import Adam, Datum, LossPass
 
@@ -327,8 +327,8 @@ SMALL_MEMORY = """
 import resource, sys
 from pathlib import Path
 import torch
-sys.path[:0] = sys.argv[2:]
-import test_tree_training as t
+sys.path.insert(0, sys.argv[2])
+from tests.local_gpu.tree import test_tree_training as t
 from local_gpu.learn import passes
 from tinker_claw.types import Adam, LossPass
 import asyncio
@@ -355,10 +355,9 @@ print(before > learner.passes.budget.tokens, len(report.logprobs[0]), report.gra
 @pytest.mark.slow  # fast: an allocation that a test lets fail
 def test_a_real_allocation_that_fails_is_survived(model: Path) -> None:
     """In a process with a limited address space, so that the system itself refuses."""
-    here = Path(__file__).resolve()
-    paths = (here.parent, here.parents[2], here.parents[3])
+    root = Path(__file__).parents[3]
     done = subprocess.run(
-        [sys.executable, "-c", SMALL_MEMORY, str(model), *map(str, paths)],
+        [sys.executable, "-c", SMALL_MEMORY, str(model), str(root)],
         capture_output=True,
         text=True,
         timeout=240,

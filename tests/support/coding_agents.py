@@ -1,0 +1,517 @@
+"""Real agents, run as their users run them, one question at a time: Claude Code, Codex, opencode,
+cline, qwen-code and pi from npm, aider, Hermes and a program over openai-agents from PyPI.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+
+from examples.day.npm import installed, on_path
+from tests.support import agent_sdks, environments
+from tests.support.terminals import Terminal, on_a_terminal
+
+CLAUDE_CODE = "2.1.330"
+CODEX = "0.169.0"
+OPENCODE = "1.18.33"
+CLINE = "3.0.65"
+QWEN_CODE = "0.24.4"
+AIDER = "0.86.2"
+HERMES = "0.19.0"
+PI = "0.74.2"
+CLAUDE_MODELS = (
+    *("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL"),
+    *("ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_FABLE_MODEL"),
+    *("ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"),
+)
+"""Variables by which Claude Code chooses a model."""
+PATIENCE_S = 300
+WINDOW = 200_000
+"""Tokens of the model's context, as the agents are told."""
+
+
+class Typist:
+    """Somebody who types to an agent on a terminal."""
+
+    def __init__(self, terminal: Terminal, ready: str) -> None:
+        self._terminal = terminal
+        self._ready: str | None = ready
+
+    def types(self, message: str, done: Callable[[], bool]) -> None:
+        """Type a message once the agent listens, and wait until it has an effect."""
+        terminal = self._terminal
+        if self._ready is not None:
+            terminal.until(self._ready)
+            self._ready = None
+        terminal.types(message)
+        terminal.shows(lambda: False, 0.5)  # what comes at once is taken for pasted
+        terminal.types("\r")
+        assert terminal.shows(done, PATIENCE_S), terminal.shown[-3000:]
+        terminal.shows(lambda: False, 1.5)  # until it listens again
+
+
+@dataclass
+class Agent:
+    """One user's agent in a folder of theirs; each question continues the conversation."""
+
+    ready: ClassVar[str]
+    """Text on its terminal when it listens."""
+
+    installed: Path
+    home: Path
+    environment: Mapping[str, str]
+    begun: bool = field(default=False, init=False)
+
+    @property
+    def workspace(self) -> Path:
+        return self.home / "workspace"
+
+    def say(self, message: str) -> str:
+        """Ask a question; return what the user would read."""
+        ran = self.ask(message)
+        assert ran.returncode == 0, (ran.stdout + ran.stderr)[-3000:]
+        self.begun = True
+        return self._said(ran.stdout)
+
+    def ask(self, message: str) -> subprocess.CompletedProcess[str]:
+        """Ask a question, however the agent ends."""
+        return self._ran(self._command(message))
+
+    @contextmanager
+    def at_a_terminal(self) -> Generator[Typist]:
+        """Start the agent on a terminal of its own, with somebody who types."""
+        command, room = self.interactive(), self.surroundings()
+        with on_a_terminal(command, self.workspace, room) as terminal:
+            yield Typist(terminal, self.ready)
+
+    def interactive(self) -> list[str]:
+        raise NotImplementedError
+
+    def surroundings(self) -> dict[str, str]:
+        """Environment that the agent runs in."""
+        own = {"PATH": on_path(self.installed), "HOME": str(self.home), "PWD": str(self.workspace)}
+        return {**os.environ, **own, **self.environment}
+
+    def _run(self, command: Sequence[str], typed: str = "") -> str:
+        ran = self._ran(command, typed)
+        assert ran.returncode == 0, (ran.stdout + ran.stderr)[-3000:]
+        return ran.stdout
+
+    def _ran(self, command: Sequence[str], typed: str = "") -> subprocess.CompletedProcess[str]:
+        with (self.home / "typed").open("w+") as keys:
+            keys.write(typed)
+            keys.seek(0)
+            return subprocess.run(
+                command,
+                cwd=self.workspace,
+                env=self.surroundings(),
+                stdin=keys if typed else subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_S,
+            )
+
+    def _command(self, message: str) -> list[str]:
+        raise NotImplementedError
+
+    def _said(self, out: str) -> str:
+        raise NotImplementedError
+
+
+@dataclass
+class ClaudeCode(Agent):
+    ready = r"\? for shortcuts"
+    window: int | None = field(default=None, init=False)
+    """Tokens that it thinks fit into the context from now on; None: a million."""
+    model: str | None = field(default=None, init=False)
+    """Model that the user names in the command; None: none."""
+    asks_for_titles: bool = field(default=False, init=False)
+    """Whether it asks for titles on a terminal, as it does unless told to ask only for what is
+    needed."""
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> ClaudeCode:
+        """Configure the agent as docs/clients.md says."""
+        (home / "workspace").mkdir(parents=True)
+        return cls(
+            installed(f"claude-code-{CLAUDE_CODE}", f"@anthropic-ai/claude-code@{CLAUDE_CODE}"),
+            home,
+            {
+                "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
+                "ANTHROPIC_API_KEY": key,
+                **dict.fromkeys(CLAUDE_MODELS, model),
+                "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(WINDOW),
+                "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            },
+        )
+
+    def compact(self) -> None:
+        self.say("/compact")
+
+    def interactive(self) -> list[str]:
+        """Command of an interactive start, with the questions of a first start already answered."""
+        folder = {"hasTrustDialogAccepted": True, "hasCompletedProjectOnboarding": True}
+        keys = {"approved": [self.environment["ANTHROPIC_API_KEY"][-20:]], "rejected": []}
+        told = {"projects": {str(self.workspace): folder}, "customApiKeyResponses": keys}
+        first = {"hasCompletedOnboarding": True, "theme": "dark"}
+        (self.home / ".claude.json").write_text(json.dumps(first | told))
+        return ["claude", "--permission-mode", "default"]
+
+    def surroundings(self) -> dict[str, str]:
+        room = super().surroundings()
+        if self.window is not None:
+            room["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(self.window)
+        if self.asks_for_titles:
+            del room["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"]
+            for name in ("AUTOUPDATER", "ERROR_REPORTING", "TELEMETRY"):
+                room[f"DISABLE_{name}"] = "1"
+        return room
+
+    def _command(self, message: str) -> list[str]:
+        words = ["claude", "-p", message, "--output-format", "json", "--allowedTools", "Bash"]
+        words += ["--model", self.model] if self.model else []
+        return [*words, "--continue"] if self.begun else words
+
+    def _said(self, out: str) -> str:
+        return json.loads(out)["result"]
+
+
+@dataclass
+class Codex(Agent):
+    compacts_at: int | None = field(default=None, init=False)
+    """Tokens beyond which the next run compacts, and no later one; None: its default."""
+    attached: Path | None = field(default=None, init=False)
+    """Image that goes with the questions."""
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> Codex:
+        """Configure the agent as docs/clients.md says."""
+        (home / "workspace").mkdir(parents=True)
+        (home / ".codex").mkdir()
+        # Where a sandbox is installed, it starts its own programs, and keeps none of them in what
+        # it takes for a temporary folder, as all homes of tests are.
+        (home / "temporary").mkdir()
+        (home / ".codex" / "config.toml").write_text(
+            f'model = "{model}"\nmodel_provider = "tinker-claw"\n'
+            f'model_context_window = {WINDOW}\nweb_search = "disabled"\n'
+            f'[model_providers.tinker-claw]\nname = "tinker-claw"\nbase_url = "{base_url}"\n'
+            'env_key = "TINKER_CLAW_KEY"\nwire_api = "responses"\n'
+        )
+        return cls(
+            installed(f"codex-{CODEX}", f"@openai/codex@{CODEX}"),
+            home,
+            {"TINKER_CLAW_KEY": key, "TMPDIR": str(home / "temporary")},
+        )
+
+    def compact(self) -> None:
+        """Let it compact at its next question: outside a terminal it has no command for it."""
+        self.compacts_at = 1
+
+    def _command(self, message: str) -> list[str]:
+        words = ["codex", "exec", *(["-i", str(self.attached)] if self.attached else [])]
+        words.append("--skip-git-repo-check")
+        if self.compacts_at is not None:
+            words += ["-c", f"model_auto_compact_token_limit={self.compacts_at}"]
+            self.compacts_at = None
+        return [*words, "resume", "--last", message] if self.begun else [*words, message]
+
+    def _said(self, out: str) -> str:
+        return out.strip()
+
+
+@dataclass
+class OpenCode(Agent):
+    mode: str = field(default="build", init=False)
+    """Agent mode, or `plan`, in which it may change nothing."""
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> OpenCode:
+        """Configure the agent as docs/clients.md says."""
+        (home / "workspace").mkdir(parents=True)
+        provider = {
+            "npm": "@ai-sdk/openai-compatible",
+            "options": {"baseURL": base_url, "apiKey": key},
+            "models": {model: {"limit": {"context": WINDOW, "output": 4096}}},
+        }
+        told = {"model": f"tinker-claw/{model}", "provider": {"tinker-claw": provider}}
+        (home / "workspace" / "opencode.json").write_text(json.dumps(told))
+        places = ("config", "data", "state", "cache")
+        return cls(
+            installed(f"opencode-{OPENCODE}", f"opencode-ai@{OPENCODE}"),
+            home,
+            {f"XDG_{place.upper()}_HOME": str(home / place) for place in places}
+            | {"OPENCODE_DISABLE_AUTOUPDATE": "1"},
+        )
+
+    def compact(self) -> None:
+        """Compact as /compact does on its terminal, which is a client of such a server."""
+        with subprocess.Popen(
+            ["opencode", "serve", "--port", "0"],
+            cwd=self.workspace,
+            env=self.surroundings(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as server:
+            try:
+                lines = iter(server.stdout.readline, "") if server.stdout else iter(())
+                at = next(line.split()[-1] for line in lines if "http://" in line)
+                with httpx.Client(base_url=at, timeout=PATIENCE_S) as http:
+                    session = http.get("/session").raise_for_status().json()[0]["id"]
+                    provider, _, model = self._told()["model"].partition("/")
+                    asked = {"providerID": provider, "modelID": model}
+                    http.post(f"/session/{session}/summarize", json=asked).raise_for_status()
+            finally:
+                server.kill()
+
+    def shrink(self, tokens: int) -> None:
+        """Let it think that this many tokens fit into the context, from now on."""
+        told = self._told()
+        provider, _, model = told["model"].partition("/")
+        told["provider"][provider]["models"][model]["limit"]["context"] = tokens
+        (self.workspace / "opencode.json").write_text(json.dumps(told))
+
+    def _told(self) -> dict[str, Any]:
+        return json.loads((self.workspace / "opencode.json").read_text())
+
+    def _command(self, message: str) -> list[str]:
+        # Words: it puts an argument with blanks between quotation marks.
+        words = ["opencode", "run", "--agent", self.mode]
+        return [*words, *(["--continue"] if self.begun else []), *message.split()]
+
+    def _said(self, out: str) -> str:
+        return out.strip().splitlines()[-1]
+
+
+class QwenCode(Agent):
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> QwenCode:
+        """Configure the agent in its own way to name a model of any server."""
+        (home / "workspace").mkdir(parents=True)
+        return cls(
+            installed(f"qwen-code-{QWEN_CODE}", f"@qwen-code/qwen-code@{QWEN_CODE}"),
+            home,
+            {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "OPENAI_MODEL": model},
+        )
+
+    def compact(self) -> None:
+        self.say("/compress")
+
+    def _command(self, message: str) -> list[str]:
+        words = ["qwen", "--yolo", "--auth-type", "openai", "-p", message]
+        return [*words, "--continue"] if self.begun else words
+
+    def _said(self, out: str) -> str:
+        return out.strip()
+
+
+class Cline(Agent):
+    """Cline, which answers one question per run, except on a terminal."""
+
+    ready = "Auto-approve"
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> Cline:
+        """Configure the agent with its own command for providers."""
+        (home / "workspace").mkdir(parents=True)
+        quiet = ("NO_AUTO_UPDATE", "DISABLE_CLINE_PASS_NOTICE")
+        made = cls(
+            installed(f"cline-{CLINE}", f"cline@{CLINE}"),
+            home,
+            {f"CLINE_{name}": "1" for name in quiet},
+        )
+        told = ("-p", "openai-compatible", "-k", key, "-m", model, "-b", base_url)
+        made._run(["cline", "auth", *made._place(), *told])
+        return made
+
+    def interactive(self) -> list[str]:
+        return ["cline", *self._place(), "--tui"]
+
+    def _command(self, message: str) -> list[str]:
+        return ["cline", *self._place(), "--yolo", message]
+
+    def _place(self) -> tuple[str, str]:
+        # Else it leaves a server running for all that will ever be started.
+        return "--data-dir", str(self.home / "data")
+
+    def _said(self, out: str) -> str:
+        return out.strip()
+
+
+class Aider(Agent):
+    """aider, which edits files of a git repository, and commits them."""
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> Aider:
+        """Configure the agent with the variables that it reads for OpenAI-compatible servers."""
+        (home / "workspace").mkdir(parents=True)
+        made = cls(
+            environments.installed("aider", f"aider-chat=={AIDER}"),
+            home,
+            {
+                "OPENAI_API_BASE": base_url,
+                "OPENAI_API_KEY": key,
+                "AIDER_MODEL": f"openai/{model}",
+                "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+                "PYTHONPATH": "",
+            },
+        )
+        # It would sample at temperature 0, of which nothing can be learned.
+        settings = [{"name": f"openai/{model}", "use_temperature": False}]
+        (home / ".aider.model.settings.yml").write_text(json.dumps(settings))
+        for told in ("init -q", "config user.email me@example.com", "config user.name Me"):
+            made._run(["git", *told.split()])
+        return made
+
+    def talk(self, *messages: str, files: Sequence[str] = (), **options: object) -> str:
+        """Type messages one after another; return all that is shown.
+
+        Args:
+            files: what it may edit.
+            options: of its command line.
+        """
+        told = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        quiet = ("--no-pretty", "--no-analytics", "--no-check-update", "--no-show-release-notes")
+        words = [str(self.installed / "aider"), "--yes-always", "--no-fancy-input", *quiet]
+        return self._run([*words, *told, *files], "\n".join([*messages, "/exit", ""]))
+
+
+class Hermes(Agent):
+    """Hermes Agent, which names no session, and asks for a title beside its first turn."""
+
+    ready = "Type your message or"
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> Hermes:
+        """Configure the agent with its own way to name a server."""
+        (home / "workspace").mkdir(parents=True)
+        (home / ".hermes").mkdir()
+        place = {"provider": "custom", "default": model, "base_url": base_url, "api_key": key}
+        told = {"model": place | {"context_length": WINDOW}, "display": {"interface": "cli"}}
+        (home / ".hermes" / "config.yaml").write_text(json.dumps(told))
+        return cls(
+            environments.installed("hermes", f"hermes-agent=={HERMES}"),
+            home,
+            {"HERMES_HOME": str(home / ".hermes"), "PYTHONPATH": "", "NO_COLOR": "1"},
+        )
+
+    def interactive(self) -> list[str]:
+        return [str(self.installed / "hermes"), "chat", "--cli", "--yolo"]
+
+    def _command(self, message: str) -> list[str]:
+        words = [str(self.installed / "hermes"), "chat", "-Q", "--yolo", "-q", message]
+        return [*words, "--continue"] if self.begun else words
+
+    def _said(self, out: str) -> str:
+        return out.strip().splitlines()[-1]
+
+
+class Pi(Agent):
+    """pi, which names its session only where it is configured to."""
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> Pi:
+        """Configure the agent with its own file of models."""
+        (home / "workspace").mkdir(parents=True)
+        (home / ".pi" / "agent").mkdir(parents=True)
+        compat = {"sendSessionAffinityHeaders": True, "supportsDeveloperRole": False}
+        limits = {"contextWindow": WINDOW, "maxTokens": 4096}
+        provider = {
+            "baseUrl": base_url,
+            "api": "openai-completions",
+            "apiKey": key,
+            "compat": compat,
+            "models": [{"id": model, **limits}],
+        }
+        told = {"providers": {"tinker-claw": provider}}
+        (home / ".pi" / "agent" / "models.json").write_text(json.dumps(told))
+        kept = {"compaction": {"keepRecentTokens": 1}}
+        (home / ".pi" / "agent" / "settings.json").write_text(json.dumps(kept))
+        return cls(
+            installed(f"pi-{PI}", f"@earendil-works/pi-coding-agent@{PI}"),
+            home,
+            {"PI_OFFLINE": "1", "PI_CODING_AGENT_DIR": str(home / ".pi" / "agent")},
+        )
+
+    def compact(self) -> None:
+        """Compact as its programs' clients do: outside a terminal it has no command for it."""
+        with subprocess.Popen(
+            ["pi", "--mode", "rpc", "--model", "tinker-claw/demo", "--continue"],
+            cwd=self.workspace,
+            env=self.surroundings(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as server:
+            try:
+                assert server.stdin is not None
+                assert server.stdout is not None
+                server.stdin.write('{"type": "compact"}\n')
+                server.stdin.flush()
+                lines = map(json.loads, iter(server.stdout.readline, ""))
+                done = next(line for line in lines if line.get("command") == "compact")
+                assert done["success"], done
+            finally:
+                server.kill()
+
+    def _command(self, message: str) -> list[str]:
+        words = ["pi", "-p", "--model", "tinker-claw/demo"]
+        return [*words, *(["--continue"] if self.begun else []), message]
+
+    def _said(self, out: str) -> str:
+        return out.strip()
+
+
+_AGENT = """
+import asyncio, sys
+from pathlib import Path
+from agents import Agent, OpenAIResponsesModel, Runner, SQLiteSession, function_tool
+from agents import set_tracing_disabled
+from openai import AsyncOpenAI
+
+set_tracing_disabled(True)
+
+@function_tool
+def read(path: str) -> str:
+    "Read a file."
+    return Path(path).read_text()
+
+async def main(url, model, key, said):
+    client = AsyncOpenAI(base_url=url, api_key=key)
+    agent = Agent(
+        name="reader",
+        instructions="Read what you are asked to.",
+        tools=[read],
+        model=OpenAIResponsesModel(model=model, openai_client=client),
+    )
+    session = SQLiteSession("talk", "talk.db")
+    print((await Runner.run(agent, said, session=session)).final_output)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+class OpenAIAgents(Agent):
+    """A program of a few lines over Responses, which keeps its history by itself."""
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> OpenAIAgents:
+        (home / "workspace").mkdir(parents=True)
+        programs = environments.installed("agents", *agent_sdks.PACKAGES)
+        asked = {"URL": base_url, "MODEL": model, "KEY": key, "PYTHONPATH": ""}
+        return cls(programs, home, asked)
+
+    def _command(self, message: str) -> list[str]:
+        told = [self.environment[name] for name in ("URL", "MODEL", "KEY")]
+        return [str(self.installed / "python"), "-c", _AGENT, *told, message]
+
+    def _said(self, out: str) -> str:
+        return out.strip()

@@ -1,0 +1,134 @@
+"""Invariants of a data directory, whoever was killed when.
+
+Rule: it only reads. SQLite's own recovery after a kill is the product's to do.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.support.talkers import Seen
+from tinker_claw.ledger.codec import unpack_ids
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import MODEL_DIR
+
+KEPT_STATES, KEPT_ADAPTERS = 8, 32
+
+
+@cache
+def _renderer() -> Renderer:
+    return Renderer.load(str(MODEL_DIR), "qwen3")
+
+
+def read(data: Path, query: str, *values: Any) -> list[sqlite3.Row]:
+    """Rows of the ledger, read without changing a byte of it."""
+    with closing(_open(data)) as ledger:
+        return ledger.execute(query, values).fetchall()
+
+
+def one(data: Path, query: str, *values: Any) -> Any:
+    return read(data, query, *values)[0][0]
+
+
+def _open(data: Path) -> sqlite3.Connection:
+    ledger = sqlite3.connect(f"file:{data / 'ledger.sqlite3'}?mode=ro", uri=True, timeout=30)
+    ledger.row_factory = sqlite3.Row
+    return ledger
+
+
+def check(data: Path, seen: Iterable[Seen], *, batch_size: int, remote: bool = False) -> int:
+    """Check the invariants. Raises AssertionError where something was lost, doubled or made up.
+
+    Returns the newest version. `remote`: states and samplers are not on this disk.
+    """
+    with closing(_open(data)) as ledger:
+        ledger.execute("BEGIN")  # one moment for everything below
+        assert [tuple(row) for row in ledger.execute("PRAGMA integrity_check")] == [("ok",)]
+        assert ledger.execute("PRAGMA foreign_key_check").fetchall() == []
+        _nothing_seen_is_missing(ledger, seen)
+        _steps_have_their_samples(ledger, batch_size)
+        newest = _versions_only_grow(ledger)
+        _nothing_is_trained_twice(ledger, newest["id"])
+    if not remote:
+        assert (data / "states" / newest["state_ref"] / "optimizer.safetensors").is_file()
+        assert (data / "adapters" / newest["sampler_ref"] / "adapter_model.safetensors").is_file()
+        # Beyond those that are kept: what serves, what was loaded, what is being written.
+        assert len(list((data / "states").iterdir())) <= KEPT_STATES + 3
+        assert len(list((data / "adapters").iterdir())) <= KEPT_ADAPTERS + 3
+    return newest["id"]
+
+
+def _nothing_seen_is_missing(ledger: sqlite3.Connection, seen: Iterable[Seen]) -> None:
+    rows = ledger.execute(
+        "SELECT key, reply_text, prompt_tokens, completion_tokens, tokens FROM turns "
+        "JOIN sessions ON sessions.id = session_id ORDER BY turns.id"
+    ).fetchall()
+    written = Counter(Seen(*tuple(row)[:4]) for row in rows)
+    missing = Counter(seen) - written
+    assert not missing, f"seen by a client and not in the ledger: {missing}"
+    for row in rows[-50:]:
+        tokens = unpack_ids(row["tokens"])
+        assert len(tokens) == row["completion_tokens"]
+        said = _renderer().decode(tokens).removesuffix("<|im_end|>")
+        assert said.strip() == row["reply_text"].strip(), "the tokens say something else"
+
+
+def _steps_have_their_samples(ledger: sqlite3.Connection, batch_size: int) -> None:
+    for step in ledger.execute("SELECT * FROM steps"):
+        planned = ledger.execute(
+            "SELECT COUNT(*) FROM step_samples WHERE step_id = ?", (step["id"],)
+        ).fetchone()[0]
+        trained = ledger.execute(
+            "SELECT COUNT(*) FROM samples WHERE state = 'trained' AND step_id = ?", (step["id"],)
+        ).fetchone()[0]
+        whole = batch_size if step["lesson"] is None else 0
+        assert planned == whole, dict(step)
+        assert trained == (whole if step["status"] == "committed" else 0), dict(step)
+        assert (step["version"] is not None) == (
+            step["status"] == "committed" or step["error"] == "its state was not saved"
+        ), dict(step)
+    loose = "SELECT COUNT(*) FROM samples WHERE (state = 'trained') <> (step_id IS NOT NULL)"
+    assert ledger.execute(loose).fetchone()[0] == 0
+    settled = (
+        "SELECT COUNT(*) FROM turns WHERE settled <> (untrained_because IS NOT NULL OR "
+        "id IN (SELECT turn_id FROM samples))"
+    )
+    assert ledger.execute(settled).fetchone()[0] == 0
+    open_steps = ledger.execute(
+        "SELECT COUNT(*) FROM steps WHERE status = 'intent' AND id < (SELECT MAX(id) FROM steps)"
+    )
+    assert open_steps.fetchone()[0] == 0
+
+
+def _versions_only_grow(ledger: sqlite3.Connection) -> sqlite3.Row:
+    versions = ledger.execute("SELECT * FROM versions ORDER BY id").fetchall()
+    assert [row["id"] for row in versions] == list(range(len(versions)))
+    by_id = {row["id"]: row for row in versions}
+    for row in versions[1:]:
+        parent = by_id[row["parent"]]
+        assert parent["id"] < row["id"]
+        made = ledger.execute("SELECT parent FROM steps WHERE version = ?", (row["id"],)).fetchall()
+        assert row["step"] == parent["step"] + len(made), "a step more, or the same state again"
+        assert [step["parent"] for step in made] in ([], [row["parent"]])
+        if not made:
+            assert row["state_ref"] == parent["state_ref"], "it takes up the state of its parent"
+    return versions[-1]
+
+
+def _nothing_is_trained_twice(ledger: sqlite3.Connection, version: int) -> None:
+    """Check that nothing is trained twice along the lineage of a version, by its steps."""
+    trained = ledger.execute(
+        "WITH RECURSIVE line (id) AS (SELECT ? UNION SELECT parent FROM versions "
+        "JOIN line USING (id) WHERE parent IS NOT NULL) "
+        "SELECT sample_id FROM steps JOIN line ON line.id = steps.version "
+        "JOIN step_samples ON step_id = steps.id",
+        (version,),
+    ).fetchall()
+    doubles = [sample for sample, n in Counter(row[0] for row in trained).items() if n > 1]
+    assert not doubles, f"trained twice: {doubles}"

@@ -1,0 +1,241 @@
+"""Our Tinker-wire server, in this process on a thread of its own or as a real process.
+
+Rule: clients reach it over real HTTP, with the unmodified SDK.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import httpx
+import tinker
+from tinker.proto import tinker_public_pb2 as pb
+from tinker.proto.request_conv import forward_backward_request_to_proto
+
+from local_gpu.config import LocalConfig
+from local_gpu.model.lora import BaseModel
+from local_gpu.tinker.app import create_app
+from local_gpu.tinker.config import WireConfig, source_of
+from local_gpu.tinker.server import WireServer, listen, url_of
+from local_gpu.tinker.service import Service
+from local_gpu.tinker.store import Store
+
+# Read by the SDK when a client is made: its telemetry would talk to the server between tests.
+os.environ["TINKER_TELEMETRY"] = "0"
+
+
+ROOT = Path(__file__).parents[2]
+KEY = "tml-test-of-the-wire"
+NAME = "tiny"
+START_S = 240
+RAW_TOKENS = [(i * 7 + 3) % 64 for i in range(30)]
+
+
+@dataclass(frozen=True)
+class TinkerServer:
+    """A server in this process."""
+
+    url: str
+    loop: asyncio.AbstractEventLoop
+    service: Service
+
+    @property
+    def base(self) -> BaseModel:
+        """Base model of the trainer in this process."""
+        learning: Any = self.service.shared.backend.learning
+        return learning._base
+
+    @property
+    def store(self) -> Store:
+        return self.service.shared.store
+
+    @property
+    def held_requests(self) -> int:
+        """Number of requests of samplers in this process that hold cache or wait for it."""
+        from tests.support.backends import held_requests
+
+        serving: Any = self.service.shared.backend.serving
+        return sum(map(held_requests, tuple(serving._open)))
+
+    def call(self, work: Any) -> Any:
+        """Run a coroutine in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(120)
+
+
+@contextmanager
+def wire_server(
+    folder: Path, *, around: Callable[[Any], Any] = lambda app: app, port: int = 0, **settings: Any
+) -> Iterator[TinkerServer]:
+    """Serve the tiny model; starting again on the same folder is a restart.
+
+    `around` wraps the application, for a server that misbehaves.
+    """
+    from tests.support.backends import (  # here, so that `backends` may import this file
+        CONTEXT,
+        tiny_model,
+    )
+
+    defaults: dict[str, Any] = {
+        "model": str(tiny_model(folder / "model")),
+        "name": NAME,
+        "root": folder / "wire",
+        "threads": 1,
+        "kv_cache_tokens": CONTEXT,
+    }
+    names = {field.name for field in fields(LocalConfig)}
+    given = defaults | settings
+    given["model"] = source_of(given["model"])
+    local = LocalConfig(policy=False, **{k: v for k, v in given.items() if k in names})
+    config = WireConfig(local=local, **{k: v for k, v in given.items() if k not in names})
+    started: Future[TinkerServer] = Future()
+    servers: list[WireServer] = []
+
+    async def run(listening: socket.socket) -> None:
+        async with Service.running(config) as service:
+            here = TinkerServer(url_of(listening), asyncio.get_running_loop(), service)
+            server = WireServer(
+                around(create_app(service)),
+                lambda: started.set_result(here),
+                service.promises.cancel_all,
+            )
+            servers.append(server)
+            await server.serve(sockets=[listening])
+
+    def life(listening: socket.socket) -> None:
+        try:
+            asyncio.run(run(listening))
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    with listen("127.0.0.1", port) as listening:
+        thread = threading.Thread(target=life, args=(listening,))
+        thread.start()
+        try:
+            yield started.result(START_S)
+        finally:
+            for server in servers:
+                server.should_exit = True
+            thread.join(START_S)
+            assert not thread.is_alive()
+
+
+@dataclass(frozen=True)
+class WireProcess:
+    """A `python -m local_gpu.tinker` process."""
+
+    process: subprocess.Popen[str]
+    url: str
+    line: str
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout=240)
+
+
+@contextmanager
+def wire_process(root: Path, *flags: str, port: int = 0) -> Iterator[WireProcess]:
+    """Serve the demo model, on a free port unless told; it is killed at the end if it still
+    runs."""
+    command = [sys.executable, "-m", "local_gpu.tinker", "--port", str(port)]
+    log = root.with_suffix(".log")
+    with log.open("ab") as stderr:
+        process = subprocess.Popen(
+            [*command, "--root", str(root), *flags],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    assert process.stdout is not None
+    try:
+        began = time.monotonic()
+        line = process.stdout.readline()
+        assert line.startswith("serving "), f"{line}{log.read_text()} {time.monotonic() - began}"
+        yield WireProcess(process, line.split(" at ")[1].split()[0], line)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+class Raw:
+    """A client that sends exactly what it is told."""
+
+    def __init__(self, url: str, key: str = KEY) -> None:
+        self.http = httpx.Client(base_url=f"{url}/api/v1/", headers={"X-API-Key": key}, timeout=240)
+
+    def post(self, path: str, /, **body: Any) -> Any:
+        answer = self.http.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def status(self, path: str, /, **body: Any) -> int:
+        return self.http.post(path, json=body).status_code
+
+    def poll(self, request_id: str) -> httpx.Response:
+        return self.http.post("retrieve_future", json={"request_id": request_id})
+
+    def result(self, request_id: str) -> httpx.Response:
+        """Poll until the answer is there."""
+        deadline = time.monotonic() + 120
+        while b"try_again" in (answer := self.poll(request_id)).content:
+            assert time.monotonic() < deadline
+        return answer
+
+    def session(self) -> str:
+        return self.post("create_session", tags=[], user_metadata=None, sdk_version="x")[
+            "session_id"
+        ]
+
+    def model(self, session: str | None = None, number: int = 0, base: str = NAME) -> str:
+        asked = {"rank": 4, "seed": 1, "train_unembed": False}
+        where = {"session_id": session or self.session(), "model_seq_id": number}
+        made = self.post("create_model", **where, base_model=base, lora_config=asked)
+        return self.result(made["request_id"]).json()["model_id"]
+
+    def forward_backward(self, model: str, seq_id: int, count: int = 1) -> str:
+        """Send `count` datums that share nothing: equal ones would be computed once."""
+        datums = [
+            tinker.Datum(
+                tinker.ModelInput.from_ints([*head, *RAW_TOKENS[2:-1]]),
+                {"target_tokens": RAW_TOKENS[1:], "weights": [1.0] * 29},
+            )
+            for head in [RAW_TOKENS[:2], *((i % 60, i // 60) for i in range(count - 1))]
+        ]
+        request = tinker.types.ForwardBackwardRequest(
+            forward_backward_input=tinker.types.ForwardBackwardInput(datums, "cross_entropy"),
+            model_id=model,
+            seq_id=seq_id,
+        )
+        body = forward_backward_request_to_proto(request).SerializeToString()
+        answer = self.http.post("forward_backward", content=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["request_id"]
+
+    def optim_step(self, model: str, seq_id: int) -> str:
+        adam = {"learning_rate": 0.01}
+        return self.post("optim_step", model_id=model, seq_id=seq_id, adam_params=adam)[
+            "request_id"
+        ]
+
+    def loss(self, request_id: str) -> float:
+        message = pb.ForwardBackwardOutput()
+        message.ParseFromString(self.result(request_id).content)
+        return message.metrics["loss:sum"]
