@@ -35,6 +35,8 @@ class Cast:
     exam: Exam
     at_once: int = IN_FLIGHT
     """Sessions at the same time."""
+    waits: Callable[[], bool] = lambda: False
+    """Whether so much is left to judge that no session begins meanwhile."""
 
 
 async def conduct(cast: Cast, progress: Progress, watches: tuple[Watch, ...]) -> None:
@@ -82,7 +84,7 @@ async def _conduct(
         ended=ended,
         at_once=cast.at_once,
         first=max((o.number + 1 + cast.at_once for o in progress.outcomes), default=0),
-        behind=lambda: progress.behind or (cast.at_once == 1 and progress.trains),
+        behind=lambda: progress.behind or (cast.at_once == 1 and progress.trains) or cast.waits(),
     )
     for version in progress.saw(await client.health()):  # since it was last looked at
         if progress.options.scores(version):

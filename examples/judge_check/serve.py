@@ -9,17 +9,20 @@ has an environment of its own.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
+import time
 
 CONTEXT_TOKENS = 8192
 KEPT_MIB = 300
 """Memory for prompts that are kept, so that questions which begin alike are read once."""
 
 
-def serve(model: str, port: int, threads: int) -> None:
-    """Serve until the process is told to end. Port 0: any free one."""
+def serve(model: str, port: int, threads: int, *, with_parent: bool) -> None:
+    """Serve until the process is told to end, or with its parent. Port 0: any free one."""
     import xllamacpp  # pyright: ignore[reportMissingImports]
 
+    started_by = os.getppid()
     asked = xllamacpp.CommonParams()
     asked.model.path = model
     asked.hostnames, asked.port = ["127.0.0.1"], port
@@ -29,7 +32,8 @@ def serve(model: str, port: int, threads: int) -> None:
     server = xllamacpp.Server(asked)
     print(f"{server.listening_address}/v1", flush=True)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pause()
+    while not with_parent or os.getppid() == started_by:
+        time.sleep(1)
 
 
 if __name__ == "__main__":
@@ -37,5 +41,6 @@ if __name__ == "__main__":
     parser.add_argument("model", help="GGUF file")
     parser.add_argument("--port", type=int, default=8088)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--with-parent", action="store_true", help="end when it has ended")
     given = parser.parse_args()
-    serve(given.model, given.port, given.threads)
+    serve(given.model, given.port, given.threads, with_parent=given.with_parent)

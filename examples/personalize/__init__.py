@@ -6,12 +6,8 @@
     smollm2.py     a real small model from a package, for `make real`
     played.py      users whom a language model plays, and a scorer that is one
     judges.py      judges by rules, and those of the controls
-    controls.py    what a control changes against an honest run
-    estimate.py    time and cost, before anything starts
-    run.py         one run: a server or a gateway, the users, the exams, what came out
-    figures.py     what many runs came to, beside the goals that were written down before
-    report.py      that as Markdown and as one HTML page
-    openclaw.py    OpenClaw between the users and the gateway
+    run.py         one run: a gateway, the users, the exams, what came out
+    report.py      what came out as CSV, Markdown and one plot
 
 Rule: a user reaches the product over HTTP only, and what a control needs is done to the judge that
 the product asks, outside of it. The loop is the demo's.

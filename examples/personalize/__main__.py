@@ -3,6 +3,7 @@
     python -m examples.personalize                               the tiny one: no GPU, no network
     python -m examples.personalize --methods combine --seeds 1   a part of it
     python -m examples.personalize configs/personalize/real.toml --user-url URL --user-model NAME
+    make real-judge                       a real small model under the real judge of `make judge`
 
 Finished runs are not repeated, and a run that was cut short continues where it was.
 Exit status: 0 done, 1 something stopped it, 2 wrong flags, 130 Ctrl-C.
@@ -18,7 +19,8 @@ import shlex
 import signal
 import sys
 from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -26,12 +28,13 @@ import httpx
 
 from examples.demo import DemoError, server
 from examples.demo.options import positive
+from examples.judge_check.__main__ import served
 from examples.personalize import report
 from examples.personalize.experiment import CONDITIONS, TINY, Experiment, Run, load
 from examples.personalize.played import Model
 from examples.personalize.run import Surroundings, perform, written
 from examples.personalize.users import USERS
-from tinker_claw.errors import ConfigError
+from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.files import for_owner_only
 from tinker_claw.methods import names
 
@@ -58,7 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out = (asked.out or Path("runs") / f"personalize-{experiment.name}").resolve()
         out.mkdir(parents=True, exist_ok=True)
         if not asked.report_only:
-            with _alone(out):
+            with _alone(out), ExitStack() as judge:
+                if asked.real_judge:
+                    url = judge.enter_context(served(Path("runs/models")))
+                    flags = f"--judge-url={url}", "--judge-model=qwen2.5-coder-1.5b"
+                    experiment = replace(experiment, flags=(*experiment.flags, *flags))
                 asyncio.run(_all(experiment, asked, out))
         paths = report.write(experiment, out)
         print(*report.table(experiment, report.rows(experiment, out)), *paths, sep="\n")
@@ -66,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except asyncio.CancelledError:
         return 128 + signal.SIGTERM
-    except (DemoError, ConfigError) as error:
+    except (DemoError, ClawError) as error:
         print(f"The experiment stopped: {error}", file=sys.stderr)
         return EXIT_FAILED
     return 0
@@ -165,6 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--scorer-url", help="the same for the model that scores (default: the one that plays)")
     add("--scorer-model")
     add("--scorer-key", metavar="VARIABLE", help="variable with the key of --scorer-url")
+    add("--real-judge", action="store_true", help="the model of `make judge` judges, no rule")
     add("--report-only", action="store_true", help="run nothing, and report what is there")
     return parser
 

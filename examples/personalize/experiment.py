@@ -87,6 +87,11 @@ class Experiment:
         """Model name in requests."""
         return self.model or settings(["--config", str(self.config), *self.flags]).served_name
 
+    @property
+    def judged(self) -> bool:
+        """Whether its settings or flags name a judge, which is then asked in place of rules."""
+        return settings(["--config", str(self.config), *self.flags]).judge.judge_url is not None
+
     def _of(self, seed: int) -> Iterator[Run]:
         if LEARNS in self.conditions:
             for scenario in self.scenarios:

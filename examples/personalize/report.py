@@ -6,6 +6,7 @@ Rule: a run that ended early counts with the version that it ended with, and is 
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ import matplotlib.pyplot as plt
 from examples.demo.scoring import FIRST_WISH
 from examples.personalize.experiment import TOLD, Experiment
 from examples.personalize.run import written
+from tinker_claw.evidence import Rate, in_words, record
 
 SCORES, MARKDOWN, PICTURE = "scores.csv", "report.md", "curves.png"
 IN_A_ROW = 3
@@ -128,6 +130,33 @@ def table(experiment: Experiment, found: Sequence[Row]) -> Iterator[str]:
         cells += [spread(row.at_sessions(count)) for count in ended]
         cells += _others(row, steps)
         yield "| " + " | ".join(cells) + " |"
+    for row in found:
+        for run in row.runs:
+            if "by_rule" in run:
+                exam = experiment.scenarios[run["settings"]["user"]].exam(experiment.questions)
+                yield from _judged(run, len(exam.asked))
+
+
+def _judged(run: Found, questions: int) -> Iterator[str]:
+    """Lines on the verdicts and hints of a judge beside a rule that knows the words, and on the
+    exam of so many questions before and after."""
+    turns: Counter[tuple[str, str]] = Counter()
+    for one in run["by_rule"]:
+        said = "accepts" if one["rule"] == 1 else "asks for something" if one["asks"] else "rejects"
+        verdict = "unread" if one["verdict"] is None else f"{one['verdict']:+d}".replace("+0", "0")
+        turns[said, verdict] += one["turns"]
+        turns[said, "hint"] += one["turns"] * one["hint"]
+    heads = ("-1", "0", "+1", "unread", "hint")
+    yield ""
+    yield "| the user \\ the judge | " + " | ".join(heads) + " |"
+    yield "|" + "---|" * (len(heads) + 1)
+    for said in ("asks for something", "rejects", "accepts"):
+        yield f"| {said} | " + " | ".join(str(turns[said, head]) for head in heads) + " |"
+    yield ""
+    for step in (0, run["settings"]["steps"]):
+        point = point_at(run, step)
+        share = Rate(point["score"] * questions, questions)
+        yield f"Accepted after {point['step']} steps: {in_words(record(share))}"
 
 
 def _others(row: Row, steps: int) -> list[str]:

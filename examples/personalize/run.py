@@ -12,17 +12,20 @@ import os
 import sqlite3
 import subprocess
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from random import Random
 from secrets import token_hex
 from typing import Any
 
 from examples.demo import DemoError, report, server
 from examples.demo.client import Client, connected
 from examples.demo.conduct import Cast, conduct
-from examples.demo.judge import create_app
+from examples.demo.judge import Case, create_app
 from examples.demo.options import ROOT, Options
 from examples.demo.progress import Progress
 from examples.demo.scoring import Exam
@@ -32,6 +35,7 @@ from examples.personalize.experiment import TOLD, Experiment, Run
 from examples.personalize.played import Model, Played, ScoredExam
 from examples.personalize.scenario import Scenario
 from tinker_claw.app.server import in_background
+from tinker_claw.learner.judging import CONCURRENCY
 
 SAVE_S = 2.0
 STATE = "progress.json"
@@ -78,6 +82,9 @@ async def perform(run: Run, experiment: Experiment, around: Surroundings) -> Non
         progress.ended = time.monotonic()
         _save(progress, state)
     found = report.contents(progress) | _counted(folder / LEDGER) | _circumstances()
+    if experiment.judged:
+        rule = judges.honest([experiment.scenarios[run.scenario]])
+        found |= {"by_rule": _by_rule(folder / LEDGER, rule)}
     _replace(folder / report.REPORT, json.dumps(found, indent=1) + "\n")
 
 
@@ -104,7 +111,7 @@ async def _stage(
     async with AsyncExitStack() as stack:
         flags = [f"--config={experiment.config}", f"--method={run.method}", f"--seed={run.seed}"]
         flags += [f"--data-dir={folder / 'run'}", *experiment.flags]
-        if (think := _judge(run, scenario)) is not None:
+        if not experiment.judged and (think := _judge(run, scenario)) is not None:
             judge = await stack.enter_async_context(in_background(create_app(run.seed, think)))
             flags += [f"--judge-url={judge}"]
         people = [f"user-{number}" for number in range(experiment.users)]
@@ -125,7 +132,8 @@ async def _stage(
         speaker = _speaker(scenario, around)
         talkers = [(await client(keys.get(name)), speaker) for name in people]
         exam = _exam(scenario, experiment, around, told=run.condition == TOLD)
-        yield Cast(await client(admin), talkers, exam, experiment.at_once), child.watch
+        waits = partial(_unjudged, folder / LEDGER) if experiment.judged else _nothing
+        yield Cast(await client(admin), talkers, exam, experiment.at_once, waits), child.watch
 
 
 def _judge(run: Run, scenario: Scenario) -> judges.Think | None:
@@ -174,14 +182,15 @@ def _replace(path: Path, text: str) -> None:
 
 
 async def _shown(progress: Progress, say: Callable[[str], None]) -> None:
-    """Print a line for every new score."""
-    shown = -1
+    """Print a line for every new step and score."""
+    shown = (-1, -1)
     while True:
-        if len(progress.scores) == shown:
+        scores = progress.scores
+        if (progress.version, len(scores)) == shown:
             await asyncio.sleep(SAVE_S)
             continue
-        shown = len(progress.scores)
-        score = f"{progress.scores[max(progress.scores)].accepted:.2f}" if shown else "-"
+        shown = progress.version, len(scores)
+        score = f"{scores[max(scores)].accepted:.2f}" if scores else "-"
         say(
             f"  {progress.seconds:5.0f} s  step {progress.version}/{progress.options.steps}  "
             f"session {progress.sessions}/{progress.options.sessions}  accepted {score}"
@@ -212,3 +221,31 @@ def _counted(ledger: Path) -> dict[str, Any]:
     names = {1: "+1", 0: "0", -1: "-1", None: "none"}
     counts = {names[value]: count for value, count in verdicts}
     return {"verdicts": counts, "hints": hints, "usd": usd}
+
+
+def _nothing() -> bool:
+    return False
+
+
+def _unjudged(ledger: Path) -> bool:
+    """Whether as many turns wait for the judge as it is asked about at a time."""
+    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as rows:
+        ((count,),) = rows.execute(
+            "SELECT COUNT(*) FROM next_states JOIN turns ON turns.id = turn_id "
+            "WHERE NOT settled AND turn_id NOT IN (SELECT turn_id FROM verdicts)"
+        ).fetchall()
+    return count >= CONCURRENCY
+
+
+def _by_rule(ledger: Path, rule: judges.Think) -> list[dict[str, Any]]:
+    """Count verdicts and hints by what the rule says of the same words."""
+    counts: Counter[tuple[int, bool, int | None, bool]] = Counter()
+    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as rows:
+        for text, value, hinted in rows.execute(
+            "SELECT text, value, turn_id IN (SELECT turn_id FROM hints) "
+            "FROM verdicts JOIN next_states USING (turn_id)"
+        ):
+            right, hint = rule(Case("user", text, text), Random(0))
+            counts[right, hint is not None, value, bool(hinted)] += 1
+    names = ("rule", "asks", "verdict", "hint")
+    return [dict(zip(names, key, strict=True)) | {"turns": n} for key, n in counts.items()]

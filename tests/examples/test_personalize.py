@@ -6,6 +6,7 @@ hostile as they can be.
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
 import os
@@ -16,6 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,7 +27,7 @@ import pytest
 from fastapi import FastAPI, Response
 
 from examples.demo import DemoError
-from examples.demo.judge import HINTS_AI, Case
+from examples.demo.judge import HINTS_AI, Case, create_app
 from examples.demo.options import ROOT
 from examples.demo.recipe import grammar
 from examples.demo.recipe.grammar import Problem
@@ -495,6 +497,50 @@ def test_a_run_that_is_killed_goes_on_and_learns_what_is_wanted(tmp_path: Path) 
     assert (tmp_path / report.PICTURE).is_file()
     processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     assert str(tmp_path) not in processes.stdout
+
+
+@pytest.mark.slow
+async def test_a_judge_at_an_address_stands_beside_the_rule_also_after_a_kill(
+    tmp_path: Path,
+) -> None:
+    rule = judges.honest([TEACHER])
+
+    def takes_terse_words_for_consent(case: Case, rng: Random) -> tuple[int, str | None]:
+        value, hint = rule(case, rng)
+        return (value, hint) if hint else (1, None)
+
+    command = ["-m", "examples.personalize", "--scenarios", str(FOLDER / "tiny" / "teacher.toml")]
+    command += ["--methods", "combine", "--seeds", "1", "--steps", "3", "--sessions", "1"]
+    command += ["--questions", "4", "--at-once", "2", "--out", str(tmp_path), "--flags"]
+    folder = tmp_path / "combine-teacher-0"
+    async with in_background(create_app(0, takes_terse_words_for_consent)) as url:
+        command.append(f"--judge-url={url} --batch-size=4 --gate=off")
+        start = partial(asyncio.create_subprocess_exec, sys.executable, *command, cwd=ROOT)
+        one = await start(start_new_session=True)
+        while not (folder / "run" / "metrics.jsonl").is_file():  # after the first step
+            assert one.returncode is None
+            await asyncio.sleep(0.2)
+        one.kill()
+        await one.wait()
+        again = await start(stdout=subprocess.PIPE)
+        shown = (await again.communicate())[0].decode()
+    assert again.returncode == 0, shown
+    found = written(tmp_path, Run("combine", "teacher", "learns", 0))
+    assert found is not None
+    assert found["curve"][-1]["step"] >= 3
+    rows = {
+        line.split(" | ")[0]: [int(cell) for cell in line.strip(" |").split(" | ")[1:]]
+        for line in shown.splitlines()
+        if line.startswith(("| asks for", "| rejects", "| accepts"))
+    }
+    rejected, neutral, accepted, unread, hints = rows["| asks for something"]
+    assert rejected == hints > 0
+    assert neutral == accepted == unread == 0
+    assert rows["| rejects"][0] == 0
+    assert rows["| rejects"][2] > 0
+    assert sum(sum(row[:4]) for row in rows.values()) == sum(found["verdicts"].values())
+    assert "Accepted after 0 steps: " in shown
+    assert " of 4" in shown
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,10 @@ Rule: nothing is fetched here. The packages are small ones of the same form, in 
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
@@ -142,3 +145,24 @@ def test_the_command_says_what_is_missing(
     (tmp_path / model.QWEN.name).touch()
     assert main(["--real", "--cache", str(tmp_path)]) == 1
     assert "`make judge` does that" in capsys.readouterr().err
+
+
+def test_what_serves_the_model_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
+    """Two gigabytes would stay behind."""
+    (tmp_path / "xllamacpp.py").write_text(
+        "from unittest.mock import MagicMock as CommonParams\n"
+        "class Server:\n"
+        "    listening_address = 'http://here'\n"
+        "    def __init__(self, asked): pass\n"
+    )
+    serves = [sys.executable, str(Path(model.__file__).with_name("serve.py")), "m", "--with-parent"]
+    starts = f"import subprocess, time; subprocess.Popen({serves!r}); time.sleep(600)"
+    with subprocess.Popen(
+        [sys.executable, "-c", starts],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    ) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == b"http://here/v1\n"
+        command.kill()
+        assert command.stdout.read() == b"", "its end closes the pipe"
