@@ -54,6 +54,11 @@ def size(count: int) -> str:
     return f"{max(1, round(count / 1000)):,} kB"
 
 
+def _unpacked(data: str) -> str:
+    """The size of a file that is packed in base64."""
+    return size(len(data) * 3 // 4)
+
+
 def joined(texts: Sequence[str]) -> str:
     """Texts of the parts of one message; "" of none. What is attached begins and ends a line."""
     if len(texts) < 2:
@@ -125,7 +130,7 @@ def plain_part(part: Object) -> str:
         return part["text"]
     inner = part.get(kind)
     packed = inner.get("data") if isinstance(inner, dict) else None
-    how_much = size(len(packed) * 3 // 4) if isinstance(packed, str) else ""
+    how_much = _unpacked(packed) if isinstance(packed, str) else ""
     return Attached.of(
         line(READS_TEXT, kind or "a part without a type", how_much),
         _refusal(part, unreadable(part)),
@@ -197,7 +202,7 @@ def _described(part: Object) -> tuple[str, str]:
         if not (comma and head.startswith("data:")):
             return "image", url
         kind = head.removeprefix("data:").partition(";")[0]
-    return kind or "image", size(len(data) * 3 // 4) if isinstance(data, str) else ""
+    return kind or "image", _unpacked(data) if isinstance(data, str) else ""
 
 
 def without_images(text: str, whys: Callable[[Image], str | None]) -> str:
@@ -234,7 +239,7 @@ def _document(block: Object) -> str:
     if isinstance(data, str):
         if (text := _decoded(media, data)) is not None:
             return _headed("document", title, [text])
-        return Attached.of(line(READS_TEXT, media or "document", title, size(len(data) * 3 // 4)))
+        return Attached.of(line(READS_TEXT, media or "document", title, _unpacked(data)))
     at = _named(source, "url") or _named(source, "file_id")
     return Attached.of(line(_ELSEWHERE, "document", title, at))
 
@@ -274,7 +279,7 @@ def _file(part: Object) -> str:
     packed = packed if named else data
     if (text := _decoded(kind, packed)) is not None:
         return _headed("file", name, [text])
-    return Attached.of(line(READS_TEXT, kind or "file", name, size(len(packed) * 3 // 4)))
+    return Attached.of(line(READS_TEXT, kind or "file", name, _unpacked(packed)))
 
 
 def _decoded(media: str, data: str) -> str | None:
@@ -306,7 +311,7 @@ def told(value: Any) -> str:
     """What a service's own tool was asked or has answered, as text: JSON without packed data."""
     if isinstance(value, str):
         packed = _BINARY.match(value)
-        return line(UNREAD, "data", size(len(value) * 3 // 4)) if packed else value
+        return line(UNREAD, "data", _unpacked(value)) if packed else value
     return json.dumps(_clear(value, 0), ensure_ascii=False, separators=(",", ":"))
 
 
