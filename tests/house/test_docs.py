@@ -292,7 +292,6 @@ def test_the_table_of_methods_is_the_registry() -> None:
         assert all(loss in row[2] for loss in losses), name
         has = ("distillation" in row[2], "PPO" in row[2])
         assert has == (method.distill > 0, method.reward > 0), name
-        assert re.search(rf"`(--method )?{name}`", README), f"README.md does not name {name}"
 
 
 def test_the_table_of_sinks_is_the_registry() -> None:
