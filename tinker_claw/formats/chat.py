@@ -59,7 +59,7 @@ from tinker_claw.formats.parts import (
 )
 from tinker_claw.types import KnownMessage, KnownTools, Message
 
-_UNTEMPERED = "replies are drawn from the model's own distribution"
+_UNTEMPERED = "replies are drawn from the model's own distribution; leave it out"
 _TOOLS = "use tools and tool_choice"
 _NO_LOGPROBS = "no logprobs are returned; the ledger has them (export --tokens)"
 

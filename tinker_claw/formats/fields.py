@@ -29,11 +29,11 @@ STOP_STRINGS = 4
 STOP_CHARACTERS = 256
 """Most characters of one stop string; as much text may have to be held back at any time."""
 
-TEXT_ONLY = "this model writes text only"
+TEXT_ONLY = "this model writes text only; leave it out"
 PLAIN_TEXT = Neutral(
     ({"type": "text"},),
     "a reply is not constrained to JSON here; offer a tool with this schema and name it in "
-    "tool_choice: that works everywhere, and is trained",
+    "tool_choice, which forces a call with arguments in JSON",
 )
 
 
@@ -299,10 +299,12 @@ def forced(tools: tuple[Tool, ...], name: str | None, at: str) -> Calls:
     """
     offered = [tool["function"]["name"] for tool in tools]
     if not offered:
-        raise RequestError(f"{at}: there are no tools to call.", param=at)
+        raise RequestError(f"{at}: there are no tools to call; offer functions.", param=at)
     if name is not None and name not in offered:
         raise RequestError(
-            f"{at} names {shown(name)}, which is none of the functions offered.", param=at
+            f"{at} names {shown(name)}, which is none of the functions offered: "
+            f"{shown(', '.join(offered))}.",
+            param=at,
         )
     return {"tools": tools, "must_call": tuple(dict.fromkeys(offered)) if name is None else (name,)}
 
@@ -325,7 +327,9 @@ def _openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> C
     if kind == "allowed_tools":
         return _allowed(inner, tools, at, nested=nested)
     if isinstance(sent, str) or not isinstance(kind, str):
-        raise fields.wrong("must be auto, none, required, allowed_tools or a function", at)
+        raise fields.wrong(
+            "must be auto, none, required, or an object of the type allowed_tools or function", at
+        )
     if kind != "function":
         raise fields.wrong(
             f"asks for a tool of type {shown(kind)}, which was left out: this server runs no tools "

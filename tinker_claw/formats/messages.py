@@ -269,7 +269,8 @@ def _calls(fields: Object, choice: Object, tools: KnownTools) -> Calls:
         name = choice.string("name") if kind == "tool" else None
         if fields.object("thinking").get("type") == "enabled":
             raise RequestError(
-                "tool_choice begins the reply with a call, so thinking cannot be enabled.",
+                "tool_choice begins the reply with a call, so thinking cannot be enabled: disable "
+                "it, or send auto.",
                 param="tool_choice",
             )
         return forced(tools, name, choice.at)
@@ -309,7 +310,7 @@ def _conversation(fields: Object, read: Read) -> tuple[list[Message], list[str]]
     if said[-1]["role"] == "assistant":
         raise RequestError(
             f"messages[{len(sent) - 1}] is the assistant's: a reply cannot be begun for the model "
-            "here.",
+            "here; end with a message of the user, or force a call by tool_choice.",
             param=f"messages[{len(sent) - 1}]",
         )
     return said, places

@@ -78,13 +78,17 @@ FIELDS = Fields(
         "prompt_cache_retention prompt_cache_options"
     ),
     neutral={
-        "background": Neutral((False,), "a reply comes to the client that waits for it"),
+        "background": Neutral(
+            (False,), "a reply comes to the client that waits for it; leave it out"
+        ),
         "previous_response_id": Neutral((), _KEEPS_NOTHING),
         "conversation": Neutral((), _KEEPS_NOTHING),
-        "prompt": Neutral((), _KEEPS_NOTHING),
-        "truncation": Neutral(("disabled",), "nothing is taken out of a history here"),
+        "prompt": Neutral((), "no prompt is kept here; send instructions and input"),
+        "truncation": Neutral(
+            ("disabled",), "nothing is taken out of a history here; send a shorter input"
+        ),
         "top_logprobs": Neutral((0,), "no logprobs are returned; the ledger has them"),
-        "max_tool_calls": Neutral((), _RUNS_NOTHING),
+        "max_tool_calls": Neutral((), "this server runs no tools itself; leave it out"),
         "moderation": Neutral((), "nothing is moderated here"),
         "image": Neutral((), "no images are drawn here"),
         "personality": Neutral((), "ask for it in the instructions"),
@@ -209,7 +213,7 @@ def _with_one_head(
 def _check_included(fields: Object) -> None:
     for i, one in enumerate(fields.listed("include")):
         if one != _INCLUDED:
-            raise fields.wrong("is not supported", f"include[{i}]")
+            raise fields.wrong(f"is not supported; {_INCLUDED} alone is", f"include[{i}]")
 
 
 def _edits(fields: Object) -> list[str]:
