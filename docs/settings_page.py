@@ -49,8 +49,7 @@ def settings_page() -> str:
     """The page in Markdown: a table per section."""
     parts = [_HEAD]
     for name, model in sections().items():
-        told = (model.__doc__ or "").strip()
-        parts.append(f"## {name}\n\n{told}.\n\n{_table(_COLUMNS, [*_rows(name, model)])}")
+        parts.append(f"## {name}\n\n{_table(_COLUMNS, [*_rows(name, model)])}")
     return "\n".join(parts)
 
 

@@ -23,7 +23,7 @@ class RequestKind(StrEnum):
     TOOL = "tool loop"
     RETRY = "retry"
     REASK = "re-ask"
-    CLIENT = "client turn"
+    CLIENT = "plain request"
     """Turn of a client that does not identify itself."""
     VERDICT = "verdict"
     """The user only rates the reply before: no reply to that was asked for, so none is right or

@@ -90,7 +90,7 @@ def _request(turn: TurnView, known: Contents) -> Iterator[Said]:
     yield Said(f"It asked, in a prompt of {turn.prompt_tokens} tokens:", known.request_text)
     for lesson in known.lessons:
         number = lesson["id"]
-        yield Said(f"It was told lesson {number}:", lesson["text"], number)
+        yield Said(f"Its prompt has lesson {number}:", lesson["text"], number)
     if known.voices:
         pieces = (
             f"{who}{f' ({what})' * bool(what)}, {plural(n, 'character')}"
@@ -166,7 +166,7 @@ def _rated(known: Contents) -> Iterator[Said]:
 def _judged(turn: TurnView, known: Contents) -> Iterator[Said]:
     in_vain = [answer["answer"] for answer in known.answers if answer["about"] == "in vain"]
     for at, answer in enumerate(in_vain, 1):
-        yield Said(f"Try {at} to judge it came to nothing:", answer or "(an empty answer)")
+        yield Said(f"Try {at} to judge it failed:", answer or "(an empty answer)")
     if not turn.judged:
         return
     voted = ", ".join("unreadable" if v is None else vote(v) for v in turn.votes)
@@ -277,7 +277,7 @@ def _became(turn: TurnView, run: RunView) -> str:
         case Why.PASSED:
             return _passed(turn)
         case Why.JUDGE if turn.tries:
-            again = f"and is tried again, at most {TRIES} times; {turn.tries} came to nothing"
+            again = f"and is tried again, at most {TRIES} times; {turn.tries} failed"
             return f"It {word}, {again}."
         case Why.JUDGE:
             return (
@@ -365,7 +365,7 @@ def _queued(word: str, run: RunView) -> str:
 def _void(steps: Mapping[str, str | None]) -> str:
     why = next(filter(None, [*steps.values()][::-1]), "no reason is known").rstrip(".")
     which = f"Step{'s' if len(steps) > 1 else ''} {', '.join(steps)}"
-    return f" {which} with it came to nothing: {why}."
+    return f" {which} with it failed: {why}."
 
 
 def of_episode(turn: TurnView) -> Iterator[str]:
@@ -435,11 +435,10 @@ def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:
 # A run
 
 DEFINED = (
-    "Counted is the first turn of a session that its owner judged, by their next message or a "
-    "rating: usually the reply after the tools. Neutral verdicts, and what tools and programs say, "
-    "are nobody's judgement. In brackets the 95 % interval, which holds however often you look. "
-    "Versions that a rollback has left behind do not count. What you ask changes over time as "
-    "well: this is a record, no experiment."
+    "This counts the first turn of each session that its owner judged, by their next message or a "
+    "rating: usually the reply after the tools. Neutral verdicts, what tools and programs say, and "
+    "versions that a rollback left behind do not count. The 95 % interval in brackets holds at "
+    "every look. What you ask changes over time, too: this is a record, not an experiment."
 )
 """Explanation of the accepted shares."""
 _JUDGE_ALONE = (
@@ -459,7 +458,7 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         steps = plural(seen["step"], "step")
         yield "policy", f"v{seen['policy_version']}, {steps} from the base{pin}"
     if seen["held"]:
-        yield "held", f"learning is held: {seen['held']}"
+        yield "paused", f"learning is paused: {seen['held']}"
     if seen["gate"]:
         yield "gate", f"step {seen['gate'][0]['step']}: {seen['gate'][0]['told']}"
     if seen["unmoved"] is not None:

@@ -39,7 +39,7 @@ class Options:
     steps: int = 16
     sessions: int = 72
     """Number of sessions. The run ends when both this many sessions and this many optimizer steps
-    are reached; or when nothing is learned any more, or learning is held."""
+    are reached; or when nothing is learned any more, or learning is paused."""
     eval_prompts: int = 128
     config: Path = ROOT / "configs" / "demo.toml"
     port: int | None = None

@@ -17,8 +17,8 @@ from examples.demo.scoring import Score
 from examples.demo.user import Outcome
 
 IDLE_SESSIONS = 200
-"""Sessions without a step after which the run waits for none: learning is held, or there is nothing
-to learn. A step takes longest from hints alone, with a user who is pleased: above 100 sessions."""
+"""Sessions without a step after which the run waits for none: learning is paused, or nothing is
+left to learn. A step takes longest from hints alone, with a pleased user: above 100 sessions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(case: Case, asked: argparse.Namespace) -> int:
-    """Play one run to its end, or to where learning is held; return its exit status.
+    """Play one run to its end, or to where learning is paused; return its exit status.
 
     Raises:
         TrackError: the gateway did not start.

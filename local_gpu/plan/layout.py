@@ -89,19 +89,19 @@ def _ask() -> list[tuple[Gpu, str]]:
         return []
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(
-            f"nvidia-smi does not answer ({error}): mend the driver, or use --device cpu"
+            f"nvidia-smi does not answer ({error}): fix the driver, or use --device cpu"
         ) from error
     if done.returncode:
         told = (done.stdout + done.stderr).strip().splitlines()
         raise ConfigError(
-            f"nvidia-smi fails ({told[0] if told else done.returncode}): mend the driver, or use "
+            f"nvidia-smi fails ({told[0] if told else done.returncode}): fix the driver, or use "
             "--device cpu"
         )
     try:
         return [_parse(line) for line in done.stdout.splitlines() if line.strip()]
     except ValueError as error:
         raise ConfigError(
-            f"the output of nvidia-smi cannot be read ({error}): mend the driver, or use --device "
+            f"the output of nvidia-smi cannot be read ({error}): fix the driver, or use --device "
             "cpu"
         ) from error
 

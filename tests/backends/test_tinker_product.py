@@ -183,7 +183,7 @@ def test_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
         code, said = doctor("--model-name", "demo", *there)
         assert code == 1
         assert "FAIL backend    TINKER_API_KEY is not set" in said
-        assert "-    method     not looked at: first mend backend" in said
+        assert "-    method     skipped: needs backend" in said
     code, said = doctor("--model-name", "demo", *there, **ENV)
     assert code == 1
     assert f"{box.url} cannot be reached" in said

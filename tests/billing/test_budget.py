@@ -397,7 +397,7 @@ def test_budget_of_a_month_holds_to_its_end_by_the_local_clock(book: Ledger, clo
     assert told is not None
     assert told.startswith(
         "$20.0000 of the budget of $20 a month are spent. Nothing is judged or trained until "
-        "2026-12-01 00:00; turns are answered and kept, which goes on costing (serving: $8.00 in "
+        "2026-12-01 00:00; turns are answered and kept, which still costs (serving: $8.00 in "
         "the last 24 hours)"
     )
     clock.set("2026-11-30T23:59:59")

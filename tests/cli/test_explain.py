@@ -28,7 +28,7 @@ SENTENCES = {
     "trained": "It was trained in step 1, with 1 other sample, which made v1 at ",
     "trained on its verdict": "Advantage by its reward: -1.000 (above 0: more of this).",
     "expired": "its sample expired, because too many steps had been taken since v0 answered",
-    "quarantined": "set aside. Step 2 with it came to nothing: it makes no sense.",
+    "quarantined": "set aside. Step 2 with it failed: it makes no sense.",
     "side": "It is never trained: it is a side turn.",
     "refused when captured": "It is not trained: the client hung up.",
     "passed over": "It waits for a next state, and may wait for ever: its session has gone on with "
@@ -45,7 +45,7 @@ SENTENCES = {
     "refused when judged": "It is not trained: neutral verdict, no hint.",
     "no verdict": "It is not trained: no valid vote, no hint.",
     "queued": "It waits for its step; 3 samples are ready. A step takes 2 at a time",
-    "queued again": "Step 3 with it came to nothing: away.",
+    "queued again": "Step 3 with it failed: away.",
     "in training": "It is being trained right now, in step 4.",
     "by another version": "It was not the current version that answered: v1 failed: no adapter.",
 }
@@ -89,9 +89,9 @@ def test_lessons_that_a_turn_was_told_are_named(
     story.ledger.close()
     shown = told(tmp_path, turn, capsys)
     for number, word in ((first, "one."), (second, "new")):
-        assert f"It was told lesson {number}: | {SECRET} {word}" in shown
+        assert f"Its prompt has lesson {number}: | {SECRET} {word}" in shown
     assert SECRET not in (hidden := told(tmp_path, turn, capsys, "--no-text"))
-    assert f"It was told lesson {second}" in hidden
+    assert f"Its prompt has lesson {second}" in hidden
     assert "lesson" not in told(tmp_path, plain, capsys)
 
 
@@ -104,7 +104,7 @@ def test_a_trained_turn_is_told_from_its_request_to_its_version(
     text = " ".join(done.stdout.split())
     for part in (
         "main turn 0 of session 1 (trained) of user me",
-        "for: client turn. It was taken for a main turn because: test.",
+        "for: plain request. It was taken for a main turn because: test.",
         f"It asked, in a prompt of 4 tokens: | {SECRET} request",
         f"Version v0 answered with 3 tokens, the last of which ends the reply: | {SECRET} reply",
         f"The owner went on: | {SECRET} answer",

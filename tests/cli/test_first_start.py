@@ -161,17 +161,17 @@ def gpus_without_the_local_backend(at: Newcomer) -> Sequence[str]:
     return ("--gpus", "1")
 
 
-@trouble(r"\(No such file or directory\): mend the path, or leave it out")
+@trouble(r"\(No such file or directory\): fix the path, or leave it out")
 def price_table_that_is_not_there(at: Newcomer) -> Sequence[str]:
     return ("--prices", "prices.toml")
 
 
-@trouble(r"--judge-prompts .* mend the path, or leave it out")
+@trouble(r"--judge-prompts .* fix the path, or leave it out")
 def judge_prompts_that_are_not_there(at: Newcomer) -> Sequence[str]:
     return (*DEMO, "--judge-prompts", "prompts.toml")
 
 
-@trouble(r"--canaries .* mend the path, or leave it out")
+@trouble(r"--canaries .* fix the path, or leave it out")
 def canaries_that_are_not_there(at: Newcomer) -> Sequence[str]:
     return (*DEMO, "--canaries", "canaries.toml")
 
@@ -329,7 +329,7 @@ def adapter_for_a_model(at: Newcomer) -> Sequence[str]:
 # This machine
 
 
-@trouble(r"show 0 GPUs here; mend the driver, or leave it out to learn on the CPU")
+@trouble(r"show 0 GPUs here; fix the driver, or leave it out to learn on the CPU")
 def gpu_flag_without_a_gpu(at: Newcomer) -> Sequence[str]:
     return ("--config", "1x80GB", "--model-name", at.model())
 
@@ -339,7 +339,7 @@ def large_model_without_a_gpu(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", "nobody/Large3.5-30B-A3B-Instruct")
 
 
-@trouble(r"--device: .* mend the driver, or leave it out to learn on the CPU")
+@trouble(r"--device: .* fix the driver, or leave it out to learn on the CPU")
 def cuda_without_a_gpu(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--device", "cuda", "--model-name", at.model())
 
@@ -350,7 +350,7 @@ def torch_that_sees_no_gpu_where_there_is_one(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--gpus", "1", "--model-name", at.model())
 
 
-@trouble(r"Driver/library version mismatch\): mend the driver, or use --device cpu")
+@trouble(r"Driver/library version mismatch\): fix the driver, or use --device cpu")
 def driver_that_is_broken(at: Newcomer) -> Sequence[str]:
     at.program("nvidia-smi", "echo Driver/library version mismatch; exit 18")
     return (*LOCAL, "--model-name", at.model())
@@ -367,7 +367,7 @@ def four_bits_without_their_package(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--base-quantization", "4bit", "--model-name", at.model())
 
 
-@trouble(r"--sampler-urls: .* See that a server runs there, or mend the address")
+@trouble(r"--sampler-urls: .* See that a server runs there, or fix the address")
 def samplers_that_do_not_run(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--sampler-urls", NOWHERE, "--model-name", at.model())
 

@@ -54,12 +54,12 @@ AFTER_A_ROLLBACK = {
     "queued again after a crash": "waits for its step",
 }
 SENTENCES = {
-    "tried in vain": f"and is tried again, at most {TRIES} times; 1 came to nothing.",
+    "tried in vain": f"and is tried again, at most {TRIES} times; 1 failed.",
     "without a score": "It is not trained: the teacher could not score it: no adapter.",
     "private": "its session is private now, and nothing of it is kept.",
     "expired, left behind": f"It is not trained: {LEFT_BEHIND}.",
     "trained, left behind": "A rollback has left that version behind.",
-    "queued again after a crash": "Step 2 with it came to nothing: the process ended before",
+    "queued again after a crash": "Step 2 with it failed: the process ended before",
 }
 
 

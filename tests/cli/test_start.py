@@ -81,7 +81,7 @@ def test_ctrl_c_at_any_question_leaves_nothing(home: Path, answered: tuple[str, 
     assert KEY not in seen.shown
     assert "Traceback" not in seen.shown
     if "2" in answered:
-        assert "nvidia-smi shows no GPU here: mend the driver, choose Tinker, or" in seen.shown
+        assert "nvidia-smi shows no GPU here: fix the driver, choose Tinker, or" in seen.shown
 
 
 def test_a_wrong_key_is_a_sentence_and_asked_for_again(home: Path) -> None:
@@ -108,9 +108,9 @@ def test_what_is_typed_early_is_not_shown_and_answers_its_question(home: Path) -
         seen.until("Its name at Hugging Face: some/model")
         seen.until("is not shown as you type: ")
         seen.until("Asking Tinker")
-        seen.until("hold in new sessions")
+        seen.until("keep it in mind")
         seen.types("1")
-        seen.until("Kept the key in ")
+        seen.until("Stored the key in ")
         seen.until("cannot be downloaded")
         assert seen.ended() == 2
     kept = files(home)  # not before: each is written beside its place, and then moved there
@@ -139,8 +139,8 @@ def test_a_key_that_is_there_is_used_and_kept_nowhere_else(home: Path) -> None:
     with service() as url, started(home, TINKER_BASE_URL=url, TINKER_API_KEY=KEY, **port) as seen:
         seen.until("1 to 3: ")
         seen.types("11")
-        seen.until("The key: TINKER_API_KEY has one; it is used, and kept nowhere else")
-        seen.until("hold in new sessions")
+        seen.until("Your key is in TINKER_API_KEY, which is used; it is stored nowhere else")
+        seen.until("keep it in mind")
         seen.types("2")
         seen.until(r"--model-name Qwen/Qwen3-8B cannot be downloaded from the Hugging Face")
         assert seen.ended() == 2
@@ -159,8 +159,8 @@ def test_where_the_price_is_known_it_asks_what_a_spent_budget_stops(
         with started(home, **provider, TINKER_API_KEY=KEY) as seen:
             seen.until("1 to 3: ")
             seen.types("111")
-            seen.until(r"wait once \$5 are spent, serving included")
-            seen.until(r"Is serving to stop then, too\?")
+            seen.until(r"pause once \$5 are spent, serving included")
+            seen.until(r"Should serving stop then, too\?")
             seen.types(answer)
             seen.until(r"--model-name Qwen/Qwen3-8B cannot be downloaded from the Hugging Face")
             assert seen.ended() == 2
@@ -197,14 +197,14 @@ def test_from_two_answers_to_a_gateway_and_again_without_any(home: Path) -> None
             seen.types("1")
             seen.until("as you type: ")
             seen.types(f"{KEY}\r")
-            seen.until("hold in new sessions")
+            seen.until("keep it in mind")
             seen.types("1")
-            seen.until(r"Kept the key in .*credentials.json, for you alone to read")
-            seen.until(r"Kept your answers in (\S+settings.toml)")
+            seen.until(r"Stored the key in .*credentials.json, which only you can read")
+            seen.until(r"Stored your answers in (\S+settings.toml)")
             kept = Path(seen.match[1])
             seen.until(rf"tinker-claw --config {kept}")
             seen.until("tinker-claw openclaw-config --write --primary")
-            seen.until(f"Its page, once it serves: {page}")
+            seen.until(f"Its page: {page}")
             seen.until("tinker-claw is ready")
             assert httpx.get(page).status_code == 200
             seen.types("\x03")

@@ -217,8 +217,8 @@ def test_pause_of_the_budget_is_told_and_is_not_well() -> None:
             "ok",
             "ok",
             16,
-            "v3 as before; learning is held (`tinker-claw status` says why, and how it goes "
-            "on); 16 samples are queued, none is lost.",
+            "v3 as before; learning is paused (`tinker-claw status` says why, and how it resumes"
+            "); 16 samples are queued, none is lost.",
         ),
         (set(), "recovering", "ok", "ok", 1, "being loaded; 1 sample is queued, none is lost."),
         (
@@ -229,7 +229,7 @@ def test_pause_of_the_budget_is_told_and_is_not_well() -> None:
             0,
             "learning has stopped until a restart; nothing is lost.",
         ),
-        (set(), "waiting", "ok", "warning", 0, "and learning goes on; nothing is lost."),
+        (set(), "waiting", "ok", "warning", 0, "and learning continues; nothing is lost."),
         (set(), "waiting", "failed", "ok", 0, "judging has started again; nothing is lost."),
         (set(), "failed", "ok", "ok", 0, "learning starts again by itself; nothing is lost."),
         (

@@ -81,8 +81,8 @@ def test_hold_is_told_until_a_rollback(tmp_path: Path) -> None:
             turn = ledger.turns.add(new_turn(ledger, str(number)))
             ledger.turns.add_next_state(turn, NextState("user", "so it is"))
             ledger.judgements.add(turn, value=1 if number < SIZE else -1, **none)
-        (told,) = [line for line in board(read_overview(tmp_path, 16)) if line.startswith("held")]
-        assert told.startswith("held       learning is held: 0% of the newest 32 first judged tu")
+        (told,) = [line for line in board(read_overview(tmp_path, 16)) if line.startswith("paused")]
+        assert told.startswith("paused     learning is paused: 0% of the newest 32 first judged tu")
         ledger.steps.roll_back(version)
         assert read_overview(tmp_path, 16)["held"] is None
 

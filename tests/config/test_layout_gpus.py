@@ -239,10 +239,10 @@ def test_gpus_are_asked_of_nvidia_smi(
 
 def test_an_nvidia_smi_that_fails_is_a_sentence(box: Callable[..., None]) -> None:
     box("NVIDIA-SMI has failed because it couldn't communicate with the driver\n", 9)
-    with pytest.raises(ConfigError, match=r"communicate with the driver.: mend the driver"):
+    with pytest.raises(ConfigError, match=r"communicate with the driver.: fix the driver"):
         visible()
     box("0, NVIDIA GB10, [N/A], [N/A], GPU-a\n")
-    with pytest.raises(ConfigError, match=r"cannot be read.*: mend the driver"):
+    with pytest.raises(ConfigError, match=r"cannot be read.*: fix the driver"):
         visible()
 
 
@@ -418,7 +418,7 @@ async def test_a_server_that_is_not_there_is_named_with_its_setting(
     flags = ["--device", "cpu", "--sampler-urls", "http://127.0.0.1:9"]
     flags += ["--data-dir", str(tmp_path / "data"), "--model-name", model]
     given = load([*LOCAL, *flags])
-    with pytest.raises(ConfigError, match=r"--sampler-urls: .*:9 cannot be reached.*mend"):
+    with pytest.raises(ConfigError, match=r"--sampler-urls: .*:9 cannot be reached.*fix"):
         # Not that the base is missing: loading one takes minutes, and asking does not.
         async with open_local(given, arrange(given), str(tmp_path / "no-base")):
             pass

@@ -291,7 +291,7 @@ async def test_what_nobody_knows_closes_the_turn_before_it(
         await world.ask("hello", headers=agent)
         await world.ask("hello", "one", MACHINE, headers=agent)
         await world.ask("hello", "one", "no, shorter", headers=agent)
-        assert world.column("call") == ["client turn", "unknown", "client turn"]
+        assert world.column("call") == ["plain request", "unknown", "plain request"]
         assert world.column("kind") == [Kind.MAIN, Kind.SIDE, Kind.MAIN]
         assert world.column("untrained_because")[0] == NOT_UNDERSTOOD
         assert set(world.next_states().values()) == {None}

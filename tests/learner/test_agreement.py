@@ -208,7 +208,7 @@ async def test_what_the_first_steps_measured_tightens_it_as_a_warning(tmp_path: 
                     assert "further apart than in the run's first 8 steps" in error
                     assert "k3 0.0002, 5e-07 at most there" in error
                     assert told["status"] == "degraded"
-                    assert "and learning goes on" in told["meaning"]
+                    assert "and learning continues" in told["meaning"]
     names = [entry["event"] for entry in logs if entry["event"].startswith("agreement.")]
     assert names == ["agreement.warning", "agreement.back"]
 

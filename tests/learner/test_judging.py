@@ -221,7 +221,7 @@ async def test_command_takes_up_what_was_set_aside(
     capsys.readouterr()
     _, explained = told("explain", str(bad[0]))
     assert f"It is not trained: {SET_ASIDE}." in explained
-    assert "Try 3 to judge it came to nothing: | As an AI, I would rather not." in explained
+    assert "Try 3 to judge it failed: | As an AI, I would rather not." in explained
     _, short = told("explain", str(bad[0]), "--no-text")
     assert "As an AI" not in short
     assert told("rejudge", str(bad[1])) == (

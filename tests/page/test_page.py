@@ -351,7 +351,7 @@ async def test_a_rollback_says_first_what_it_drops_and_versions_lead_back(tmp_pa
         )
         assert await drops(0) == f"{learned} expire. {back}1"
         newest = told(await opened.get("/versions")).split(" v0 ,")[0]
-        assert "Learning goes on from here, so there is nothing to roll back." in newest
+        assert "Learning continues from here, so there is nothing to roll back." in newest
         assert "Roll back to v1" not in newest
         ledger.steps.roll_back(first)
         assert await drops(1) == f"v2 will be left behind, with what 0 samples taught. {back}2"
@@ -475,7 +475,7 @@ async def test_a_turn_names_the_lessons_that_it_was_told(tmp_path: Path) -> None
         session = opened.ledger.turns.session("anna", "told")
         one = new_turn(opened.ledger, session_id=session, told=Told((number,), 1, 2))
         shown = (await opened.get(f"/turns/{opened.ledger.turns.add(one)}")).text
-        assert f'<a href="/ui#lesson-{number}">It was told lesson {number}:</a>' in shown
+        assert f'<a href="/ui#lesson-{number}">Its prompt has lesson {number}:</a>' in shown
         assert html.escape(XSS[0]) in shown
         assert f'id="lesson-{number}"' in (await opened.get("")).text
 
@@ -576,7 +576,7 @@ async def test_page_says_what_the_console_says(tmp_path: Path) -> None:
         assert DEFINED in shown
         assert [one["user"] for one in seen["headlines"]] == ["anna", "ben"]
         for one in seen["headlines"]:
-            assert shown.index(one["said"]) < shown.index("How it stands")
+            assert shown.index(one["said"]) < shown.index("Progress")
         for share in seen["accepted"][-2:]:
             assert f"v{share['version']}: {share['share']:.0%}" in shown, "beside its curve"
 

@@ -158,7 +158,7 @@ def _gpus(settings: Settings) -> tuple[tuple[Gpu, ...], int]:
         seen = seen[first : first + 1]
     named = local.given("device", *NEEDS_GPU)
     if (not seen and named) or len(seen) < (local.gpus or 0):
-        cure = "ask for no more" if seen else "mend the driver, or leave it out to learn on the CPU"
+        cure = "ask for no more" if seen else "fix the driver, or leave it out to learn on the CPU"
         raise ConfigError(
             f"{named}: nvidia-smi and CUDA_VISIBLE_DEVICES show {len(seen)} GPUs here; {cure}"
         )
@@ -281,7 +281,7 @@ async def open_local(
             if not settings.local.urls:
                 raise
             raise ConfigError(
-                f"--sampler-urls: {error} See that a server runs there, or mend the address"
+                f"--sampler-urls: {error} See that a server runs there, or fix the address"
             ) from error
         stack.push_async_callback(trainer.aclose)
         yield trainer

@@ -190,7 +190,7 @@ class Spending:
         serving = (
             "no request is answered (--budget-serving stops)"
             if self._stops_serving
-            else f"turns are answered and kept, which goes on costing ({self._serving()})"
+            else f"turns are answered and kept, which still costs ({self._serving()})"
         )
         because = (
             f"${gone:.4f} of the budget of {self._budget} are spent. Nothing is judged or trained"

@@ -87,8 +87,8 @@ class LedgerCommand(Command):
     """A command about one data directory."""
 
     MORE: ClassVar[str] = (
-        "The data directory is that of --data-dir, else the one of a start with the same flags and "
-        "the same settings file."
+        "Reads the data directory that --data-dir names, or else the one that these flags and the "
+        "settings file start with."
     )
 
     @cached_property
@@ -147,7 +147,7 @@ def url_of(settings: Settings) -> str:
 def _waits() -> None:
     print(
         "Waiting for the gateway: a step in hand ends first, which may take minutes (`tinker-claw "
-        "status` shows it). Ctrl-C leaves; what is being forgotten goes on all the same.",
+        "status` shows it). Ctrl-C leaves; forgetting continues all the same.",
         file=sys.stderr,
         flush=True,
     )

@@ -68,16 +68,13 @@ _HELD = {
 
 
 class Doctor(Command):
-    """Check what a start with these flags needs: what is there, what is missing and what to do.
-    The gateway may be running.
+    """Check what a start with these flags needs, and say what is missing and what to do.
 
-    Nothing is started or changed; at Tinker about fifty tokens are spent, and a checkpoint is saved
-    and deleted.
+    The gateway may be running. Nothing is started or changed; Tinker bills about fifty tokens, and
+    a checkpoint is saved and deleted.
     """
 
-    MORE: ClassVar[str] = (
-        "Exit status: 0 nothing keeps it from starting, 1 something does, 2 a flag is wrong."
-    )
+    MORE: ClassVar[str] = "Exit status: 0 it can start, 1 something is missing, 2 a flag is wrong."
 
     @cached_property
     def settings(self) -> Settings:
@@ -165,7 +162,7 @@ class Checks:
         for name, needs in _CHECKS.items():
             if missing := [other for other in needs if other in self.failed]:
                 self.failed.append(name)
-                found = Finding(f"not looked at: first mend {missing[0]}", "-")
+                found = Finding(f"skipped: needs {missing[0]}", "-")
             else:
                 try:
                     found: Finding = await getattr(self, name)()
@@ -319,7 +316,7 @@ class Checks:
         if self.ledger.exists():
             with reading(self.ledger) as rows:
                 held = holds_run(rows, self.settings.bound)
-        state = "holds a run to go on with" if held else "is new"
+        state = "holds a run, which continues" if held else "is new"
         return Finding(f"{directory} {state}; {free_gb:.0f} GB free")
 
     # What is around it

@@ -32,11 +32,10 @@ _NAMED = 20
 class Forget(LedgerCommand):
     """Forget a session, or a turn with all later ones of its session.
 
-    They go from the ledger, its free pages and its log, and from the memory of a gateway that runs,
-    which goes on answering. All of it goes, or nothing. What SQLite may leave between other rows
-    while a gateway runs goes with `forget leftovers`, once that is stopped. Copies elsewhere are
-    not found: in OpenClaw, in its memory files and so in later sessions, at services that were
-    asked, in backups.
+    They are deleted from the ledger, its free pages and its log, and from the memory of a running
+    gateway, which keeps answering. What SQLite may leave between other rows while a gateway runs
+    is deleted by `forget leftovers`, with the gateway stopped. Copies elsewhere stay: in OpenClaw's
+    history and memory files, at services that were asked, in backups.
     """
 
     what: Annotated[Literal["session", "turn", "leftovers"], WORD]
@@ -135,11 +134,10 @@ def _turns(turns: Sequence[int]) -> str:
 
 
 class Rejudge(LedgerCommand):
-    """Judge turns again that were set aside.
+    """Judge turns again that were set aside, after three answers that could not be read.
 
-    Three times the judge gave nothing that could be read while it judged others: judge again after
-    its model, its prompt or its settings have changed, say. `tinker-claw explain TURN` shows what
-    came of each try. A gateway that runs does it at once; else it holds from its next start on.
+    Try it after a change of the judge's model, prompt or settings. `tinker-claw explain TURN` shows
+    each answer. A running gateway does it at once; otherwise the next start does.
     """
 
     turns: Annotated[tuple[int, ...], WORD] = Field(

@@ -36,13 +36,13 @@ _COLUMNS = (
 
 
 class Lessons(LedgerCommand):
-    """List lessons, which say what you want of all replies; keep, edit, drop or add one.
+    """List what you want of all replies; keep, edit, drop or add a lesson.
 
-    With --lessons tell, new sessions are told what you keep, and the newest; for one kind of
-    request only where that is sure. turn: it was said of that one; first told: that turn was told
-    it first. Aside: you have said otherwise; that lesson is told instead, and keep brings this one
-    back. Provisional: practised, and not told; four of your verdicts make it learned, or bring the
-    telling back. A drop acts at once; what the model has learned stays until a rollback.
+    With --lessons tell, new sessions are told the lessons that you keep, then the newest; one for a
+    kind of request only where the kind is sure. turn: where you said it; first told: the first turn
+    that was told it. Aside: you said otherwise since; keep brings it back. Provisional: practised,
+    and no longer told; four of your verdicts make it learned, or bring it back. A drop acts at
+    once; what the model has learned stays until a rollback.
     """
 
     do: Annotated[Literal["list", "keep", "edit", "drop", "add"], WORD] = "list"

@@ -42,8 +42,8 @@ def release() -> str | None:
 
 
 class OpenclawConfig(Command):
-    """Print the provider block that points OpenClaw at the gateway of a start with the same
-    flags, and the commands by which OpenClaw takes it."""
+    """Print the provider block that points OpenClaw at the gateway of these flags, and the
+    commands that add it."""
 
     MORE: ClassVar[str] = (
         "Exit status: 0 done, 2 a flag or a setting is wrong, or OpenClaw refuses."
@@ -51,8 +51,8 @@ class OpenclawConfig(Command):
 
     write: bool = Field(
         False,
-        description="run all commands but the last: OpenClaw writes its file anew (without the "
-        "comments in it) and keeps the old one as .bak",
+        description="run all commands but the last: OpenClaw rewrites its file (without comments) "
+        "and keeps the old one as .bak",
     )
     primary: bool = Field(
         False, description="with --write: run the last one, too, so that your agents use it"

@@ -81,13 +81,11 @@ WantedBy=default.target
 
 
 class Service(Command):
-    """Let systemd start the gateway whenever you log in, and again when it fails.
+    """Run the gateway as a service of systemd: from each login on, and again when it fails.
 
-    `install` takes the flags of a start, and starts it with them from now on; without any it goes
-    by the settings file. What your environment says of it, keys included, goes into
-    a file that only you can read; where that file is there already, it is left as it is. `show`
-    prints the unit and changes nothing, and `uninstall` ends it and leaves records and keys where
-    they are.
+    `install` takes the flags of a start, or goes by the settings file. It copies your variables,
+    keys included, to a file that only you can read, unless that file exists. `show` prints the unit
+    and changes nothing. `uninstall` ends the service and keeps records and keys.
     """
 
     MORE: ClassVar[str] = (

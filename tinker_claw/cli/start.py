@@ -58,7 +58,7 @@ def begin(serve: Callable[[], int]) -> int:
     Raises:
         ConfigError: what was answered cannot be kept, or started.
     """
-    write(["A few keys, and it starts. Ctrl-C ends this, and nothing will have changed."])
+    write(["A few questions, a key each, and it starts. Ctrl-C leaves, and changes nothing."])
     with keys.unseen():
         while (place := _place()) != "demo":
             given = {"run__backend": place}
@@ -83,15 +83,15 @@ def _place() -> str:
 
     try:
         gpus = visible()
-        seen = ", ".join(f"{gpu.total / 2**30:.0f} GiB" for gpu in gpus) or "none is seen here"
+        seen = ", ".join(f"{gpu.total / 2**30:.0f} GiB" for gpu in gpus) or "none found here"
     except ConfigError as error:
         seen = str(error)
     places = {
-        "tinker": "at Tinker, Thinking Machines' service: needs a key, and costs money",
+        "tinker": "on Tinker, Thinking Machines' service: needs a key and costs money",
         "local": f"on GPUs of this machine ({seen})",
-        "demo": "nowhere yet: show the demo, a tiny model that learns on this CPU",
+        "demo": "nowhere yet: the demo, a tiny model that learns on this CPU",
     }
-    write(["", "Where is the model to run?"])
+    write(["", "Where should the model run?"])
     return keys.choose(places)
 
 
@@ -107,12 +107,10 @@ def _model(settings: Settings) -> str:
 
 def _lessons() -> str:
     """Ask whether lessons are told."""
-    write(
-        ["", "A wish for all replies (“always answer in French”): is it to hold in new sessions?"]
-    )
+    write(["", "If you ask something of all replies (“always answer in French”), keep it in mind?"])
     return keys.choose(
         {
-            "tell": "yes, told from the next session on; the page lists wishes, and drops them",
+            "tell": "yes, in all later sessions; the page lists these wishes and drops them",
             "off": "no, replies change by training alone",
         }
     )
@@ -129,9 +127,9 @@ def _key(settings: Settings) -> str | None:
 
     key = None
     if (found := source_of_key()) is not None:
-        write(["", f"The key: {found} has one; it is used, and kept nowhere else."])
+        write(["", f"Your key is in {found}, which is used; it is stored nowhere else."])
     else:
-        write(["", f"Your key of Tinker? {CONSOLE} makes one."])
+        write(["", f"Your Tinker key? Make one at {CONSOLE}."])
         key = keys.line("It begins with tml- and is not shown as you type", shown=False)
     write(["Asking Tinker ..."])
     asyncio.run(offered(settings, key=key))
@@ -147,7 +145,7 @@ def _check_local(settings: Settings) -> None:
     asyncio.run(check_backend(settings))
     if not visible():
         raise ConfigError(
-            "nvidia-smi shows no GPU here: mend the driver, choose Tinker, or see the demo"
+            "nvidia-smi shows no GPU here: fix the driver, choose Tinker, or see the demo"
         )
     if find_vllm() is None:
         raise ConfigError(f"There is no vLLM here, which samples on GPUs. {GET_VLLM}")
@@ -160,9 +158,9 @@ def _spend(settings: Settings) -> Sequence[str]:
     # For a user's own server the price is not known.
     if settings.run.backend != "tinker" or price_in_force(settings).missing:
         return ()
-    write(["", f"Judging and training wait once ${BUDGET_USD} are spent, serving included."])
-    write(["Is serving to stop then, too?"])
-    stops = keys.choose({"no": "no, it goes on, and costs more", "yes": "yes"}) == "yes"
+    write(["", f"Judging and training pause once ${BUDGET_USD} are spent, serving included."])
+    write(["Should serving stop then, too?"])
+    stops = keys.choose({"no": "no, it continues and costs more", "yes": "yes"}) == "yes"
     return (
         "",
         "[spend]",
@@ -182,16 +180,16 @@ def _remember(settings: Settings, key: str | None, spend: Sequence[str], file: P
         from tinker_claw.backends.tinker.access import keep
 
         kept = keep(key)
-        write([f"Kept the key in {kept}, for you alone to read, like `tinker auth login`."])
+        write([f"Stored the key in {kept}, which only you can read, like `tinker auth login`."])
     with room_beside(file) as room:
         (room / "new").write_text(_written(settings, spend, file), encoding="utf-8")
         (room / "new").rename(file)
     write(
         [
-            f"Kept your answers in {file}, which every command reads. The same start by hand:",
+            f"Stored your answers in {file}, which every command reads. The same start by hand:",
             f"    tinker-claw --config {file}",
             "Once it serves, let OpenClaw use it: tinker-claw openclaw-config --write --primary",
-            f"Its page, once it serves: {url_of(settings)}/ui",
+            f"Its page: {url_of(settings)}/ui",
             "",
         ]
     )
@@ -200,8 +198,8 @@ def _remember(settings: Settings, key: str | None, spend: Sequence[str], file: P
 def _written(settings: Settings, spend: Sequence[str], file: Path) -> str:
     run = settings.run
     lines = [
-        f"# What was answered on {time.strftime('%Y-%m-%d')}. Change what you like, or delete the",
-        "# file, and `tinker-claw` asks again. The same start by hand:",
+        f"# Your answers of {time.strftime('%Y-%m-%d')}. Change what you like, or delete the file,",
+        "# and `tinker-claw` asks again. The same start by hand:",
         f"#     tinker-claw --config {file}",
         "",
         "[run]",

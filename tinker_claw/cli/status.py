@@ -51,9 +51,9 @@ class Status(Command):
     progress of its run, and whether learning helps."""
 
     MORE: ClassVar[str] = (
-        "The gateway is the one that runs on the data directory: that of --data-dir, else the one "
-        "of a start with the same flags. Exit status: 0 all is well, 1 something is wrong, 2 no "
-        "gateway runs there (its ledger is shown all the same)."
+        "Asks the gateway that runs on the data directory that --data-dir names, or else these "
+        "flags. Exit status: 0 all is well, 1 something is wrong, 2 no gateway runs there (its "
+        "ledger is shown)."
     )
 
     as_json: bool = Field(

@@ -59,10 +59,10 @@ def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Recor
 class Versions(LedgerCommand):
     """List the policy versions of a run, also while the gateway runs.
 
-    `step` counts optimizer steps from the base to it. `accepted`: of so many first judged
-    turns (docs/operating.md) so many were accepted. `state`: whether learning can go on from
-    it (rollback). `sampler`: whether it can answer (pin, MODEL@vN). `now`: which serves, is pinned,
-    or was left behind by a rollback.
+    `step`: optimizer steps since the base. `accepted`: how many of its first judged turns
+    (docs/operating.md) were accepted. `state`: needed for a rollback to it. `sampler`: needed to
+    pin it or ask for MODEL@vN. `now`: whether it serves, is pinned, or was left behind by a
+    rollback.
     """
 
     as_json: bool = Field(False, alias="json", description="one JSON object a line")
@@ -104,17 +104,15 @@ class _AnswerCommand(LedgerCommand):
     """A command that changes which version answers."""
 
     MORE: ClassVar[str] = (
-        "A gateway that runs does it at once; else it holds from its next start on. "
-        + LedgerCommand.MORE
+        "A running gateway does it at once; otherwise the next start does. " + LedgerCommand.MORE
     )
 
 
 class Pin(_AnswerCommand):
-    """Answer with one version from now on, whatever is learned.
+    """Answer with one version from now on, while learning continues.
 
-    Learning goes on from the newest version, on what the pinned one samples, as long as that is not
-    too old for it (--max-staleness steps); after that samples expire. `unpin` ends it, `rollback`
-    too.
+    Learning continues from the newest version, with samples of the pinned one until that is more
+    than --max-staleness steps old. `unpin` or `rollback` ends it.
     """
 
     version: Annotated[int, AS_SHOWN, WORD] = Field(
@@ -125,7 +123,7 @@ class Pin(_AnswerCommand):
         with self.rows() as ledger:
             pinned: int = named(ledger, self.version)["id"]
         _, now = self.carry_out("pin", {"version": pinned}, lambda ledger: ledger.pin.to(pinned))
-        write([f"v{pinned} {_answers(now)}; learning goes on."])
+        write([f"v{pinned} {_answers(now)}; learning continues."])
         return 0
 
 
@@ -139,13 +137,11 @@ class Unpin(_AnswerCommand):
 
 
 class Rollback(_AnswerCommand):
-    """Answer with an earlier version at once, and learn on from its state, optimizer included, once
-    the step in hand has ended.
+    """Answer with an earlier version at once, and continue learning from its state.
 
-    It becomes a new version whose parent it is: numbers only grow, and nothing is deleted, so that
-    a rollback can be taken back with another. Samples of the versions that are left expire; what
-    they have trained on is not trained again. A pin ends, and so does a hold of learning; to go on
-    from where it is, name the newest version.
+    The current step ends first. The version gets a new number, and nothing is deleted, so another
+    rollback undoes this one. Samples of the versions left behind expire. It ends a pin and a pause
+    of learning; to resume learning where it is, name the newest version.
     """
 
     version: Annotated[int, AS_SHOWN, WORD] = Field(
@@ -166,8 +162,8 @@ class Rollback(_AnswerCommand):
         write(
             [
                 f"v{made['id']}, with the weights of v{kept['id']}, {_answers(now)}, and learning "
-                "goes on from its state. What was sampled by versions since then, and not trained "
-                "on, has expired."
+                "continues from its state. What was sampled by versions since then, and not "
+                "trained on, has expired."
             ]
         )
         return 0

@@ -119,7 +119,7 @@ def flags() -> list[click.Parameter]:
     keyless = click.Option(
         ["--api-key", "gateway__api_key"],
         type=click.Choice(["none"]),
-        help="none: nobody needs a key, although others have accounts on this machine; a key "
+        help="none: no key is needed, although others have accounts on this machine; a key "
         f"itself stands in {API_KEY}",
     )
     of_sections = (parameters(model, name) for name, model in sections().items())
@@ -138,7 +138,7 @@ def read_toml(flag: str, path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        cure = "mend the path, or leave it out"
+        cure = "fix the path, or leave it out"
         if flag == "--config":
             cure += f"; shipped files go by their names alone: {', '.join(shipped_configs())}"
         raise ConfigError(f"{flag} {path} cannot be read ({error.strerror}): {cure}") from error

@@ -7,7 +7,7 @@ must be large enough to matter, and not chance.
 A refused version is never published: its step is void, its batch is set aside, and the previous
 version goes on serving. The next step starts from that one without the optimizer's moments, which
 may have carried the refused one too far, and at a quarter of the rate. After two refused batches in
-a row from such a state, learning is held for an hour, and the next batch is tried.
+a row from such a state, learning is paused for an hour, and the next batch is tried.
 
 Rule: the functions from answers to a loss are pure. A gate that cannot ask refuses no version, and
 reports it.
@@ -211,7 +211,7 @@ def lost(after: Answers, before: Answers) -> str | None:
 
 REFUSALS = 2
 """Refusals in a row, each over its own batch and without momentum from earlier steps, after which
-learning is held."""
+learning is paused."""
 AGAIN_S = 3600.0
 """Seconds after which a batch is tried again, where earlier ones were refused."""
 LATER = "The next batch is tried an hour later; after `tinker-claw rollback vN` at once"
@@ -224,7 +224,7 @@ AFTER_REFUSAL = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Why learning is held."""
+    """Why learning is paused."""
 
     because: str
     """Sentences without the last full stop."""

@@ -186,9 +186,9 @@ class Health:
         elif learner in _LEARNING or "learning" in away:
             yield _LEARNING.get(learner, "learning waits")
         elif self.agreement.state != "ok":
-            yield "sampler and trainer are further apart than usual, and learning goes on"
+            yield "sampler and trainer are further apart than usual, and learning continues"
         if self.upkeep.state != "ok":
-            yield "what is too old or too much is kept for now"
+            yield "old turns are kept for now"
 
 
 _FINE = ("ok", "waiting", "training", "observing", "finished")
@@ -196,7 +196,7 @@ _FINE = ("ok", "waiting", "training", "observing", "finished")
 _LEARNING = {
     "failed": "learning starts again by itself",
     "stalled": "learning waits",
-    "held": "learning is held (`tinker-claw status` says why, and how it goes on)",
+    "held": "learning is paused (`tinker-claw status` says why, and how it resumes)",
     "recovering": "a step failed, and the state before it is being loaded",
 }
 _WAITING = "{} of {} samples for the next step are queued"

@@ -107,7 +107,7 @@ class Learner:
         self._look_at: float | None = None
         """When to look for a batch although no sample has come, in seconds since 1970."""
         self._held: Held | None = None
-        """Why learning is held, at the last look."""
+        """Why learning is paused, at the last look."""
         self._finishing = False
         self._one_step = asyncio.Lock()
         self.recovery = Recovery(parts, self._one_step, self.retire, waits)
@@ -202,7 +202,7 @@ class Learner:
         return True
 
     def _is_held(self) -> bool:
-        """Look whether learning is held, and show it.
+        """Look whether learning is paused, and show it.
 
         Raises:
             LedgerError: that cannot be read now.

@@ -4,7 +4,7 @@
 
 Rule: weights after a failed step are suspect, so nothing is done with them before a committed state
 is loaded. An outage, a full disk and a lack of memory are no failure of the step: they are waited
-out, and learning goes on by itself.
+out, and learning continues by itself.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def load(ledger: Ledger, trainer: Trainer, state_ref: str) -> None:
         raise
     except BackendError as error:
         raise BackendError(
-            f"{error} If it is gone, `tinker-claw rollback vN` goes on from an earlier version "
+            f"{error} If it is gone, `tinker-claw rollback vN` continues from an earlier version "
             "(`tinker-claw versions`)."
         ) from error
 

@@ -41,7 +41,7 @@ class Rollback:
         self._one = asyncio.Lock()
 
     async def pin(self, version_id: int) -> None:
-        """Serve this version from now on; learning goes on.
+        """Serve this version from now on; learning continues.
 
         Raises:
             UndoError: there is no such version, or its weights cannot be loaded.

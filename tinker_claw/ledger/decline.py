@@ -18,7 +18,7 @@ from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.firsts import FIRST, FIRSTS, First
 
 HOLD = 200.0
-"""Evidence from which learning is held, in odds to 1."""
+"""Evidence from which learning is paused, in odds to 1."""
 SIZE = 32
 """First judged turns on each side. Of 2,000 users with a constant share, 500 replies each, none was
 held; a fall from .9 to .4 was found after 31 replies in the median, one from .9 to .1 after 19."""
@@ -51,7 +51,7 @@ class Decline:
 
 
 def decline(replies: Sequence[First]) -> Decline | None:
-    """Return the decline for which learning is held after these replies of one user; None: it is
+    """Return the decline for which learning is paused after these replies of one user; None: it is
     not held. `replies`: oldest first."""
     first, held = replies[:SIZE], None
     before = Rate(sum(reply.accepted for reply in first), len(first))
@@ -66,7 +66,7 @@ def decline(replies: Sequence[First]) -> Decline | None:
 
 
 def read_decline(rows: Rows) -> Decline | None:
-    """Return the clearest decline of any user for which learning is held; None: it is not held."""
+    """Return the clearest decline of any user for which learning is paused; None: it is not."""
     begun = rows.one(
         "SELECT MAX(id) FROM versions WHERE NOT EXISTS "
         "(SELECT 1 FROM steps WHERE steps.version = versions.id)"  # the first, or a rollback's

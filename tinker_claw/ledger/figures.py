@@ -73,7 +73,7 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
         "policy_version": rows.one("SELECT MAX(id) FROM versions"),
         # The pinned version, which answers; None: the newest does.
         "pinned": pinned(rows),
-        # Why learning is held; None: it is not, or for refusals, which `gate` has.
+        # Why learning is paused; None: it is not, or for refusals, which `gate` has.
         "held": (fallen := read_decline(rows)) and str(fallen),
         # Optimizer steps from the base to the newest version.
         "step": run.step,

@@ -134,7 +134,7 @@ class Ledger:
             return await beside(self.path, Writer.empty_log)
 
     def decline(self) -> Decline | None:
-        """Return the decline for which learning is held; None: it is not held."""
+        """Return the decline for which learning is paused; None: it is not held."""
         return read_decline(self._db)
 
     def live_bytes(self) -> int:

@@ -193,8 +193,8 @@ class TinkerTrainer:
         if served and not any(one.name == self._model and one.trainable for one in served):
             raise LearningEndedError(
                 f"{self._where.base_url} does not train {self._model} any more: learning has "
-                "ended, and replies go on as long as it samples the newest version. `tinker-claw "
-                "export --adapter FOLDER` keeps what was learned."
+                "ended, and replies continue as long as it samples the newest version. "
+                "`tinker-claw export --adapter FOLDER` keeps what was learned."
             )
 
     async def publish(self) -> TinkerSampler:
