@@ -2,12 +2,10 @@
 
 Both run over the wire: the Tinker adapter and SDK against `python -m local_gpu.tinker` with a
 random two-layer model, which bills tokens as Tinker does. Turns have OpenClaw's size (prompts of
-11,000 tokens). Ours is method combine as shipped: m votes as one request, a hint asked of rejected
-turns only, the teacher on hinted turns only, and one pass over each sample. A run's first batch is
-measured in every way and costs more than a later one. Naive: both questions of every turn, every
-vote a request of its own, and three hints scored on every turn; it trains on the same, hinted turns
-in two passes (one for rewards, one for hints), and measures nothing. Serving costs the same in both
-and is listed apart.
+11,000 tokens). Ours is method combine as shipped: one request for m votes, the teacher on hinted
+turns only, and one pass over each sample. Naive: every vote a request of its own, and three hints
+scored on every turn; it trains on the same, hinted turns in two passes (one for rewards, one for
+hints). Serving costs the same in both and is listed apart.
 
 Rule: tokens are counted where they are billed; dollars are those counts times configs/prices.toml.
 No prompt cache helps either side, except that further votes of one request find their prompt.
@@ -77,10 +75,10 @@ async def measure(shape: Shape, threads: int, say: Callable[[str], None]) -> tup
             for share in SHARES:
                 say(f"ours: {share:.0%} hinted")
                 hinted = round(share * shape.turns)
-                first, later = await ours(bench, turns, hinted)
+                bills = await ours(bench, turns, hinted)
                 again = Usage(trained=hinted * (shape.prompt + shape.reply - 1))
-                two_passes: Bills = {**plain, "train": later["train"] + again}
-                schemes = {"ours, at first": first, "ours, later": later, "naive": two_passes}
+                two_passes: Bills = {**plain, "train": bills["train"] + again}
+                schemes = {"ours": bills, "naive": two_passes}
                 rows += [
                     Row(share, name, _parts(bills), shape.turns) for name, bills in schemes.items()
                 ]
@@ -105,7 +103,7 @@ def show(console: Console, rows: list[Row], serving: Row, price: Price) -> None:
             f"{(price.usd(row.bills[part]) or 0.0) * scale:.2f}" if part in row.bills else ""
             for part in _PARTS
         ]
-        compared = f"{_ratio(row, rows, price):.0%}" if row.scheme.startswith("ours") else ""
+        compared = f"{_ratio(row, rows, price):.0%}" if row.scheme == "ours" else ""
         share = f"{row.hinted:.0%}" if row.scheme != "serving" else ""
         table.add_row(share, row.scheme, *kinds, *parts, f"{row.usd(price) * scale:.2f}", compared)
     console.print(table)

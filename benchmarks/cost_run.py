@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import restore
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.samples import ready
 from tinker_claw.ledger.spend import PURPOSES, Purpose
 from tinker_claw.methods import build
 from tinker_claw.methods.base import student_topk
@@ -92,15 +92,13 @@ class Bench:
         return trainer
 
 
-def captured(
-    bench: Bench, prompt: Tokens, done: Completion, *, session: int, version: int = 0
-) -> Outcome:
+def captured(bench: Bench, prompt: Tokens, done: Completion, *, session: int) -> Outcome:
     """Make a turn whose reply ends where the random model's reply was cut off."""
     who = Identity("key", Kind.MAIN, "benchmark", RequestKind.USER)
     return Outcome(
         Place(who, session, (), "word " * 80),
         "me",
-        version,
+        0,
         Prompt(tuple(prompt), len(prompt) - 20),
         replace(done, stop_reason=StopReason.STOP),
         reply_text="word " * (bench.shape.case - 140),
@@ -125,14 +123,11 @@ async def serve_turns(bench: Bench) -> tuple[list[tuple[Tokens, Completion]], Us
     return [(prompt, done) for prompt, (done,) in zip(prompts, replies, strict=True)], account.usage
 
 
-async def ours(
-    bench: Bench, turns: Sequence[tuple[Tokens, Completion]], hinted: int
-) -> tuple[Bills, Bills]:
-    """Bill the run's first batch through judging and learner, and a later one; return both bills.
+async def ours(bench: Bench, turns: Sequence[tuple[Tokens, Completion]], hinted: int) -> Bills:
+    """Bill a run's first batch through judging and learner; its first `hinted` turns get a hint.
 
-    In each of them the first `hinted` turns get a hint.
-
-    In the first it is measured how far the step moves the policy, in the later one not.
+    Raises:
+        ExceptionGroup: the step does not come.
     """
     trainer = await bench.trainer()
     ledger = Ledger(bench.folder / f"ours-{hinted}")
@@ -143,32 +138,42 @@ async def ours(
         *(ledger, trainer, base, method, policy, telemetry, health, spending, bench.cfg)
     )
     learner = Learner(parts, learning_rate=1e-4)
-    judge = Judge(
-        Scripted(SamplerEndpoint(base, bench.renderer)),
-        bench.judge,
-        most_hints=1,
-    )
+    judge = Judge(Scripted(SamplerEndpoint(base, bench.renderer)), bench.judge, most_hints=1)
     scorer = HintScorer(parts, bench.renderer, context_tokens=bench.shape.context)
     judging = Judging(parts, judge, scorer, learner.wake, concurrency=8)
-    bills = list[Bills]()
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(part.run()) for part in (judging, learner)]
-        for version in range(2):
-            began = time.time()
-            for number, (prompt, done) in enumerate(turns):
-                session = ledger.turns.session("me", f"{version}-{number}")
-                turn = captured(bench, prompt, done, session=session, version=version)
-                ledger.turns.add_next_state(ledger.turns.add(turn), _next_state(number < hinted))
-            judging.wake()
-            while policy.current.version.id == version:  # noqa: ASYNC110 - the loop tells nobody
-                await asyncio.sleep(0.05)
-            bills.append({one: ledger.spend.total(began, purpose=one).usage for one in PURPOSES})
-        for task in tasks:
-            task.cancel()
-    ledger.close()
-    await trainer.aclose()
-    first, later = bills
-    return first, later
+    for number, (prompt, done) in enumerate(turns):
+        turn = captured(bench, prompt, done, session=ledger.turns.session("me", str(number)))
+        ledger.turns.add_next_state(ledger.turns.add(turn), _next_state(number < hinted))
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(part.run()) for part in (judging, learner)]
+            await _stepped(parts, learner)
+            for task in tasks:
+                task.cancel()
+        return {one: ledger.spend.total(purpose=one).usage for one in PURPOSES}
+    finally:
+        ledger.close()
+        await trainer.aclose()
+
+
+async def _stepped(parts: LoopParts, learner: Learner) -> None:
+    """Wait for the first step.
+
+    Raises:
+        RuntimeError: it would not come: judge or learner fails, or no work is left.
+    """
+    health, ledger = parts.health, parts.ledger
+    while parts.policy.current.version.id == 0:
+        if error := health.judge.error or health.learner.error:
+            raise RuntimeError(f"There is no step: {error}")
+        size = parts.training.batch_size
+        waiting = ready(ledger.samples.queue(), size)
+        if waiting < size and not (ledger.turns.judgeable() or learner.stepping):
+            raise RuntimeError(
+                f"There is no step: all turns are judged, and {waiting} of "
+                f"the {size} samples of a batch are there. {health.last_error or ''}"
+            )
+        await asyncio.sleep(0.05)
 
 
 async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bills:
@@ -212,7 +217,5 @@ def bench_on(url: str, folder: Path, shape: Shape) -> Bench:
         url=url,
         renderer=Renderer.load(str(MODEL_DIR), "qwen3"),
         folder=folder,
-        cfg=Training(
-            batch_size=shape.turns, opd_topk=4, gate="off"
-        ),  # its questions are no part of this
+        cfg=Training(batch_size=shape.turns, opd_topk=4, gate="off"),  # its questions cost, too
     )
