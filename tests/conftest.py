@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.support.backends import Backend
     from tests.support.contract import Ground
     from tests.support.real_vllm import Numbers
-    from tests.support.wire_servers import Raw, TinkerServer
+    from tests.support.tinker import Raw, TinkerServer
 
 
 # The same examples every time, however slow the machine is; `--hypothesis-profile=explore` draws
@@ -177,8 +177,8 @@ def usual_umask() -> Iterator[None]:
 def close_servers() -> Iterator[None]:
     """Stop the wire servers that a test has started, after its trainers are closed."""
     yield
-    if "tests.support.tinkers" in sys.modules:
-        sys.modules["tests.support.tinkers"].stop_all()
+    if "tests.support.tinker" in sys.modules:
+        sys.modules["tests.support.tinker"].stop_all()
 
 
 @pytest.fixture(scope="session")
@@ -211,7 +211,7 @@ def vllm_url(request: pytest.FixtureRequest, vllm_model: Path, numbers: Numbers)
 @pytest.fixture
 def raw(server: TinkerServer) -> Iterator[Raw]:
     """Speaks JSON to the Tinker server that a module has started as `server`."""
-    from tests.support.wire_servers import Raw
+    from tests.support.tinker import Raw
 
     client = Raw(server.url)
     yield client

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from tests.support.clients import Talkers, talking
+from tests.support.ledger import check, one, read
 from tests.support.lives import Fate, Life, life, until
-from tests.support.talkers import Talkers, talking
-from tests.support.truths import check, one, read
 from tinker_claw.errors import LedgerError
 from tinker_claw.learner.health import Health
 from tinker_claw.ledger.ledger import Ledger

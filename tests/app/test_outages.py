@@ -15,7 +15,7 @@ import structlog
 
 from tests.learner.test_loop import SHORT, Says, World, bad_batch, has_token, world
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
-from tests.support.tallies import sample_counts, step_counts
+from tests.support.ledger import sample_counts, step_counts
 from tinker_claw.errors import OutageError, SamplerError
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.outages import Outages

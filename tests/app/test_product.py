@@ -18,9 +18,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.clients import HELLO, ask, converse, learn, rows
 from tests.support.lives import refused, until
 from tests.support.processes import ROOT, Running, product
-from tests.support.talk import HELLO, ask, converse, learn, rows
 from tinker_claw.shipped import MODEL_DIR
 
 TRAINED = "SELECT turn_id FROM samples WHERE state = 'trained'"

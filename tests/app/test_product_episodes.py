@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from examples.demo.recipe import grammar
+from tests.support.ledger import one, read
 from tests.support.lives import Fate, life, until
 from tests.support.ports import free_port
-from tests.support.truths import one, read
 from tinker_claw.ledger.groups import AGREED, PASSED
 
 FLAGS = (

@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.clients import HELLO, rows
 from tests.support.lives import until
 from tests.support.processes import product
 from tests.support.stories import run
-from tests.support.talk import HELLO, rows
 
 
 @pytest.mark.slow

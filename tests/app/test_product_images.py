@@ -12,12 +12,12 @@ import pytest
 from PIL import Image as Pillow
 from safetensors.torch import load_file
 
+from tests.support.clients import rows
 from tests.support.lives import until
+from tests.support.models import tiny_qwen3_vl
 from tests.support.pictures import picture, shown
 from tests.support.processes import product
-from tests.support.seeing_models import tiny_qwen3_vl
 from tests.support.stories import run
-from tests.support.talk import rows
 from tinker_claw.images import Image
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from examples.demo.recipe import grammar
+from tests.support.clients import ask, rows
 from tests.support.lives import until
 from tests.support.processes import Running, product
 from tests.support.stories import run
-from tests.support.talk import ask, rows
 
 pytestmark = pytest.mark.slow
 FLAGS = ("--lessons", "tell", "--gate=off", "--batch-size", "2")

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from examples.demo.recipe import grammar
+from tests.support.ledger import check, one, read
 from tests.support.lives import Fate, Life, life, until
 from tests.support.stories import run
-from tests.support.truths import check, one, read
 
 pytestmark = pytest.mark.slow
 FLAGS = ("--batch-size", "64", "--lora-rank", "4", "--learning-rate", "1e-3")

@@ -22,11 +22,9 @@ import pytest
 from local_gpu.model.load import open_base
 from local_gpu.sample.http import Deadlines
 from local_gpu.sample.member import PoolOptions
-from tests.support.callers import Callers
-from tests.support.inference_servers import InferenceServer, inference_servers
+from tests.support.clients import HELLO, Callers, ask, learn, rows
+from tests.support.inference_servers import InferenceServer, inference_servers, stoppable
 from tests.support.processes import Running, product
-from tests.support.stopped_servers import stoppable
-from tests.support.talk import HELLO, ask, learn, rows
 from tinker_claw.shipped import MODEL_DIR
 
 pytestmark = pytest.mark.slow

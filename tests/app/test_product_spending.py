@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.clients import HELLO, ask, converse, rows
 from tests.support.lives import refused
 from tests.support.processes import Running, product
-from tests.support.talk import HELLO, ask, converse, rows
-from tests.support.wire_servers import wire_process
+from tests.support.tinker import wire_process
 
 PRICES = """\
 as_of = 2026-01-01

@@ -9,8 +9,8 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
+from tests.support.clients import rows
 from tests.support.processes import product
-from tests.support.talk import rows
 
 pytestmark = pytest.mark.slow
 

@@ -22,10 +22,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from examples.demo.recipe import grammar
+from tests.support.fakes import rated
 from tests.support.faults import App, Receive, Scope, Send, _body, _replay
-from tests.support.judges import rated
-from tests.support.tinkers import Served, served
-from tests.support.wire_servers import KEY
+from tests.support.tinker import KEY, Served, served
 from tinker_claw.app import wiring
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import System, wire

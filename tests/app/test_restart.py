@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.clients import talking
+from tests.support.ledger import KEPT_STATES, check, one, read
 from tests.support.lives import Fate, Life, life, refused, until
-from tests.support.talkers import talking
-from tests.support.truths import KEPT_STATES, check, one, read
 
 FLAGS = ("--batch-size", "2", "--lora-rank", "4", "--learning-rate", "1e-3")
 

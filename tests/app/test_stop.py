@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.clients import Talkers, talking
+from tests.support.ledger import check, one, read
 from tests.support.lives import BOUNDS, Fate, Life, life, until
-from tests.support.talkers import Talkers, talking
-from tests.support.truths import check, one, read
 
 FLAGS = ("--batch-size", "2", "--lora-rank", "4", "--learning-rate", "1e-3")
 STEP = "local_gpu.learn.step:LoraOptimizer.step"

@@ -17,11 +17,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.clients import Talkers, talking
+from tests.support.ledger import check, one, read
 from tests.support.lives import BOUNDS, POINTS, Fate, Life, life, until
 from tests.support.ports import free_port
-from tests.support.talkers import Talkers, talking
-from tests.support.truths import check, one, read
-from tests.support.wire_servers import wire_process
+from tests.support.tinker import wire_process
 
 pytestmark = pytest.mark.slow
 

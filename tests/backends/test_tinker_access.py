@@ -21,8 +21,8 @@ from tinker import RestClient, TinkerError
 from tests.support.backends import CONTEXT
 from tests.support.faults import Fault
 from tests.support.ports import deaf_port
+from tests.support.tinker import KEY, NAME, served, settings, start_tinker
 from tests.support.tinker_dialects import Flattened, OtherPaths, answering
-from tests.support.tinkers import KEY, NAME, served, settings, start_tinker
 from tinker_claw.backends.tinker import failures
 from tinker_claw.backends.tinker.access import ServedModel, choose, keep
 from tinker_claw.backends.tinker.sampler import Scoring, TinkerSampler

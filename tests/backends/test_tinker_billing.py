@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.backends import start_tinker
 from tests.support.faults import Fault
-from tests.support.tinkers import served
+from tests.support.tinker import served
 from tinker_claw.billing.meter import charged
 from tinker_claw.policy import Trainer
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams, Usage

@@ -20,7 +20,7 @@ from tinker import RestClient
 
 from tests.support.backends import start_tinker
 from tests.support.faults import Fault
-from tests.support.tinkers import KEY, Served, served
+from tests.support.tinker import KEY, Served, served
 from tinker_claw.backends.tinker import session
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.meter import charged

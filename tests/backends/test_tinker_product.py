@@ -17,12 +17,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.clients import HELLO, ask, learn, rows
 from tests.support.lives import until
 from tests.support.processes import ROOT, product
-from tests.support.talk import HELLO, ask, learn, rows
+from tests.support.tinker import WireProcess, served, wire_process
 from tests.support.tinker_dialects import OtherPaths
-from tests.support.tinkers import served
-from tests.support.wire_servers import WireProcess, wire_process
 
 pytestmark = pytest.mark.slow
 ENV = {"TINKER_API_KEY": "tml-test", "TINKER_TELEMETRY": "0"}

@@ -14,8 +14,7 @@ import pytest
 
 from local_gpu.tinker.futures import Promises
 from tests.support.faults import Fault
-from tests.support.tinkers import served, start_tinker
-from tests.support.wire_servers import KEY
+from tests.support.tinker import KEY, served, start_tinker
 from tinker_claw.backends.tinker import session
 from tinker_claw.backends.tinker.failures import Deadline
 from tinker_claw.backends.tinker.session import Address, ServiceSession

@@ -19,9 +19,8 @@ from safetensors.numpy import load_file
 
 from tests.support.backends import VOCABULARY, start_local, start_tinker
 from tests.support.faults import Fault
-from tests.support.outcomes import outcome
-from tests.support.tallies import step_counts
-from tests.support.tinkers import Served, served
+from tests.support.ledger import outcome, step_counts
+from tests.support.tinker import Served, served
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price

@@ -13,9 +13,8 @@ import pytest
 import structlog
 
 from tests.learner.test_loop import world
-from tests.support.bills import billed, by_purpose, of_step, of_turn
 from tests.support.fakes import FakeTrainer
-from tests.support.tallies import step_counts
+from tests.support.ledger import billed, by_purpose, of_step, of_turn, step_counts
 from tinker_claw.billing import estimate
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.estimate import announce, forecast

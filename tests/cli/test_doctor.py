@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.clients import HELLO, ask
 from tests.support.gateways import World, chat, gateway
 from tests.support.processes import LOCAL, ROOT, product
-from tests.support.talk import HELLO, ask
 from tinker_claw.cli import main
 from tinker_claw.cli.common import span
 from tinker_claw.cli.openclaw import TRIED

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.many_turns import fill
+from tests.support.clients import learn, rows
 from tests.support.processes import product
 from tests.support.stories import run
-from tests.support.talk import learn, rows
 from tinker_claw.cli.status import board
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.figures import read_figures, read_overview

@@ -18,8 +18,8 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
 from tests.support.terminals import Terminal, on_a_terminal
+from tests.support.tinker import wire_process
 from tests.support.tinker_dialects import answering
-from tests.support.wire_servers import wire_process
 from tinker_claw.shipped import MODEL_DIR
 
 KEY = "tml-a-key-that-nobody-shall-read"

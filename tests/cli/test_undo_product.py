@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.clients import ask, learn, rows
 from tests.support.lives import until
 from tests.support.processes import LOCAL, ROOT, Running, product
-from tests.support.talk import ask, learn, rows
-from tests.support.wire_servers import wire_process
+from tests.support.tinker import wire_process
 
 pytestmark = pytest.mark.slow
 FLAGS = ("--learning-rate", "1e-3", "--lora-rank", "4", "--batch-size", "2")

@@ -19,8 +19,8 @@ from local_gpu.plan.layout import Gpu, Layout, Wanted, names, plan, visible
 from local_gpu.sample.supervisor import KEY
 from tests.local_gpu.sample.test_supervisor import VLLM, comes, gone, starts
 from tests.support.backends import tiny_model
-from tests.support.families import FAMILIES, tiny_of
 from tests.support.inference_servers import inference_servers
+from tests.support.models import FAMILIES, tiny_of
 from tinker_claw.backends import local
 from tinker_claw.backends.local import (
     arrange,

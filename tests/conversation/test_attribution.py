@@ -11,8 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.agents import SYSTEM, retried, runtime, stamped
-from tests.support.channels import BLOCKS, CASES, MARKER, info, message
+from tests.support.openclaw import (
+    BLOCKS,
+    CASES,
+    MARKER,
+    SYSTEM,
+    info,
+    message,
+    retried,
+    runtime,
+    stamped,
+)
 from tinker_claw.conversation.attribution import attribute, read_text, words_of
 from tinker_claw.conversation.harnesses import HARNESSES, Block, read
 from tinker_claw.conversation.machinery import looks_like_machinery

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.agents import (
+from tests.support.openclaw import (
     CLOCK,
     EVENT,
     HEARTBEAT,

@@ -12,9 +12,9 @@ import pytest
 from examples.day.npm import installed, npm
 from tests.conversation.test_classify import told
 from tests.support import environments
-from tests.support.agents import assistant
 from tests.support.coding_agents import HERMES, PI
-from tests.support.package_texts import FILLED, literals, templates
+from tests.support.environments import FILLED, literals, templates
+from tests.support.openclaw import assistant
 from tinker_claw.conversation.attribution import attribute, read_text
 from tinker_claw.conversation.classify import RequestKind
 from tinker_claw.formats.chat import parse_chat

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from examples.day.npm import npm
-from tests.support.openclaw_contexts import BAD, CONTEXTS, built
+from tests.support.openclaw import BAD, CONTEXTS, built
 from tinker_claw.conversation.attribution import attribute, words_of
 from tinker_claw.conversation.openclaw import (
     _HEADER,

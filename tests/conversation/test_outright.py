@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conversation.test_classify import told
-from tests.support.agents import (
+from tests.support.openclaw import (
     TOOLS,
     TRACE,
     assistant,

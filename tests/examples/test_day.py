@@ -15,7 +15,7 @@ from examples.day import plan
 from examples.day.__main__ import live
 from examples.day.npm import npm
 from examples.day.table import COLUMNS, markdown
-from tests.support.talk import rows as of_ledger
+from tests.support.clients import rows as of_ledger
 from tinker_claw.billing.prices import Price, load
 
 MESSAGES, SEED = 14, 10

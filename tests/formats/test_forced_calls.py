@@ -14,8 +14,8 @@ import renderers
 from examples.day.npm import npm
 from tests.render.test_prompt_cache import tokenizer_for
 from tests.support import agent_sdks
-from tests.support.agents import assistant, tool
 from tests.support.gateways import MODEL, World, chat, gateway, spell
+from tests.support.openclaw import assistant, tool
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState
 

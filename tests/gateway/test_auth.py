@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.gateway.test_gateway_refusals import assert_error
-from tests.support.agents import assistant, openclaw, user, utility
 from tests.support.gateways import MODEL, gateway, spell
+from tests.support.openclaw import assistant, openclaw, user, utility
 from tinker_claw.render.renderer import Renderer
 
 ANNA, BEN, MINE = "anna-0123456789abcdef", "ben-0123456789abcdefg", "mine-0123456789abcdef"

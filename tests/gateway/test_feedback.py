@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.agents import TRACE, assistant, openclaw, user
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import World, gateway, spell
+from tests.support.ledger import sample_counts, session_outcome
+from tests.support.openclaw import TRACE, assistant, openclaw, user
 from tests.support.processes import ROOT
-from tests.support.tallies import sample_counts, session_outcome
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import RequestError
 from tinker_claw.gateway.feedback import FIELDS, MAX_BYTES, MAX_NAME, PATH, read

@@ -10,7 +10,9 @@ import pytest
 
 from tests.conversation.test_classify import QUEUED, compacted
 from tests.gateway.test_session_privacy import MARK, nothing_of
-from tests.support.agents import (
+from tests.support.fakes import Script
+from tests.support.gateways import World, chat, gateway, spell
+from tests.support.openclaw import (
     EVENT,
     HEARTBEAT,
     NUDGE,
@@ -28,8 +30,6 @@ from tests.support.agents import (
     user,
     utility,
 )
-from tests.support.fakes import Script
-from tests.support.gateways import World, chat, gateway, spell
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Lost, NextState
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.agents import assistant, openclaw, tool, user
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import MODEL, OFF, chat, gateway, spell
+from tests.support.openclaw import assistant, openclaw, tool, user
 from tinker_claw.policy import Policy
 from tinker_claw.render.renderer import Renderer
 

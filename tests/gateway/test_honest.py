@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.agents import TRACE, assistant, openclaw, user
 from tests.support.gateways import MODEL, gateway
+from tests.support.openclaw import TRACE, assistant, openclaw, user
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Kind, NextState
 

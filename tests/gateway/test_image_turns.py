@@ -19,10 +19,9 @@ from anthropic import AsyncAnthropic
 from PIL import Image as Pillow
 
 from tests.gateway.test_voices import GROUP_LINE, MAIL
-from tests.support.agents import SYSTEM, TOOLS
-from tests.support.channels import ANN, BOB, info, message
 from tests.support.fakes import FakeSampler
 from tests.support.gateways import MODEL, World, gateway
+from tests.support.openclaw import ANN, BOB, SYSTEM, TOOLS, info, message
 from tests.support.pictures import (
     ANIMATIONS,
     animated,

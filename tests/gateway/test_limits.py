@@ -16,9 +16,9 @@ import pytest
 
 from tests.gateway.test_auth import ANNA, BEN, USERS, bearer
 from tests.gateway.test_gateway_refusals import assert_error
-from tests.support.agents import assistant, openclaw, user
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import World, gateway, read_events, spell
+from tests.support.openclaw import assistant, openclaw, user
 from tinker_claw.gateway.limits import COME_BACK_S, Limits
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS

@@ -15,9 +15,18 @@ from typing import Any
 import pytest
 
 from tests.gateway.test_voices import OWNER, Gullible, Injection
-from tests.support.agents import SYSTEM, VOLATILE, assistant
-from tests.support.channels import ANN, BLOCKS, BOB, MARKER, block, info
 from tests.support.gateways import World, gateway
+from tests.support.openclaw import (
+    ANN,
+    BLOCKS,
+    BOB,
+    MARKER,
+    SYSTEM,
+    VOLATILE,
+    assistant,
+    block,
+    info,
+)
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.judge import Judge
 from tinker_claw.render.renderer import Renderer

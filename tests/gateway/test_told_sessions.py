@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.support.channels import BOB, info, message
 from tests.support.gateways import World, chat, gateway
+from tests.support.openclaw import BOB, info, message
 from tinker_claw.conversation.lessons import MOST_TOKENS
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, MOST, State, read_lessons

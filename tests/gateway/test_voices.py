@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.agents import SYSTEM, TOOLS, assistant, tool
-from tests.support.channels import ANN, BLOCKS, BOB, info, message
+from tests.support.fakes import asks_hint, rated
 from tests.support.gateways import MODEL, World, gateway
-from tests.support.judges import asks_hint, rated
+from tests.support.openclaw import ANN, BLOCKS, BOB, SYSTEM, TOOLS, assistant, info, message, tool
 from tinker_claw.cli.explain import explained
 from tinker_claw.config.settings import JudgeSettings, Training
 from tinker_claw.judge.endpoints import Endpoint

@@ -27,8 +27,8 @@ from tests.lab import install_vllm
 from tests.support.lives import events_in, until
 from tests.support.ports import free_port
 from tests.support.processes import ROOT
+from tests.support.tinker import wire_process
 from tests.support.tinker_dialects import answering
-from tests.support.wire_servers import wire_process
 from tinker_claw.config.load import load
 
 KEY = "a-key-of-sixteen-letters-or-more"

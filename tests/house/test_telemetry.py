@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from tests.support.outcomes import outcome
+from tests.support.ledger import outcome
 from tinker_claw.app.terminal import Terminal as People
 from tinker_claw.telemetry import Telemetry, configure
 from tinker_claw.types import Completion, SamplingParams, StopReason

@@ -19,9 +19,9 @@ from zipfile import ZipFile
 import httpx
 import pytest
 
+from tests.support.clients import learn
 from tests.support.lives import events_in, until
 from tests.support.processes import ROOT, Running
-from tests.support.talk import learn
 from tests.support.terminals import on_a_terminal
 from tinker_claw import shipped
 from tinker_claw.config.load import load

@@ -18,10 +18,10 @@ from tests.support.bad_judges import (
     bad_judge,
     bad_judge_beside,
 )
+from tests.support.clients import ask, rows
 from tests.support.lives import until
 from tests.support.processes import Running, product
 from tests.support.stories import run
-from tests.support.talk import ask, rows
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import JudgeError
 from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import SecretStr
 
-from tests.support.judges import rated
+from tests.support.fakes import rated
 from tests.support.ports import free_port
 from tinker_claw.app.server import in_background
 from tinker_claw.cli import main

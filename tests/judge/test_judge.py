@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.fakes import FakeSampler, Script
-from tests.support.judges import rated
+from tests.support.fakes import FakeSampler, Script, rated
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import AlignmentError, JudgeError, OutageError
 from tinker_claw.judge.endpoints import (

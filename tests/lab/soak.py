@@ -37,10 +37,10 @@ from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer
 
 from benchmarks.gateway_client import Connection, share
-from tests.support.judges import rated
+from tests.support.fakes import rated
+from tests.support.ledger import one, read
 from tests.support.lives import Fate, Life, life
 from tests.support.ports import free_port
-from tests.support.truths import one, read
 from tinker_claw.app.server import in_background
 from tinker_claw.errors import OutageError
 from tinker_claw.policy import Sampler, Trainer

@@ -22,9 +22,8 @@ from tests.learner.test_loop import World, world
 from tests.ledger.test_ledger import COMPLETION
 from tests.support.backends import VOCABULARY, start_local, tiny_model
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer
+from tests.support.ledger import outcome, sample_counts, step_counts
 from tests.support.local_reference import reference
-from tests.support.outcomes import outcome
-from tests.support.tallies import sample_counts, step_counts
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.cli.status import describe

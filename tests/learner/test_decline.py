@@ -12,7 +12,7 @@ import pytest
 from tests.learner.test_loop import World, world
 from tests.learner.test_rollback import undoing
 from tests.support.fakes import FakeTrainer
-from tests.support.tallies import sample_counts
+from tests.support.ledger import sample_counts
 from tinker_claw.evidence import CLAIM
 from tinker_claw.ledger.decline import HOLD, SIZE, decline
 from tinker_claw.ledger.feedback import About, Feedback

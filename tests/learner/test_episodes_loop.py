@@ -12,7 +12,7 @@ import pytest
 
 from tests.learner.test_loop import World, has_token, world
 from tests.support.fakes import LOGPROB, FakeTrainer
-from tests.support.tallies import sample_counts
+from tests.support.ledger import sample_counts
 from tinker_claw.config.settings import Gateway
 from tinker_claw.learner.batch import FILL_S
 from tinker_claw.ledger.database import FILE, reading

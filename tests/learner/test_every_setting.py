@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from examples.demo.judge import create_app
 from examples.demo.recipe import grammar
-from tests.support.tallies import step_counts
+from tests.support.ledger import step_counts
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import System, wire
 from tinker_claw.backends.local import arrange

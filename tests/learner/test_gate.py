@@ -17,10 +17,9 @@ import pytest
 from examples.demo.user import USERS
 from tests.learner.test_loop import World, world
 from tests.learner.test_rollback import undoing
-from tests.support.bills import of_step
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer
+from tests.support.ledger import of_step, sample_counts
 from tests.support.scripted_users import demo_run
-from tests.support.tallies import sample_counts
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.estimate import GATE_TOKENS
 from tinker_claw.billing.meter import bill

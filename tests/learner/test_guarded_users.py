@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from examples.demo.user import USERS, User
+from tests.support.ledger import sample_counts
 from tests.support.scripted_users import Run, demo_run
-from tests.support.tallies import sample_counts
 
 pytestmark = pytest.mark.slow
 PLAIN = USERS["plain"]

@@ -10,8 +10,7 @@ from typing import Any
 
 from tests.learner.test_agreement import sample
 from tests.learner.test_loop import HINT, Says, world
-from tests.support.fakes import FakeSampler
-from tests.support.judges import rated
+from tests.support.fakes import FakeSampler, rated
 from tinker_claw.config.settings import Training
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.learner.scoring import batch_items

@@ -14,10 +14,8 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer
-from tests.support.judges import rated
-from tests.support.outcomes import outcome
-from tests.support.tallies import sample_counts, step_counts
+from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer, rated
+from tests.support.ledger import outcome, sample_counts, step_counts
 from tinker_claw.backends.open import lora_learning_rate
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.meter import bill

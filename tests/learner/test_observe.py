@@ -10,11 +10,10 @@ import pytest
 import structlog.testing
 
 from tests.learner.test_loop import Says, world
-from tests.support.fakes import FakeTrainer
-from tests.support.judges import rated
+from tests.support.clients import converse, rows
+from tests.support.fakes import FakeTrainer, rated
+from tests.support.ledger import sample_counts
 from tests.support.processes import product
-from tests.support.talk import converse, rows
-from tests.support.tallies import sample_counts
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.privacy.redact import Redactor
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.learner.test_loop import BETTER, HINT, Says, World, world
 from tests.support.fakes import FakeSampler, FakeTrainer
-from tests.support.tallies import sample_counts
+from tests.support.ledger import sample_counts
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.judgements import BEHIND_HINTS
 from tinker_claw.policy import Sampler

@@ -13,7 +13,7 @@ import pytest
 from tests.learner.test_loop import World, has_token, world
 from tests.learner.test_rollback import SlowTrainer, learn, undoing
 from tests.support.fakes import LOGPROB, UNTIL_TOLD, FakeSampler, FakeTrainer
-from tests.support.tallies import sample_counts, step_counts
+from tests.support.ledger import sample_counts, step_counts
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Budget

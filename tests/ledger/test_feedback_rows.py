@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ledger.test_ledger import new_turn
+from tests.support.ledger import sample_counts
 from tests.support.stories import Told
-from tests.support.tallies import sample_counts
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.outcomes import outcome
-from tests.support.tallies import sample_counts, step_counts, verdict_counts
+from tests.support.ledger import outcome, sample_counts, step_counts, verdict_counts
 from tinker_claw.errors import LedgerError
 from tinker_claw.learner.batch import choose
 from tinker_claw.ledger.codec import flat, pack_floats, pack_ids, rows_of, unpack_floats, unpack_ids

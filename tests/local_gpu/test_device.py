@@ -16,13 +16,20 @@ from local_gpu.halves import ScoreAsk
 from local_gpu.ranks.remote import RankedLearning
 from local_gpu.trainer import LocalTrainer
 from tests.support.backends import start_local
+from tests.support.clients import talking
+from tests.support.ledger import check, one, read
 from tests.support.lives import Fate, life, until
 from tests.support.local_reference import rl_datum
-from tests.support.rank_checks import ADAM, PASSES, one_process, same_report
-from tests.support.rank_runs import alive
-from tests.support.rank_sick import build_ill, lives, prescribe
-from tests.support.talkers import talking
-from tests.support.truths import check, one, read
+from tests.support.ranks import (
+    ADAM,
+    PASSES,
+    alive,
+    build_ill,
+    lives,
+    one_process,
+    prescribe,
+    same_report,
+)
 from tinker_claw.errors import BackendError, ConfigError, OutageError, StepError
 from tinker_claw.types import Datum, LossPass
 

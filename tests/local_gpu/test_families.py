@@ -32,7 +32,6 @@ from local_gpu.trainer import LocalTrainer
 from local_gpu.tree.body import Body
 from local_gpu.tree.kernels import SdpaKernel
 from tests.support.backends import VOCABULARY
-from tests.support.families import FAMILIES, REFUSED, Family, tiny_of
 from tests.support.local_reference import (
     full_logprobs,
     reference,
@@ -41,6 +40,7 @@ from tests.support.local_reference import (
     sequence,
     warmed,
 )
+from tests.support.models import FAMILIES, REFUSED, Family, tiny_of
 from tinker_claw.errors import ConfigError
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
 

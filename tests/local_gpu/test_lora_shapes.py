@@ -33,7 +33,6 @@ from local_gpu.model.lora import (
 from local_gpu.tree.body import Body
 from local_gpu.tree.kernels import SdpaKernel
 from tests.support.backends import VOCABULARY, tiny_model
-from tests.support.families import FAMILIES, tiny_of
 from tests.support.local_reference import (
     entropy_datum,
     full_logprobs,
@@ -41,6 +40,7 @@ from tests.support.local_reference import (
     reference_loss,
     rl_datum,
 )
+from tests.support.models import FAMILIES, tiny_of
 from tinker_claw.errors import BackendError, ConfigError
 from tinker_claw.types import Adam, LossPass
 

@@ -25,8 +25,8 @@ from local_gpu.tree.body import Body
 from local_gpu.tree.kernels import MergedKernel
 from local_gpu.tree.prefix_tree import grow
 from tests.support.local_reference import reference, reference_loss
+from tests.support.models import tiny_qwen3_vl
 from tests.support.pictures import picture
-from tests.support.seeing_models import tiny_qwen3_vl
 from tinker_claw.errors import AlignmentError, StepError
 from tinker_claw.images import Image
 from tinker_claw.types import Datum, Images, LossPass, PlacedImage

@@ -24,7 +24,6 @@ from local_gpu.model.lora import BaseModel, LoraShape, clone, fresh_adapter, wit
 from local_gpu.tree.body import Body
 from local_gpu.tree.kernels import SdpaKernel
 from tests.support.backends import VOCABULARY, start_local, tiny_model
-from tests.support.families import FAMILIES, tiny_of
 from tests.support.local_reference import (
     full_logprobs,
     reference,
@@ -33,6 +32,7 @@ from tests.support.local_reference import (
     sequence,
     warmed,
 )
+from tests.support.models import FAMILIES, tiny_of
 from tinker_claw.backends.open import check_backend
 from tinker_claw.config.load import load
 from tinker_claw.errors import ConfigError

@@ -23,11 +23,11 @@ from examples.personalize.experiment import TINY, load
 from examples.tracks import TrackError, environments
 from examples.tracks.track import Track
 from tests.formats.test_third_format import CALLING
+from tests.support.clients import HELLO, learn
 from tests.support.gateways import MODEL, gateway
 from tests.support.lives import ROOT, until
 from tests.support.processes import product
 from tests.support.stories import Told
-from tests.support.talk import HELLO, learn
 from tinker_claw import plugins
 from tinker_claw.cli import main
 from tinker_claw.errors import ConfigError

@@ -21,10 +21,10 @@ import pytest
 from tests.learner.test_loop import World, has_token, world
 from tests.learner.test_rollback import undoing
 from tests.plugins.test_plugins import HERE
+from tests.support.clients import talking
 from tests.support.fakes import LOGPROB, FakeTrainer
+from tests.support.ledger import sample_counts, step_counts
 from tests.support.lives import Fate, Life, life, until
-from tests.support.talkers import talking
-from tests.support.tallies import sample_counts, step_counts
 from tinker_claw.cli import main
 from tinker_claw.config.settings import Gateway
 from tinker_claw.ledger.codec import unpack_floats

@@ -15,9 +15,9 @@ from renderers.base import load_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tests.render.test_prompt_cache import FAMILIES, tokenizer_for
-from tests.support.agents import assistant, tool, user
 from tests.support.fakes import FakeSampler
 from tests.support.gateways import OFF, chat, gateway, spell
+from tests.support.openclaw import assistant, tool, user
 from tinker_claw.errors import RequestError
 from tinker_claw.gateway.reading import _shows
 from tinker_claw.judge.endpoints import SamplerEndpoint

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from renderers.base import load_tokenizer
 
-from tests.support.agents import VOLATILE, assistant, openclaw, tool, user
 from tests.support.captures import load
+from tests.support.openclaw import VOLATILE, assistant, openclaw, tool, user
 from tinker_claw.conversation.attribution import last_asked
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.chat import parse_chat

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from renderers.base import load_tokenizer
 
-from tests.support.agents import assistant, tool, user
+from tests.support.openclaw import assistant, tool, user
 from tests.support.processes import ROOT, product
-from tests.support.wire_servers import wire_process
+from tests.support.tinker import wire_process
 from tinker_claw.render.outside_text import CutTokenizer
 from tinker_claw.render.tokenizer import load
 from tinker_claw.shipped import MODEL_DIR

@@ -16,9 +16,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.plugins.test_plugins import lay
+from tests.support.ledger import step_counts
 from tests.support.lives import ROOT, until
 from tests.support.stories import SECRET, Told
-from tests.support.tallies import step_counts
 from tinker_claw.app import reporting
 from tinker_claw.ledger.database import reading
 from tinker_claw.retry import Backoff

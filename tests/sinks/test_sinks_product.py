@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from tests.sinks.test_follow import scalars, steps
+from tests.support.clients import learn, rows
 from tests.support.processes import product
-from tests.support.talk import learn, rows
 
 FLAGS = ("--report-to", "tensorboard", "--batch-size", "4", "--gate", "on")
 

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.judges import rated
+from tests.support.fakes import rated
 
 MARK = "SPOIL"
 """Prefix, in a user's message, of the name of a way to misbehave."""

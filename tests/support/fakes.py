@@ -7,10 +7,12 @@ aborts it), so that a test which passes on them says something about the code th
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tinker_claw.billing.meter import bill
 from tinker_claw.errors import BackendError, GoneError, OutageError, SamplerError, StepError
@@ -308,3 +310,14 @@ class FakeTrainer:
         left = self.fail.get(what, 0)
         self.fail[what] = max(0, left - 1)
         return left > 0
+
+
+def rated(rating: int, quote: str = "", hint: str = "", **more: Any) -> str:
+    """An answer in the form that judges are asked for."""
+    said = {"reasoning": "So it was.", "quote": quote, "hint": hint, **more, "rating": rating}
+    return json.dumps(said)
+
+
+def asks_hint(schema: Mapping[str, Any]) -> bool:
+    """Whether an answer by this schema has a hint."""
+    return "hint" in schema["properties"]

@@ -4,6 +4,11 @@ Real HTTP on loopback, one thread per server, adapters really loaded, sampling b
 engine. `Faults` are what such servers have been seen to do wrong.
 
 Rule: a server knows nothing of its client but what comes over HTTP, and writes down what came.
+
+One in a process of its own can be stopped and continued. Like one that hangs, it keeps its
+connections open then and sends nothing.
+
+    python -m tests.support.inference_servers tiny|demo          ends when its standard input does
 """
 
 from __future__ import annotations
@@ -11,24 +16,34 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from local_gpu.model.files import read_adapter
+from local_gpu.model.load import load_base, open_base
 from local_gpu.model.lora import BaseModel, with_lora
 from local_gpu.sample.embedded import Engine, EngineSize
 from local_gpu.tinker.server import WireServer, listen, url_of
-from tests.support.backends import CONTEXT, VOCABULARY
+from tests.support.backends import CONTEXT, VOCABULARY, tiny_model
+from tests.support.processes import ROOT
 from tinker_claw.errors import BackendError
+from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import SamplingParams, StopReason, TokenChunk
 
 START_S = 180
@@ -37,6 +52,13 @@ _BLOCK = 128
 """Tokens per block of the prefix cache."""
 MODULES = threading.Lock()
 """Lock for building modules, as peft can only build one at a time."""
+
+
+@cache
+def tiny_base() -> BaseModel:
+    with TemporaryDirectory() as folder:
+        source = str(tiny_model(Path(folder)))
+        return load_base(source, device=torch.device("cpu"), dtype=torch.float32)
 
 
 @dataclass
@@ -392,3 +414,60 @@ def _error(status: int, message: str) -> JSONResponse:
     kind = {404: "NotFoundError", 400: "InvalidUserInput"}.get(status, "InternalServerError")
     body = {"message": message, "type": kind, "param": None, "code": status}
     return JSONResponse({"error": body}, status)
+
+
+SLOW_S = 0.05
+"""Seconds before each token, so that it can be stopped in a reply."""
+
+
+class Stoppable:
+    """One server in its process."""
+
+    def __init__(self, model: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.inference_servers", model],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._process.stdout
+        self.url: str = json.loads(self._process.stdout.readline())
+
+    def stop(self) -> None:
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@contextmanager
+def stoppable(model: str) -> Iterator[Stoppable]:
+    server = Stoppable(model)
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+def main(model: str) -> None:
+    torch.set_num_threads(1)
+    if model == "tiny":
+        server = InferenceServer(tiny_base())
+    else:
+        base = open_base(str(MODEL_DIR), device="cpu", dtype="float32", threads=1)
+        server = InferenceServer(base, model="demo-base", context=4096)
+    server.faults.slow_s = SLOW_S
+    server.start()
+    print(json.dumps(server.url), flush=True)
+    sys.stdin.read()
+    server.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

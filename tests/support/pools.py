@@ -7,24 +7,21 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from local_gpu.halves import BASE_REF, Facts, ScoreAsk
 from local_gpu.model.files import read_adapter, write_adapter
-from local_gpu.model.load import load_base
 from local_gpu.model.lora import BaseModel, LoraShape, drawn_adapter, fresh_adapter, with_lora
 from local_gpu.sample.http import Deadlines
 from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer
-from tests.support.backends import VOCABULARY, tiny_model
-from tests.support.inference_servers import MODULES, InferenceServer, inference_servers
+from tests.support.backends import VOCABULARY
+from tests.support.inference_servers import MODULES, InferenceServer, inference_servers, tiny_base
 from tinker_claw.retry import Backoff
 from tinker_claw.types import Completion, TokenLogprobs
 
@@ -32,13 +29,6 @@ SHAPE = LoraShape(rank=4, alpha=8)
 FAST = PoolOptions(returns=Backoff(0.05, 0.2), look_s=600)
 PATIENT = Deadlines(connect_s=10, answer_s=30, first_token_s=60, between_tokens_s=60)
 """Long deadlines, as many tests run beside these."""
-
-
-@cache
-def tiny_base() -> BaseModel:
-    with TemporaryDirectory() as folder:
-        source = str(tiny_model(Path(folder)))
-        return load_base(source, device=torch.device("cpu"), dtype=torch.float32)
 
 
 TEXT = tuple((i * i * 7919 + i * 104_729 + 11) % (VOCABULARY // 2) for i in range(600))

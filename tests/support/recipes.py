@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.wire_servers import KEY
+from tests.support.tinker import KEY
 from tinker_claw.shipped import MODEL_DIR
 
 SERVED_AS = "Qwen/Qwen3-4B-Instruct-2507"

@@ -19,7 +19,7 @@ from examples.demo.judge import answer
 from examples.demo.recipe.grammar import Problem
 from examples.demo.scoring import RuleExam, Score, score_version
 from examples.demo.user import IN_FLIGHT, Outcome, Rule, User, hold_sessions
-from tests.support.outcomes import outcome
+from tests.support.ledger import outcome
 from tinker_claw.backends.open import open_trainer
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ledger import one, read
 from tests.support.lives import ROOT, life, until
-from tests.support.truths import one, read
 
 PAGE = (ROOT / "docs" / "agents.md").read_text()
 ADDRESS = "http://127.0.0.1:30000"

@@ -19,8 +19,8 @@ from examples.tracks.compare import Case, Found
 from examples.tracks.state import opened
 from examples.tracks.terminal import Terminal
 from examples.tracks.track import Track
+from tests.support.ledger import one
 from tests.support.lives import ROOT, until
-from tests.support.truths import one
 
 STEPS, RISE = 10, 0.1
 """Steps of a short run, and the least rise of its score."""

@@ -30,9 +30,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tests.support.environments import installed
+from tests.support.ledger import one, read
 from tests.support.lives import ROOT, life, until
 from tests.support.ports import free_port
-from tests.support.truths import one, read
 
 pytestmark = pytest.mark.slow
 

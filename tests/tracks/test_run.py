@@ -38,10 +38,10 @@ from examples.tracks.runner import Run
 from examples.tracks.state import opened
 from examples.tracks.tool_call import Sum, ToolCall
 from examples.tracks.track import Track
+from tests.support.ledger import one, read
 from tests.support.lives import ROOT, Fate, life, until
 from tests.support.ports import free_port
-from tests.support.rank_runs import rank_pids
-from tests.support.truths import one, read
+from tests.support.ranks import rank_pids
 from tinker_claw.app.server import in_background
 
 TRACK = Track(environment="tool-call", concurrency=3, group_size=2, groups=3, steps=5, exam_tasks=2)

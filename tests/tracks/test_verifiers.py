@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.ledger import one, read
 from tests.support.lives import ROOT, life, until
-from tests.support.truths import one, read
 
 pytestmark = pytest.mark.verifiers
 FLAGS = (

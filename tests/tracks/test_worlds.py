@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ledger import one, read
 from tests.support.lives import life, until
-from tests.support.truths import one, read
 from tests.tracks.scripted import runner
 
 TRACK = """\

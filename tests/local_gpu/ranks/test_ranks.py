@@ -20,19 +20,24 @@ from local_gpu.learn.world import Alone
 from local_gpu.ranks.remote import RankedLearning
 from tests.support.backends import start_local, tiny_model
 from tests.support.local_reference import rl_datum
-from tests.support.rank_checks import (
+from tests.support.ranks import (
     ADAM,
     PASSES,
+    Echo,
     apart,
+    config,
+    echoes,
+    gone,
+    kill,
     learn_the_same,
     moments,
     one_process,
+    rank_pids,
     same_report,
     score_the_same,
     weights,
     write_warm,
 )
-from tests.support.rank_runs import Echo, config, echoes, gone, kill, rank_pids
 from tinker_claw.errors import (
     BackendError,
     ConfigError,
@@ -248,7 +253,7 @@ def test_no_rank_outlives_the_control_process_or_hears_its_interrupts(
 ) -> None:
     with (tmp_path / "log").open("wb") as log:
         control = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.rank_runs", str(tmp_path), str(ranks)],
+            [sys.executable, "-m", "tests.support.ranks", str(tmp_path), str(ranks)],
             stdout=subprocess.PIPE,
             stderr=log,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},

@@ -24,21 +24,23 @@ from local_gpu.ranks.remote import RankedLearning
 from local_gpu.ranks.shard import Shards
 from tests.support.backends import tiny_model
 from tests.support.local_reference import rl_datum, sequence
-from tests.support.rank_checks import (
+from tests.support.ranks import (
     ADAM,
     PASSES,
+    PATIENCE_S,
     apart,
     asks,
+    build_full,
+    config,
     learn_the_same,
     one_process,
+    rank_pids,
     same_report,
     same_scores,
     score_the_same,
     weights,
     write_warm,
 )
-from tests.support.rank_full import build_full
-from tests.support.rank_runs import PATIENCE_S, config, rank_pids
 from tinker_claw.errors import BackendError, OutageError, RequestError, StepError
 from tinker_claw.types import Datum, LossPass
 

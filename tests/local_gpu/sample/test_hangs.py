@@ -16,9 +16,14 @@ from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer
-from tests.support.inference_servers import inference_servers
-from tests.support.pools import PATIENT, TEXT, Site, Trainer, eventually, facts_of, site, tiny_base
-from tests.support.stopped_servers import SLOW_S, Stoppable, stoppable
+from tests.support.inference_servers import (
+    SLOW_S,
+    Stoppable,
+    inference_servers,
+    stoppable,
+    tiny_base,
+)
+from tests.support.pools import PATIENT, TEXT, Site, Trainer, eventually, facts_of, site
 from tinker_claw.errors import OutageError
 from tinker_claw.retry import Backoff
 from tinker_claw.types import Completion, SamplingParams, TokenChunk

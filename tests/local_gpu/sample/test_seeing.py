@@ -18,10 +18,9 @@ from local_gpu.config import LocalConfig
 from local_gpu.trainer import LocalTrainer
 from tests.render.test_eyes import said
 from tests.support.gateways import MODEL, gateway
+from tests.support.models import tiny_qwen3_vl
 from tests.support.pictures import bombs, picture, shown
-from tests.support.seeing_models import tiny_qwen3_vl
-from tests.support.tinkers import served
-from tests.support.wire_servers import KEY, NAME
+from tests.support.tinker import KEY, NAME, served
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.meter import charged
 from tinker_claw.config.settings import Run, Settings, Training

@@ -22,10 +22,9 @@ from local_gpu.plan.memory import model_size
 from local_gpu.trainer import LocalTrainer
 from tests.local_gpu.sample.test_seeing import ONE, TWO, asked, in_transformers
 from tests.render.test_eyes import said
-from tests.support.families import EYES_ON_VLLM, FAMILIES, tiny_of
 from tests.support.local_reference import sequence
+from tests.support.models import EYES_ON_VLLM, FAMILIES, tiny_of, tiny_qwen3_vl
 from tests.support.real_vllm import HEAD_DIM, Numbers, serving
-from tests.support.seeing_models import tiny_qwen3_vl
 from tinker_claw.errors import BackendError, SamplerError
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams

@@ -10,10 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.callers import Callers
+from tests.support.clients import Callers, learn, rows
 from tests.support.processes import product
 from tests.support.real_vllm import Numbers, serving
-from tests.support.talk import learn, rows
 from tinker_claw.shipped import MODEL_DIR
 
 pytestmark = pytest.mark.vllm

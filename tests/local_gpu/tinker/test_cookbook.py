@@ -14,7 +14,7 @@ import pytest
 import tinker
 
 from tests.support.recipes import SERVED_AS, Cookbook, Done
-from tests.support.wire_servers import KEY, WireProcess, wire_process
+from tests.support.tinker import KEY, WireProcess, wire_process
 
 pytestmark = pytest.mark.cookbook
 RL = {"batch_size": 4, "group_size": 8, "max_tokens": 16, "learning_rate": 0.002, "max_steps": 8}

@@ -16,7 +16,7 @@ import pytest
 import tinker
 from safetensors.torch import load_file
 
-from tests.support.wire_servers import KEY, NAME, Raw, TinkerServer, wire_server
+from tests.support.tinker import KEY, NAME, Raw, TinkerServer, wire_server
 
 WAIT_S = 180
 

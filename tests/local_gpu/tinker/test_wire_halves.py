@@ -20,8 +20,8 @@ from local_gpu.model.load import open_base
 from local_gpu.tinker.store import Place
 from tests.support.backends import VOCABULARY, tiny_model
 from tests.support.inference_servers import InferenceServer, inference_servers
-from tests.support.rank_runs import kill, rank_pids
-from tests.support.wire_servers import KEY, NAME, TinkerServer, wire_server
+from tests.support.ranks import kill, rank_pids
+from tests.support.tinker import KEY, NAME, TinkerServer, wire_server
 
 WAIT_S = 300
 PROMPT = [(i * i * 5 + 3 * i + 1) % VOCABULARY for i in range(70)]

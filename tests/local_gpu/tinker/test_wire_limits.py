@@ -19,7 +19,7 @@ import tinker
 from tinker.proto import tinker_public_pb2 as pb
 
 from tests.support.backends import VOCABULARY
-from tests.support.wire_servers import KEY, NAME, RAW_TOKENS, Raw, TinkerServer, wire_server
+from tests.support.tinker import KEY, NAME, RAW_TOKENS, Raw, TinkerServer, wire_server
 
 WAIT_S = 180
 MANY = 30_000_000

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.wire_servers import NAME, Raw, TinkerServer, wire_server
-from tests.support.wire_servers import RAW_TOKENS as TOKENS
+from tests.support.tinker import NAME, Raw, TinkerServer, wire_server
+from tests.support.tinker import RAW_TOKENS as TOKENS
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import tinker
 import torch
 
 from tests.support.backends import CONTEXT, VOCABULARY
-from tests.support.wire_servers import KEY, NAME, TinkerServer, wire_server
+from tests.support.tinker import KEY, NAME, TinkerServer, wire_server
 
 WAIT_S = 180
 PROMPT = [(i * i * 5 + 3 * i + 1) % VOCABULARY for i in range(70)]

@@ -18,8 +18,8 @@ import tinker
 
 from local_gpu.tinker.__main__ import _config, main, parser
 from local_gpu.tinker.sessions import Sessions
-from tests.support.wire_servers import KEY, NAME, ROOT, Raw, TinkerServer, wire_process, wire_server
-from tests.support.wire_servers import RAW_TOKENS as TOKENS
+from tests.support.tinker import KEY, NAME, ROOT, Raw, TinkerServer, wire_process, wire_server
+from tests.support.tinker import RAW_TOKENS as TOKENS
 from tinker_claw.errors import RequestError
 
 WAIT_S = 180

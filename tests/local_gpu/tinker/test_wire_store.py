@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from local_gpu.tinker.store import Place
 from tests.support.backends import tiny_model
-from tests.support.wire_servers import KEY, NAME, TinkerServer, wire_server
+from tests.support.tinker import KEY, NAME, TinkerServer, wire_server
 from tinker_claw.errors import ConfigError
 
 WAIT_S = 180

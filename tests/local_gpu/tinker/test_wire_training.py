@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from local_gpu.tinker.store import Place
 from tests.support.backends import VOCABULARY
-from tests.support.wire_servers import KEY, NAME, TinkerServer, wire_server
+from tests.support.tinker import KEY, NAME, TinkerServer, wire_server
 
 # peft 0.21 reads a property that transformers 5.23 has renamed.
 pytestmark = pytest.mark.filterwarnings(

@@ -13,7 +13,7 @@ from torch import Tensor
 from local_gpu.tree.choice import Heads, checked, choose
 from local_gpu.tree.kernels import Attend, Kernel, MergedKernel, SdpaKernel
 from local_gpu.tree.prefix_tree import PrefixTree, grow
-from tests.support.trees import SETTINGS, batches, tensors
+from tests.support.local_reference import SETTINGS, batches, tensors
 from tinker_claw.errors import ConfigError
 
 CPU = torch.device("cpu")

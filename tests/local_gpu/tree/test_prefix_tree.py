@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from local_gpu.tree.prefix_tree import PrefixTree, grow
-from tests.support.trees import SETTINGS, batches, tensors
+from tests.support.local_reference import SETTINGS, batches, tensors
 
 least_shared = st.sampled_from([1, 2, 4, 32])
 

@@ -1,4 +1,4 @@
-"""Clients that talk to the product all the time, and remember what they saw of it.
+"""Clients of the running product: a user who waits until it has learned, and those who never pause.
 
 Rule: a reply counts as seen only when its finish reason and [DONE] were read. One that broke off is
 asked for again, with the same messages, as an agent does.
@@ -8,27 +8,111 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 
 from examples.demo.recipe import grammar
+from tests.support.ledger import Seen
+from tests.support.processes import Running
+
+DUE = "SELECT COUNT(*) FROM turns JOIN next_states ON turn_id = id WHERE settled = 0"
+"""Query of the turns that wait for the judge."""
+HELLO = {"role": "user", "content": "Hello"}
+
+
+def ask(running: Running, session: str, messages: list[dict[str, str]]) -> str:
+    response = httpx.post(
+        f"{running.url}/chat/completions",
+        json={"model": "demo", "messages": messages, "max_tokens": 100},
+        headers={"X-Session-Id": session},
+        timeout=240,
+    )
+    response.raise_for_status()
+    return response.json()["choices"][0]["message"]["content"]
+
+
+def converse(running: Running, seed: int) -> None:
+    """Hold one short session: a problem, a verdict on the answer, and a second problem."""
+    rng = random.Random(seed)
+    problem = grammar.new_problem(rng)
+    messages = [{"role": "user", "content": grammar.first_message(problem)}]
+    for _ in range(2):
+        reply = ask(running, f"session-{seed}", messages)
+        good = grammar.accepts(reply, problem)
+        said = grammar.approval(rng) if good else grammar.correction(rng, directive=True)
+        messages += [
+            {"role": "assistant", "content": reply},
+            {"role": "user", "content": said},
+        ]
+    ask(running, f"session-{seed}", messages)
+
+
+def learn(running: Running, version: int, seeds: range) -> None:
+    """Talk until the policy version is reached, with a limit that suits a slow machine."""
+    for first in range(seeds.start, seeds.stop, 4):
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda seed: converse(running, seed), range(first, first + 4)))
+        deadline = time.monotonic() + 240
+        while (health := running.health())["policy_version"] < version:
+            enough = health["samples_waiting"] >= health["batch_size"]
+            judged = rows(Path(health["data_dir"]), DUE) == [(0,)]
+            if judged and not enough and health["learner"] != "training":
+                break
+            assert time.monotonic() < deadline, health
+            time.sleep(0.2)
+        else:
+            return
+    raise AssertionError(f"version {version} not reached: {running.health()}")
+
+
+def rows(data: Path, query: str) -> list[tuple[int, ...]]:
+    connection = sqlite3.connect(data / "ledger.sqlite3")
+    try:
+        return connection.execute(query).fetchall()
+    finally:
+        connection.close()
+
+
+class Callers:
+    """Agents that ask without a pause, from threads of their own, and count the answers."""
+
+    def __init__(self, running: Running, count: int) -> None:
+        self.answers: list[int] = []
+        self._url = f"{running.url}/chat/completions"
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(i,)) for i in range(count)]
+
+    def __enter__(self) -> Callers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, number: int) -> None:
+        headers = {"X-Session-Id": f"caller-{number}", "X-Turn-Type": "side"}
+        body = {"model": "demo", "messages": [HELLO], "max_tokens": 12}
+        with httpx.Client(timeout=180, headers=headers) as client:
+            while not self._ended.is_set():
+                answer = client.post(self._url, json=body)
+                text = (
+                    answer.json()["choices"][0]["message"]["content"] if answer.is_success else ""
+                )
+                self.answers.append(answer.status_code if text else 0)
+
 
 Message = dict[str, str]
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A reply that a client received to its end."""
-
-    session: str
-    text: str
-    prompt_tokens: int
-    completion_tokens: int
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Invariants of a data directory, whoever was killed when.
+"""What a ledger holds: its invariants, rows by state, bills, and outcomes from its columns.
 
 Rule: it only reads. SQLite's own recovery after a kill is the product's to do.
 """
@@ -9,19 +9,33 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support.talkers import Seen
 from tinker_claw.ledger.codec import unpack_ids
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.spend import PURPOSES, Bill, Purpose, Spent
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.served import Identity, Outcome, Place, Prompt
 from tinker_claw.shipped import MODEL_DIR
+from tinker_claw.types import Completion, Kind, Told, Usage
 
 KEPT_STATES, KEPT_ADAPTERS = 8, 32
 
 
 @cache
+@dataclass(frozen=True)
+class Seen:
+    """A reply that a client received to its end."""
+
+    session: str
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
 def _renderer() -> Renderer:
     return Renderer.load(str(MODEL_DIR), "qwen3")
 
@@ -132,3 +146,81 @@ def _nothing_is_trained_twice(ledger: sqlite3.Connection, version: int) -> None:
     ).fetchall()
     doubles = [sample for sample, n in Counter(row[0] for row in trained).items() if n > 1]
     assert not doubles, f"trained twice: {doubles}"
+
+
+def sample_counts(ledger: Ledger) -> dict[str, int]:
+    """Samples in each state; of those that are held, where there are any."""
+    none = dict.fromkeys(("queued", "trained", "expired", "quarantined"), 0)
+    return none | ledger._db.pairs("SELECT state, COUNT(*) FROM samples GROUP BY state")
+
+
+def step_counts(ledger: Ledger) -> dict[str, int]:
+    """Steps of each status."""
+    none = dict.fromkeys(("intent", "committed", "void"), 0)
+    return none | ledger._db.pairs("SELECT status, COUNT(*) FROM steps GROUP BY status")
+
+
+def verdict_counts(ledger: Ledger) -> dict[str, int]:
+    """Verdicts of each value, and turns with hints."""
+    rows = ledger._db
+    found = rows.pairs("SELECT value, COUNT(*) FROM verdicts GROUP BY value")
+    names = {1: "good", 0: "neutral", -1: "bad", None: "none"}
+    hints = rows.one("SELECT COUNT(DISTINCT turn_id) FROM hints")
+    return {name: found.get(value, 0) for value, name in names.items()} | {"hints": hints}
+
+
+def session_outcome(ledger: Ledger, session_id: int) -> float | None:
+    """How a session ended, as it was said last; None: nobody has said so."""
+    return ledger._db.one(
+        "SELECT score FROM feedback WHERE session_id = ? AND final = 1 ORDER BY id DESC LIMIT 1",
+        session_id,
+    )
+
+
+def billed(ledger: Ledger, where: str = "1", *values: Any) -> Spent:
+    """Sum of some rows."""
+    spent = Spent()
+    for row in ledger._db.rows(f"SELECT * FROM spend WHERE {where}", *values):
+        usage = Usage(row["prefill"], row["cached"], row["sampled"], row["trained"])
+        spent = spent.plus(Bill(row["purpose"], usage, row["usd"]))
+    return spent
+
+
+def of_turn(ledger: Ledger, turn: int) -> Usage:
+    return billed(ledger, "turn_id = ?", turn).usage
+
+
+def of_step(ledger: Ledger, step: int) -> Usage:
+    return billed(ledger, "step_id = ?", step).usage
+
+
+def by_purpose(ledger: Ledger) -> dict[Purpose, Spent]:
+    return {purpose: ledger.spend.total(purpose=purpose) for purpose in PURPOSES}
+
+
+def outcome(
+    *,
+    session_id: int,
+    prompt: tuple[int, ...],
+    completion: Completion,
+    kind: Kind = Kind.MAIN,
+    kind_reason: str = "test",
+    policy_version: int = 0,
+    hint_at: int | None = None,
+    told: Told | None = None,
+    request_text: str = "",
+    history: tuple[str, ...] = (),
+    **more: Any,
+) -> Outcome:
+    """Return an outcome with these values, whichever of its records holds them."""
+    who: Any = {name: more.pop(name) for name in ("trace", "client") if name in more}
+    place = {n: more.pop(n) for n in ("lost", "voices", "asked_by") if n in more}
+    identity = Identity("key", kind, kind_reason, more.pop("call", ""), **who)
+    return Outcome(
+        Place(identity, session_id, history, request_text, **place),
+        more.pop("user", "me"),
+        policy_version,
+        Prompt(prompt, hint_at, told=told),
+        completion,
+        **more,
+    )

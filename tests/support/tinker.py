@@ -1,6 +1,8 @@
-"""Our Tinker-wire server, in this process on a thread of its own or as a real process.
+"""Our Tinker-wire server, in this process or as a real one, and the Tinker backend over it.
 
-Rule: clients reach it over real HTTP, with the unmodified SDK.
+Rule: clients reach it over real HTTP, with the unmodified SDK. The backend has one server per
+folder and test; starting a trainer again on the same folder is a restart of the client,
+`Served.restart` one of the server. A fixture of conftest.py stops them all.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,9 @@ from local_gpu.tinker.config import WireConfig, source_of
 from local_gpu.tinker.server import WireServer, listen, url_of
 from local_gpu.tinker.service import Service
 from local_gpu.tinker.store import Store
+from tests.support.faults import Faulty
+from tinker_claw.backends.tinker.trainer import ServiceLimits, TinkerTrainer
+from tinker_claw.config.settings import Run, Settings, Training
 
 # Read by the SDK when a client is made: its telemetry would talk to the server between tests.
 os.environ["TINKER_TELEMETRY"] = "0"
@@ -239,3 +244,86 @@ class Raw:
         message = pb.ForwardBackwardOutput()
         message.ParseFromString(self.result(request_id).content)
         return message.metrics["loss:sum"]
+
+
+_running: dict[Path, Served] = {}
+
+
+class Served:
+    """A server at one address that can misbehave and be restarted."""
+
+    def __init__(
+        self, folder: Path, speaking: Callable[[Any], Any] = lambda app: app, **settings: Any
+    ) -> None:
+        """`speaking` wraps the application, for a server that deviates from the API."""
+        self.folder = folder
+        self._speaking = speaking
+        self._settings = settings
+        self._stack = ExitStack()
+        self.server: TinkerServer
+        self.faulty: Faulty
+        self._start(port=0)
+
+    def _start(self, port: int) -> None:
+        def around(app: Any) -> Faulty:
+            self.faulty = Faulty(self._speaking(app))
+            return self.faulty
+
+        self.server = self._stack.enter_context(
+            wire_server(self.folder, around=around, port=port, **self._settings)
+        )
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def stop(self) -> None:
+        self._stack.close()
+
+    def restart(self) -> None:
+        """Restart the server: sessions, futures and gradients are gone; checkpoints stay."""
+        port = int(self.url.rsplit(":", 1)[1])
+        self.stop()
+        self._start(port)
+
+
+def served(folder: Path, **settings: Any) -> Served:
+    """Server of this folder, started if there is none."""
+    if folder not in _running:
+        _running[folder] = Served(folder, **settings)
+    return _running[folder]
+
+
+async def start_tinker(
+    folder: Path,
+    *,
+    alpha: int = 8,
+    server: dict[str, Any] | None = None,
+    rank: int = 4,
+    context_tokens: int | None = None,
+    **limits: Any,
+) -> TinkerTrainer:
+    """Start a trainer over the server of this folder."""
+    options = {"root": folder / "served", "alpha": alpha, **(server or {})}
+    there = await asyncio.to_thread(lambda: served(folder, **options))
+    asked = settings(base_url=there.url, rank=rank, context_tokens=context_tokens)
+    return await TinkerTrainer.start(asked, ServiceLimits(**limits), key=KEY)
+
+
+def settings(
+    model: str = NAME,
+    *,
+    base_url: str | None = None,
+    rank: int = 32,
+    context_tokens: int | None = None,
+) -> Settings:
+    """Settings that the adapter reads."""
+    run = Run(model_name=model, base_url=base_url, context_tokens=context_tokens)
+    return Settings(run=run, training=Training(lora_rank=rank))
+
+
+def stop_all() -> None:
+    """Stop every server that was started."""
+    while _running:
+        _, there = _running.popitem()
+        there.stop()
