@@ -199,7 +199,8 @@ def main(folder: Path) -> None:
                     "answer": entry["answer_spec"],
                 }
             )
-    FILE.parent.mkdir(exist_ok=True)
+    if not requests:
+        raise SystemExit(f"{folder} holds no captures, so {FILE.name} stays as it is.")
     with FILE.open("w", encoding="utf-8") as out:
         tables = {"values": shared.values, "filler": shared.filler}
         for entry in (tables, *requests):
