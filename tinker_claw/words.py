@@ -226,9 +226,9 @@ def practised(run: Record) -> str:
         return f"{told}. It failed: {run['error'].rstrip('.')}."
     held = f"those of turns {of['checked']}" if "checked" in of else "both halves of the same"
     return (
-        f"{told}: in {plural(figures['optimizer_steps'], 'optimizer step')} untold replies went "
-        f"from {figures['before']:.4f} to {figures['after']:.4f} nats a token from what it asks "
-        f"for, checked on {held}. It made v{run['version']}."
+        f"{told}: in {plural(figures['optimizer_steps'], 'optimizer step')} replies without it "
+        f"went from {figures['before']:.4f} to {figures['after']:.4f} nats a token from what it "
+        f"asks for, checked on {held}. It made v{run['version']}."
     )
 
 
@@ -365,7 +365,7 @@ def _queued(word: str, run: RunView) -> str:
 def _void(steps: Mapping[str, str | None]) -> str:
     why = next(filter(None, [*steps.values()][::-1]), "no reason is known").rstrip(".")
     which = f"Step{'s' if len(steps) > 1 else ''} {', '.join(steps)}"
-    return f" {which} with it failed: {why}."
+    return f" {which} with it was void: {why}."
 
 
 def of_episode(turn: TurnView) -> Iterator[str]:

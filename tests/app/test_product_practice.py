@@ -165,5 +165,5 @@ def test_explain_and_lessons_tell_what_was_practised(accepted: Path, tmp_path: P
     for command in (("explain", str(source)), ("lessons",)):
         told = " ".join(run(*command, directory=data).stdout.split())
         assert f"Step 1 practised lesson 1, said of turn {source}, from v0" in told, told
-        assert "in 2 optimizer steps untold replies went from" in told
+        assert "in 2 optimizer steps replies without it went from" in told
         assert "It made v1." in told

@@ -28,7 +28,7 @@ SENTENCES = {
     "trained": "It was trained in step 1, with 1 other sample, which made v1 at ",
     "trained on its verdict": "Advantage by its reward: -1.000 (above 0: more of this).",
     "expired": "its sample expired, because too many steps had been taken since v0 answered",
-    "quarantined": "set aside. Step 2 with it failed: it makes no sense.",
+    "quarantined": "set aside. Step 2 with it was void: it makes no sense.",
     "side": "It is never trained: it is a side turn.",
     "refused when captured": "It is not trained: the client hung up.",
     "passed over": "It waits for a next state, and may wait for ever: its session has gone on with "
@@ -45,7 +45,7 @@ SENTENCES = {
     "refused when judged": "It is not trained: neutral verdict, no hint.",
     "no verdict": "It is not trained: no valid vote, no hint.",
     "queued": "It waits for its step; 3 samples are ready. A step takes 2 at a time",
-    "queued again": "Step 3 with it failed: away.",
+    "queued again": "Step 3 with it was void: away.",
     "in training": "It is being trained right now, in step 4.",
     "by another version": "It was not the current version that answered: v1 failed: no adapter.",
 }

@@ -59,7 +59,7 @@ SENTENCES = {
     "private": "its session is private now, and nothing of it is kept.",
     "expired, left behind": f"It is not trained: {LEFT_BEHIND}.",
     "trained, left behind": "A rollback has left that version behind.",
-    "queued again after a crash": "Step 2 with it failed: the process ended before",
+    "queued again after a crash": "Step 2 with it was void: the process ended before",
 }
 
 

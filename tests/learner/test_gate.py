@@ -274,7 +274,7 @@ async def test_version_that_lost_something_answers_nobody_and_its_batch_is_set_a
             turn = read_turn(rows, 1)
             assert turn is not None
             told = outcome(turn, read_run(rows, 4))
-        assert "set aside. Step 1 with it failed: the gate refused the version" in told
+        assert "set aside. Step 1 with it was void: the gate refused the version" in told
         assert "failed" not in told
         (said,) = errors(w)
         assert said is not None

@@ -717,7 +717,7 @@ async def test_lessons_say_whether_they_are_on(tmp_path: Path, lessons: Any) -> 
         transport = httpx.ASGITransport(Starlette(routes=routes.create_page(deps)))
         async with httpx.AsyncClient(transport=transport, base_url=HOST) as client:
             shown = told(await client.get("/ui"))
-        assert ("Lessons are off : no session is told any of these." in shown) == (lessons == "off")
+        assert ("Lessons are off : no session gets any of these." in shown) == (lessons == "off")
 
 
 async def test_names_of_the_ledger_are_not_shown(tmp_path: Path) -> None:

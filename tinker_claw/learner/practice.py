@@ -290,7 +290,7 @@ class Practice:
         items = await batch_items(samples, now, cfg, score_fresh=self._score_fresh)
         prepared = OPD.prepare(items, cfg, None, self._parts.reply_tokens)
         if not prepared.passes:
-            raise UnlearnedError("the told base says nothing else than the policy")
+            raise UnlearnedError("the base with the lesson answers like the policy without it")
         return prepared, fmean(_apart(replies[: len(picked)], scores[: len(picked)]))
 
     async def _replies(self, sampler: Sampler, turns: Sequence[Turn]) -> list[Turn]:
@@ -331,8 +331,8 @@ class Practice:
         after = max(fmean(side) for side in sides)
         if after >= LEARNED or (not plan.held_out and max(map(fmean, halves)) >= 2 * LEARNED):
             raise UnlearnedError(
-                f"untold replies are {after:.4f} nats a token from what the lesson asks for; it "
-                f"should be less than {LEARNED:g}"
+                f"replies without the lesson are {after:.4f} nats a token from what it asks for; "
+                f"it should be less than {LEARNED:g}"
             )
         other = None
         if stay := [turn for turn in plan.others if turn.id not in plan.undone]:

@@ -303,7 +303,7 @@ def _check(path: Path) -> None:
     if found != "ok":
         raise LedgerError(
             f"{path} is damaged ({' '.join(found.split())}); nothing in it was changed. Keep a "
-            f"copy of {path.parent}, and put a backup of that directory back, or go on with "
+            f"copy of {path.parent}, and put a backup of that directory back, or continue with "
             f"another --data-dir. What is left can often be read with sqlite3's command .recover"
         )
 
