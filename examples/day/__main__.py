@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import shutil
+import signal
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -20,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+from examples import as_ctrl_c
 from examples.day import DayError
 from examples.day.model import CONTEXT, NAME, Script, service
 from examples.day.npm import installed
@@ -132,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first day")
     parser.add_argument("--out", type=Path, default=Path("runs/day"), help="folder of the results")
     options = parser.parse_args(arguments)
+    as_ctrl_c()
     out, seeds = options.out.absolute(), range(options.first, options.first + options.days)
     try:
         asyncio.run(_show(out, seeds, options.messages))
@@ -141,6 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"The day stopped: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     return 0
 
 

@@ -35,6 +35,7 @@ _TOKEN: Final = "day"
 _ANSWER_S: Final = 900.0
 """Seconds for one message, with all its tool calls on a busy machine."""
 _START_TRIES: Final = 360
+_STOP_S: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -150,17 +151,15 @@ class OpenClaw:
         with log.open("wb") as out:
             process = self.start("gateway", "run", "--port", str(port), out=out)
         try:
-            async with httpx.AsyncClient(
-                base_url=f"http://127.0.0.1:{port}",
-                headers={"authorization": f"Bearer {_TOKEN}"},
-                timeout=_ANSWER_S,
-                trust_env=False,
-            ) as http:
+            async with talking(port) as http:
                 await _until_up(http, process, log)
                 yield Gateway(self, http, port)
         finally:
             process.terminate()
-            await asyncio.to_thread(process.wait, 60)
+            with suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(process.wait, _STOP_S)
+            process.kill()
+            process.wait()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -185,6 +184,18 @@ class OpenClaw:
         )
 
 
+def talking(port: int) -> httpx.AsyncClient:
+    """Client of OpenClaw's gateway, with a connection for each message: Node closes one that is
+    idle for five seconds, perhaps just when the next message is sent."""
+    return httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}",
+        headers={"authorization": f"Bearer {_TOKEN}"},
+        timeout=_ANSWER_S,
+        limits=httpx.Limits(max_keepalive_connections=0),
+        trust_env=False,
+    )
+
+
 @dataclass(frozen=True)
 class Gateway:
     """A running gateway of OpenClaw, and a person who writes to its agent."""
@@ -197,7 +208,10 @@ class Gateway:
         """Send one message; return what the person reads."""
         body = {"model": "openclaw", "messages": [{"role": "user", "content": message}]}
         headers = {"x-openclaw-session-key": session}
-        answer = await self.http.post("/v1/chat/completions", json=body, headers=headers)
+        try:
+            answer = await self.http.post("/v1/chat/completions", json=body, headers=headers)
+        except httpx.HTTPError as error:
+            raise DayError(f"OpenClaw did not answer: {type(error).__name__} {error}") from error
         if not answer.is_success:
             raise DayError(f"OpenClaw answered {answer.status_code}: {answer.text[:500]}")
         return str(answer.json()["choices"][0]["message"]["content"] or "")
@@ -207,7 +221,10 @@ class Gateway:
         words = ("gateway", "call", "sessions.reset", "--json", "--token", _TOKEN)
         words += ("--url", f"ws://127.0.0.1:{self.port}", "--params", json.dumps({"key": session}))
         process = self.claw.start(*words)
-        out, errors = await asyncio.to_thread(process.communicate, timeout=120)
+        try:
+            out, errors = await asyncio.to_thread(process.communicate, timeout=120)
+        finally:
+            process.kill()
         if process.returncode:
             raise DayError(f"OpenClaw began no new session: {errors[-1000:] or out[-1000:]}")
 

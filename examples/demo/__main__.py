@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from rich.console import Console
 
+from examples import as_ctrl_c
 from examples.demo import DemoError, report, server, view
 from examples.demo.conduct import Cast, conduct
 from examples.demo.options import Options, parse
@@ -33,6 +34,7 @@ EXIT_SIGNALLED = 128
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; returns the exit status."""
     for_owner_only()
+    as_ctrl_c()
     options = parse(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console()
@@ -46,14 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_SIGNALLED + signal.SIGINT
-    except asyncio.CancelledError:
-        return EXIT_SIGNALLED + signal.SIGTERM
     return 0
 
 
 async def _demo(options: Options, console: Console) -> None:
     """Run the demo and present its results, once, even where the run was cut short."""
-    server.end_on_signals()
     launch = server.Launch.of(options)
     console.print(f"Starting the server; its log: {launch.log}", soft_wrap=True)
     progress, user, presented = Progress(options), USERS[options.user], False

@@ -126,15 +126,6 @@ async def running(launch: Launch) -> AsyncGenerator[Server]:
         _pid_file(launch).unlink(missing_ok=True)
 
 
-def end_on_signals() -> None:
-    """End as on Ctrl-C at SIGTERM, or when the terminal is closed."""
-    task = asyncio.current_task()
-    if task is None:
-        raise RuntimeError("there is no task to cancel")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-
-
 def _pid_file(launch: Launch) -> Path:
     return launch.out / "server.pid"
 

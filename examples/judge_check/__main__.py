@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
+from examples import as_ctrl_c
 from examples.judge_check.cases import drawn, read_cases, read_injections
 from examples.judge_check.measure import (
     against_labels,
@@ -148,6 +150,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     own, rest = parser().parse_known_args(arguments)
+    as_ctrl_c()
     try:
         if not own.real:
             asyncio.run(_run(load(rest).judge, own))
@@ -163,6 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"\n{cause}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     return 0
 
 

@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from examples import as_ctrl_c
 from examples.judge_check.__main__ import served
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import JudgeSettings
@@ -113,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--cache", type=Path, default=Path("runs/models"), help="its folder")
     made.add_argument("--temperature", type=float, default=0.6)
     own, rest = made.parse_known_args(arguments)
+    as_ctrl_c()
     cases = read_cases()
     own.runs.parent.mkdir(parents=True, exist_ok=True)
     with served(own.cache) if own.real else nullcontext("") as url:

@@ -26,6 +26,7 @@ from time import monotonic
 
 import httpx
 
+from examples import as_ctrl_c
 from examples.demo import DemoError, server
 from examples.demo.options import positive
 from examples.judge_check.__main__ import served
@@ -49,6 +50,7 @@ _OVERRIDES = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing and report all; returns the exit status."""
     for_owner_only()
+    as_ctrl_c()
     try:
         asked = _parser().parse_args(arguments)
     except ConfigError as error:
@@ -71,8 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(*report.table(experiment, report.rows(experiment, out)), *paths, sep="\n")
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except asyncio.CancelledError:
-        return 128 + signal.SIGTERM
     except (DemoError, ClawError) as error:
         print(f"The experiment stopped: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -92,7 +92,6 @@ def _alone(out: Path) -> Generator[None]:
 
 async def _all(experiment: Experiment, asked: argparse.Namespace, out: Path) -> None:
     """Perform every run that is missing, one after another; the report is rewritten after each."""
-    server.end_on_signals()
     runs = experiment.runs()
     missing = [run for run in runs if written(out, run) is None]
     _say(f"{len(missing)} runs, {len(runs) - len(missing)} are there already")

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from examples import as_ctrl_c
 from examples.tracks import TrackError, cause, report
 from examples.tracks.client import connected
 from examples.tracks.environments import prepared
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run or examine a track; returns the exit status."""
     os.umask(0o077)  # what agents write may be private
     asked = _parser().parse_args(arguments)
+    as_ctrl_c()
     try:
         track = read(asked.track, **{name: getattr(asked, name) for name in _SETTINGS})
         out = asked.out or Path("runs") / f"track-{asked.track.stem}"

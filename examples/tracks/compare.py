@@ -24,6 +24,7 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 
+from examples import as_ctrl_c
 from examples.tracks import TrackError
 from examples.tracks.__main__ import main as play
 from examples.tracks.state import opened
@@ -65,13 +66,11 @@ class Found:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, and show all; returns the exit status of a run that was stopped, else 0.
-    SIGTERM, and a terminal that is closed, act as Ctrl-C: what was started ends first."""
+    """Run what is missing, and show all; returns the exit status of a run that was stopped, else
+    0."""
     os.umask(0o077)  # what agents write may be private
     asked = _parser().parse_args(arguments)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has none
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    as_ctrl_c()
     cases = [Case(*one) for one in product(asked.tracks, asked.rewards, range(asked.seeds))]
     try:
         for number, case in enumerate(cases, 1):

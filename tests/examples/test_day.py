@@ -5,20 +5,34 @@ Rule: the model is a script, so nothing is said of learning.
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import subprocess
+import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from examples.day import plan
+from examples.day import DayError, plan
 from examples.day.__main__ import live
 from examples.day.npm import npm
+from examples.day.openclaw import Gateway, OpenClaw, talking
 from examples.day.table import COLUMNS, markdown
 from tests.support.clients import rows as of_ledger
+from tests.support.lives import ROOT, until
 from tinker_claw.billing.prices import Price, load
 
+T = TypeVar("T")
 MESSAGES, SEED = 14, 10
+
+
+def real(test: T) -> T:
+    """Mark a test that runs the real OpenClaw."""
+    here = pytest.mark.skipif(npm() is None, reason="npm is not installed: OpenClaw cannot be run")
+    return pytest.mark.openclaw(pytest.mark.slow(here(test)))
 
 
 def test_ten_days_differ_and_each_has_all_that_a_day_has() -> None:
@@ -38,9 +52,55 @@ def test_ten_days_differ_and_each_has_all_that_a_day_has() -> None:
         assert all(message.steps[-1].says for message in day)
 
 
-@pytest.mark.openclaw
-@pytest.mark.slow
-@pytest.mark.skipif(npm() is None, reason="npm is not installed: OpenClaw cannot be run")
+async def test_message_gets_a_connection_of_its_own() -> None:
+    """Node closes an idle connection, perhaps just when the next message is sent."""
+    met = Counter[object]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readuntil(b"}]}"):
+            met[writer] += 1
+            if met[writer] > 1:
+                return writer.transport.abort()
+            body = b'{"choices": [{"message": {"content": "About 1."}}]}'
+            head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with talking(port) as http:
+            gateway = Gateway(OpenClaw(Path(), Path()), http, port)
+            assert [await gateway.say("main", "Hello") for _ in range(3)] == ["About 1."] * 3
+        with pytest.raises(DayError, match="OpenClaw did not answer: ConnectError"):
+            async with talking(1) as http:
+                await Gateway(OpenClaw(Path(), Path()), http, 1).say("main", "Hello")
+
+
+def _left(of: Path) -> list[str]:
+    """Processes that were given something in this folder."""
+    found = list[str]()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes()
+            if str(of).encode() in words + (process / "environ").read_bytes():
+                found.append(words.decode(errors="replace"))
+    return found
+
+
+@real
+def test_day_that_is_ended_leaves_no_process_behind(tmp_path: Path) -> None:
+    out = tmp_path / "day"
+    command = [sys.executable, "-m", "examples.day", "--days", "1", "--out", str(out)]
+    lived = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    log = out / "0" / "server.log"
+    until(lambda: lived.poll() is not None or (log.exists() and "turn.captured" in log.read_text()))
+    assert len(_left(out)) > 2
+    lived.send_signal(signal.SIGTERM)
+    _, said = lived.communicate(timeout=240)
+    assert (lived.returncode, said) == (128 + signal.SIGINT, "")
+    assert _left(out) == []
+
+
+@real
 async def test_day_with_real_openclaw(tmp_path: Path) -> None:
     said = plan.day(SEED, MESSAGES)
     lived = live(tmp_path / "day", [SEED], MESSAGES, ("--batch-size=4",))

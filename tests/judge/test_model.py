@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -17,8 +18,9 @@ from typing import NamedTuple
 import pytest
 
 from examples.judge_check import model
-from examples.judge_check.__main__ import main
+from examples.judge_check.__main__ import SERVES, main
 from examples.judge_check.model import NotHere, Packed, ready
+from tests.support.lives import ROOT
 
 PART = 1000
 CONTENT = bytes(range(256)) * 10
@@ -66,6 +68,30 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     for number in (1, 2, 3):
         made.put(number, CONTENT[(number - 1) * PART : number * PART])
     return made
+
+
+def test_server_of_the_model_ends_with_the_command(tmp_path: Path) -> None:
+    python, file = tmp_path / SERVES / "bin" / "python", tmp_path / "cache" / model.QWEN.name
+    for one in (python, file):
+        one.parent.mkdir(parents=True)
+    file.touch()
+    python.write_text("#!/bin/sh\necho http://127.0.0.1:9/v1\nexec sleep 1000\n")
+    python.chmod(0o700)
+    command = [sys.executable, "-m", "examples.judge_check", "--real", "--cache", "cache"]
+    asks = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert asks.stdout is not None
+    assert "answers at http://127.0.0.1:9/v1" in asks.stdout.readline()
+    (server,) = Path(f"/proc/{asks.pid}/task/{asks.pid}/children").read_text().split()
+    asks.send_signal(signal.SIGTERM)
+    asks.communicate(timeout=240)
+    assert asks.returncode == 128 + signal.SIGINT
+    assert not Path(f"/proc/{server}").exists()
 
 
 def test_parts_are_joined_in_order_and_their_origin_is_told_first(
