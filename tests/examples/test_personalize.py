@@ -11,11 +11,12 @@ import csv
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -449,6 +450,33 @@ async def test_a_model_plays_a_user_of_the_real_product_and_another_scores(tmp_p
     assert found["curve"][-1]["step"] >= 1
     assert sum(found["verdicts"].values()) > 0
     assert any("session" in line for line in lines)
+
+
+@pytest.mark.slow
+async def test_the_papers_experiment_runs_by_its_command_with_a_model_as_the_user(
+    tmp_path: Path,
+) -> None:
+    """Its file, its recipe and a persona, as the docs have them; the model is small."""
+    stub = Stub(plays)
+    async with in_background(stub.app()) as url:
+        command = ["-m", "examples.personalize", str(FOLDER / "real.toml")]
+        command += ["--config", str(ROOT / "configs" / "demo.toml"), "--flags=--recipe paper"]
+        command += ["--user-url", url, "--user-model", "someone", "--max-tokens", "100"]
+        command += ["--scenarios", "real/student.toml", "--methods", "combine", "--seeds", "1"]
+        command += ["--steps", "1", "--sessions", "2", "--questions", "4", "--out", str(tmp_path)]
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, *command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        said, _ = await program.communicate()
+    assert program.returncode == 0, said.decode()
+    (asked, *_), persona = stub.asked, read("student", FOLDER / "real" / "student.toml").persona
+    assert persona.strip() in asked[0]["content"]
+    ledger = tmp_path / "combine-student-0" / "run" / "ledger.sqlite3"
+    with closing(sqlite3.connect(ledger)) as rows:
+        ((rule,),) = rows.execute("SELECT metrics ->> 'rule' FROM steps WHERE id = 1")
+        heard = rows.execute("SELECT text FROM next_states WHERE text LIKE '%an AI wrote it.'")
+        assert len(heard.fetchall()) > 0
+    assert (json.loads(rule)["recipe"], json.loads(rule)["gate"]) == ("paper", "off")
 
 
 @pytest.mark.slow
