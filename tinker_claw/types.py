@@ -407,6 +407,8 @@ class Capabilities:
     For a backend that samples in one engine and scores in the trainer's, unbilled: bfloat16
     rounding alone makes a ratio large now and then. False trusts the sampler's logprobs.
     """
+    ended: str | None = None
+    """Why nothing is trained any more, as a sentence; None: it trains."""
 
 
 @dataclass(frozen=True, slots=True)

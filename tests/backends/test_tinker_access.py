@@ -22,14 +22,15 @@ from tests.support.backends import CONTEXT
 from tests.support.faults import Fault
 from tests.support.ports import deaf_port
 from tests.support.tinker import KEY, NAME, served, settings, start_tinker
-from tests.support.tinker_dialects import Flattened, OtherPaths, answering
+from tests.support.tinker_dialects import Delisted, Flattened, OtherPaths, answering
 from tinker_claw.backends.tinker import failures
 from tinker_claw.backends.tinker.access import ServedModel, choose, keep
 from tinker_claw.backends.tinker.sampler import Scoring, TinkerSampler
 from tinker_claw.backends.tinker.trainer import ServiceLimits, TinkerTrainer, offered
 from tinker_claw.backends.tinker_sdk import check_sdk
-from tinker_claw.config.settings import Training
+from tinker_claw.config.settings import Settings, Training
 from tinker_claw.errors import BackendError, ConfigError, GoneError, OutageError, SamplerError
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
 from tinker_claw.methods.base import require
 from tinker_claw.policy import KEPT_DAYS
@@ -84,6 +85,49 @@ async def test_model_that_is_not_there_is_answered_with_those_that_are(tmp_path:
     assert said == (
         f"--model-name Qwen/Qwen3-9B is not among the models that {there.url} trains: {NAME}"
     )
+
+
+def of(asked: Settings, **run: Any) -> Settings:
+    """The same settings of another run."""
+    return asked.model_copy(update={"run": asked.run.model_copy(update=run)})
+
+
+async def test_model_that_left_the_line_up_is_refused_only_where_no_run_has_trained_it(
+    tmp_path: Path,
+) -> None:
+    line_up = Delisted()
+    trainer = await start_tinker(tmp_path, server={"speaking": line_up})
+    sampler, state = await trainer.publish(), await trainer.save_state("kept")
+    line_up.gone, line_up.refuses = True, {"base"}
+    asked = of(settings(base_url=served(tmp_path).url), data_dir=tmp_path / "data")
+    with pytest.raises(ConfigError, match="is not among the models that"):
+        await TinkerTrainer.start(asked, key=KEY)
+    ledger = Ledger(asked.run.directory)
+    ledger.bind(asked.bound)
+    ledger.steps.add_first_version(state_ref=state, sampler_ref=sampler.ref)
+    ledger.close()
+    again = await TinkerTrainer.start(asked, key=KEY)
+    ended = (await again.capabilities()).ended
+    assert ended is not None
+    assert f"does not train {NAME} any more: learning has ended" in ended
+    assert f"--data-dir {tmp_path / 'data'} --base-url {served(tmp_path).url}`" in ended
+    params = SamplingParams(max_tokens=2, seed=1)
+    (done,) = await (await again.open(sampler.ref)).sample((1, 2, 3), params)
+    assert len(done.tokens) == 2
+    await again.load_state(state)
+    await again.export_adapter(tmp_path / "adapter")
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+    with pytest.raises(ConfigError, match="is not among the models that"):
+        await offered(of(asked, model_name="typed"), key=KEY)
+    await again.aclose()
+    await trainer.aclose()
+
+
+async def test_deprecations_of_the_sdk_are_errors_here(tmp_path: Path) -> None:
+    there = served(tmp_path, root=tmp_path / "served")
+    client = RestClient(base_url=there.url, api_key=KEY)
+    with pytest.raises(FutureWarning, match="DEPRECATED"):
+        await client.list_checkpoints_async("run")
 
 
 def test_model_that_can_only_be_sampled_is_told_apart() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from tests.support.clients import HELLO, ask, learn, rows
 from tests.support.lives import until
 from tests.support.processes import ROOT, product
 from tests.support.tinker import WireProcess, served, wire_process
-from tests.support.tinker_dialects import OtherPaths
+from tests.support.tinker_dialects import Delisted, OtherPaths
 
 pytestmark = pytest.mark.slow
 ENV = {"TINKER_API_KEY": "tml-test", "TINKER_TELEMETRY": "0"}
@@ -244,6 +245,72 @@ def test_server_with_paths_of_another_shape_is_learned_on_rolled_back_and_pruned
         learn(running, made + 1, range(100, 160))
         assert running.stop() == 0
     assert "Traceback" not in running.log.read_text()
+
+
+def test_start_without_the_model_in_the_line_up_serves_what_it_can_and_offers_the_export(
+    tmp_path: Path,
+) -> None:
+    data, line_up = tmp_path / "data", Delisted()
+    there = served(
+        tmp_path,
+        speaking=line_up,
+        model="demo",
+        name="demo",
+        root=tmp_path / "box",
+        kv_cache_tokens=None,
+    )
+    flags = ("--backend", "tinker", "--base-url", there.url, *FLAGS)
+
+    def command(*words: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "run.py", *words],
+            cwd=ROOT,
+            env=os.environ | ENV,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout + done.stderr
+
+    with product(data, env=ENV, backend=flags) as running:
+        assert running.stop() == 0
+    line_up.gone, line_up.refuses = True, {"base"}
+    there.restart()
+    with product(data, env=ENV, backend=flags) as running:
+        health = running.health()
+        assert ask(running, "after", [HELLO])
+        assert running.health()["serving"] == "ok", "by the newest version"
+        said = health["learner_error"]
+        assert f"{there.url} does not train demo any more: learning has ended" in said
+        told = [event for event in running.events() if event["event"] == "part.failed"]
+        assert [(event["part"], "exception" in event) for event in told] == [("learning", False)]
+        code, shown = command("status", "--data-dir", str(data))
+        assert code == 1, "it is degraded"
+        assert "does not train demo any more" in shown
+        assert running.stop() == 0
+    export = said.partition("`")[2].partition("`")[0].removeprefix("tinker-claw ")
+    folder = tmp_path / "adapter"
+    code, shown = command(*shlex.split(export.replace("FOLDER", str(folder))))
+    assert code == 0, shown
+    assert f"The adapter of v0 is in {folder}." in shown
+    assert (folder / "adapter_model.safetensors").stat().st_size > 0
+    line_up.refuses = {"training", "weights"}
+    there.restart()
+    code, shown = command(*shlex.split(export.replace("FOLDER", str(tmp_path / "second"))))
+    assert code == 2
+    assert "v0 cannot be exported: " in shown
+    assert "the model is not offered any more" in shown
+    assert not (tmp_path / "second").exists()
+    code, shown = command("doctor", "--data-dir", str(data), "--port", "0", *flags)
+    assert code == 0, shown
+    assert "takes the key, and does not train the model any more" in shown
+    with product(data, env=ENV, backend=flags) as running:
+        assert ask(running, "base", [HELLO])
+        health = running.health()
+        assert (health["serving"], health["answered_by"]) == ("replaced", "the base model")
+        assert "published anew" not in health["meaning"]
+        assert running.stop() == 0
 
 
 def asked(port: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from google.protobuf.message import DecodeError
 from tinker.proto import tinker_public_pb2 as pb
 
-from tests.support.faults import App, Receive, Scope, Send, _body, _replay
+from tests.support.faults import App, Receive, Scope, Send, _answer, _body, _replay
 
 _OURS = re.compile(r"tinker://[^/]+/((?:sampler_)?weights)/[^/]+")
 _IDS = re.compile(r"(.*/checkpoints/)(.+)")
@@ -102,6 +102,32 @@ class Flattened:
         for record in message.loss_fn_outputs:
             del record.fields["logprobs"].trailing_shape[:]
         return message.SerializeToString()
+
+
+class Delisted:
+    """Serves its model until `gone`: then it lists another, and refuses what is asked for."""
+
+    def __init__(self) -> None:
+        self.gone = False
+        self.refuses: set[str] = set()
+        """Of what is gone: `training`, `weights` (to sample what was learned), `base`."""
+
+    def __call__(self, app: App) -> App:
+        async def speaking(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or not self.gone:
+                return await app(scope, receive, send)
+            path, body = scope["path"].rsplit("/", 1)[-1], await _body(receive)
+            if path == "get_server_capabilities":
+                listed = {"model_name": "another", "trainable": True, "sampleable": True}
+                return await _answer(send, 200, {"supported_models": [listed]})
+            asks = "training" if path in ("create_model", "load_weights") else None
+            if path == "create_sampling_session":
+                asks = "weights" if json.loads(body).get("model_path") else "base"
+            if asks in self.refuses:
+                return await _answer(send, 400, {"detail": "the model is not offered any more"})
+            await app(scope, _replay(body, receive), send)
+
+        return speaking
 
 
 class _Rewriting:

@@ -114,11 +114,12 @@ async def wire(
         open_trainer(settings, model.weights, arranged, away=health.servers_away)
     )
     can = await trainer.capabilities()
-    require(build(settings.run.method), settings.training, can)
-    check_images(settings, can.model, trains=can.trains_images and renderer.eyes is not None)
+    if can.ended is None:
+        require(build(settings.run.method), settings.training, can)
+        check_images(settings, can.model, trains=can.trains_images and renderer.eyes is not None)
     telemetry = Telemetry(settings.run.directory / "metrics.jsonl")
     keys = Keys(settings.gateway.api_key, settings.users, settings.key_file)
-    parts = await _parts(settings, trainer, ledger, price, health, telemetry)
+    parts = await _parts(settings, trainer, can, ledger, price, health, telemetry)
     common = _Common(settings, parts, can, renderer, Redactor(settings.privacy.kinds), keys)
     gate = _gate(parts, canaries, renderer, settings.gateway.thinking)
     learner = Learner(
@@ -127,6 +128,7 @@ async def wire(
         gate=gate,
         practice=_practice(common, gate),
         score_fresh=can.score_fresh,
+        ended=can.ended,
     )
     judging = await _judging(common, prompts, learner.wake, stack)
     versions = Versions(ledger, trainer)
@@ -162,6 +164,7 @@ def _renderer(settings: Settings, model: Source) -> Renderer:
 async def _parts(
     settings: Settings,
     trainer: Trainer,
+    can: Capabilities,
     ledger: Ledger,
     price: Price,
     health: Health,
@@ -170,7 +173,7 @@ async def _parts(
     """Build the parts that judging and the learner share; restore the versions that answered."""
     spend = settings.spend
     policy = PolicyHolder(
-        await restore(ledger, trainer),
+        await restore(ledger, trainer, learns=can.ended is None),
         await restore_pin(ledger, trainer),
     )
     telemetry.serves(lambda: policy.current.version.id)

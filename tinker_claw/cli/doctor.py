@@ -194,10 +194,13 @@ class Checks:
     async def backend(self) -> Finding:
         await check_backend(self.settings)
         if self.remote:
-            from tinker_claw.backends.tinker.access import address  # imports the SDK
+            from tinker_claw.backends.tinker.trainer import offered  # imports the SDK
 
-            service = address(self.settings.run.base_url).base_url
-            return Finding(f"tinker {SDK_VERSION}; {service} takes the key and has the model")
+            where, served = await offered(self.settings)
+            told = f"tinker {SDK_VERSION}; {where.base_url} takes the key"
+            if not served.trainable:
+                return Finding(f"{told}, and does not train the model any more", "warn")
+            return Finding(f"{told} and has the model")
         return Finding("torch, peft and safetensors are installed")
 
     async def memory(self) -> Finding:
@@ -265,6 +268,8 @@ class Checks:
 
         async with open_trainer(settings, self.source.weights) as trainer:
             has = await trainer.capabilities()
+            if has.ended is not None:
+                return Finding(has.ended, "warn")
             require(method, settings.training, has)
             check_images(settings, has.model, trains=has.trains_images and self.sees)
             self.offers = Context(has.context_tokens, "the service says so")

@@ -155,7 +155,7 @@ class Health:
             )
         elif (refused := self._refused(version)) and refused.by:
             replies = f"Replies come from {refused.by}, since v{version} cannot answer"
-            if self.backend.gone.is_set():
+            if self.backend.gone.is_set() and not self.learner.ended:
                 replies += "; it is published anew from its state"
         elif refused:
             replies = f"Requests get an error: neither v{version} nor what stands in for it answers"

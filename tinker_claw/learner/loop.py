@@ -78,6 +78,7 @@ class Learner:
         gate: Gate | None = None,
         practice: Practice | None = None,
         score_fresh: bool = False,
+        ended: str | None = None,
         waits: Backoff = WAITS,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -86,13 +87,14 @@ class Learner:
         Args:
             gate: None: versions are not tested.
             practice: None: lessons are only told.
-            score_fresh: see `Capabilities`.
+            score_fresh, ended: see `Capabilities`.
             waits: waits between attempts while the service is away.
             now: returns seconds since 1970, as the ledger counts them.
         """
         self._parts = parts
         self._adam = Adam(learning_rate=learning_rate)
         self._score_fresh = score_fresh
+        self._ended = ended
         self._observed = 0
         """Steps reported while only observing."""
         self._alarm = Alarm(parts.health, parts.ledger.steps.first_apart)
@@ -153,7 +155,12 @@ class Learner:
         """Take a step whenever a batch is complete, until `finish` or cancelled.
 
         May be called again after an unexpected end.
+
+        Raises:
+            LearningEndedError: there is no step to come until a restart.
         """
+        if self._ended:
+            raise LearningEndedError(self._ended)
         health = self._parts.health
         self._wake.set()
         with suppress(LedgerError):  # it is looked at again before a step

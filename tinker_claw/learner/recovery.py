@@ -66,8 +66,11 @@ async def load(ledger: Ledger, trainer: Trainer, state_ref: str) -> None:
         ) from error
 
 
-async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
+async def restore(ledger: Ledger, trainer: Trainer, *, learns: bool = True) -> Policy:
     """Void uncommitted steps, load the newest version's state, and open its sampler.
+
+    Args:
+        learns: whether there are steps to come; else no state is loaded.
 
     Raises:
         BackendError: the state cannot be loaded, or no sampler opened for it.
@@ -80,6 +83,8 @@ async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
         sampler = await trainer.publish()
         version = ledger.steps.add_first_version(state_ref=state_ref, sampler_ref=sampler.ref)
         return Policy(version, sampler)
+    if not learns:
+        return Policy(saved, await trainer.open(saved.sampler_ref))
     await load(ledger, trainer, saved.state_ref)
     sampler = await _reopened(trainer, saved)
     if sampler.ref != saved.sampler_ref:

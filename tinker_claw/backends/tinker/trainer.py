@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,7 +32,7 @@ from tinker_claw.backends.tinker.sampler import BASE_REF, Scoring, TinkerSampler
 from tinker_claw.backends.tinker.session import Address, ServiceSession
 from tinker_claw.backends.tinker.storage import Shelf, download, unused_name
 from tinker_claw.billing.meter import bill
-from tinker_claw.config.settings import Settings
+from tinker_claw.config.settings import Run, Settings
 from tinker_claw.errors import (
     AlignmentError,
     BackendError,
@@ -39,6 +40,7 @@ from tinker_claw.errors import (
     LearningEndedError,
     StepError,
 )
+from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.policy import KEPT_SAMPLERS, KEPT_STATES
 from tinker_claw.types import (
     Adam,
@@ -78,6 +80,8 @@ async def offered(
 ) -> tuple[Address, ServedModel]:
     """Return the service's address and its entry of the model. Spends nothing.
 
+    A model that it trains no more is returned, with `trainable` false, where a run has trained it.
+
     Args:
         key: None: TINKER_API_KEY, else the SDK's other sources.
 
@@ -90,13 +94,20 @@ async def offered(
     served = await served_models(where, within_s)
     try:
         return where, choose(settings.run.model_name, served, where.base_url)
-    except ConfigError as error:
-        if not (settings.run.directory / "ledger.sqlite3").exists():
+    except ConfigError:
+        if not _has_begun(settings.run):
             raise
-        raise ConfigError(
-            f"{error}. What was learned here stays at the service as long as it keeps it: "
-            "`tinker-claw export --adapter FOLDER` with these flags fetches it"
-        ) from error
+    context = {one.name: one.context_tokens for one in served}.get(settings.run.model_name)
+    return where, ServedModel(settings.run.model_name, context, trainable=False)
+
+
+def _has_begun(run: Run) -> bool:
+    """Whether the data directory holds a run of this model."""
+    if not (file := run.directory / FILE).exists():
+        return False
+    with reading(file) as rows:
+        begun = rows.one("SELECT 1 FROM versions LIMIT 1") is not None
+        return begun and rows.meta("model") == run.model_name
 
 
 class TinkerTrainer:
@@ -111,6 +122,7 @@ class TinkerTrainer:
         self._where = where
         offered = served.context_tokens or FALLBACK_CONTEXT
         self._context_tokens = min(offered, settings.run.context_tokens or offered)
+        self._trains = served.trainable
         self._training = ServiceSession(where, "training")
         self._sampling = ServiceSession(where, "sampling")
         self._client: tinker.TrainingClient | None = None
@@ -144,6 +156,16 @@ class TinkerTrainer:
         return cls(settings, limits, where, served)
 
     async def capabilities(self) -> Capabilities:
+        if not self._trains:
+            return Capabilities(
+                model=self._settings.served_name,
+                losses=frozenset(),
+                two_d_targets=False,
+                student_topk=False,
+                context_tokens=self._context_tokens,
+                sees=may_see(self._settings),
+                ended=self._ended(),
+            )
         abilities = await self._probed()
         return Capabilities(
             model=self._settings.served_name,
@@ -191,11 +213,17 @@ class TinkerTrainer:
         except ConfigError:  # it is away
             return
         if served and not any(one.name == self._model and one.trainable for one in served):
-            raise LearningEndedError(
-                f"{self._where.base_url} does not train {self._model} any more: learning has "
-                "ended, and replies continue as long as it samples the newest version. "
-                "`tinker-claw export --adapter FOLDER` keeps what was learned."
-            )
+            raise LearningEndedError(self._ended())
+
+    def _ended(self) -> str:
+        run = self._settings.run
+        export = ["tinker-claw", "export", "--adapter", "FOLDER", "--data-dir", str(run.directory)]
+        export += ["--base-url", run.base_url] if run.base_url else []
+        return (
+            f"{self._where.base_url} does not train {self._model} any more: learning has ended, "
+            "and replies continue as long as it samples what was learned. "
+            f"`{shlex.join(export)}` fetches that as long as it loads it."
+        )
 
     async def publish(self) -> TinkerSampler:
         client = await self._ready()
@@ -210,7 +238,8 @@ class TinkerTrainer:
         sampler = self._sampler(ref)
         self._open[ref] += 1  # what is being opened is not deleted either
         try:
-            await sampler.connect()
+            if self._trains:  # else nothing could publish it anew: where it is gone, others answer
+                await sampler.connect()
         except BaseException:
             self._open[ref] -= 1
             raise
