@@ -134,6 +134,17 @@ def test_what_another_program_calls_a_session_is_taken_as_it_is() -> None:
     assert told(PLAIN | {"prompt_cache_key": ""}).key == told(PLAIN).key, "none is named"
 
 
+def test_an_answer_that_is_asked_for_again_without_a_system_prompt_is_of_its_session() -> None:
+    """OpenClaw's pass where a tool's result has filled the window: its transcript begins anew."""
+    cut = [user("(session bootstrap)"), *LOOP]
+    for nudge in NUDGES:
+        asked = {"messages": [*cut, user(f"{nudge} Continue from the current transcript.")]}
+        assert told(asked, session_id="a:27").key == "a"
+    assert told({"messages": cut}, session_id="a:27").key == "a:27"
+    typed = {"messages": [*cut, assistant("Done."), user(f"{NUDGES[0]} Continue.")]}
+    assert told(typed, session_id="a:27").key == "a:27", "somebody typed it"
+
+
 def test_the_runtime_line_is_found_wherever_it_stands() -> None:
     second = [{"type": "text", "text": "summary"}, {"type": "text", "text": runtime()}]
     compacted = openclaw("x", line="")

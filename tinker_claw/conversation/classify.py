@@ -300,7 +300,8 @@ def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str,
     if value is not None and value.startswith(_CONTROL_UI):
         value = None  # turns have an id, the same on every surface; a compaction has its trace
     if value is not None:
-        ours = seen.agent or call is RequestKind.COMPACTION
+        # It asks again after an empty reply without its system prompt, too.
+        ours = seen.agent or call is RequestKind.COMPACTION or nudged(seen.request.messages)
         return (_without_boundary(value, session_id) if ours else value), seen.source, False
     traced = seen.trace is not None
     if call is RequestKind.FLUSH and traced and seen.line is not None:
