@@ -302,7 +302,7 @@ def test_start_without_the_model_in_the_line_up_serves_what_it_can_and_offers_th
     assert "v0 cannot be exported: " in shown
     assert "the model is not offered any more" in shown
     assert not (tmp_path / "second").exists()
-    code, shown = command("doctor", "--data-dir", str(data), "--port", "0", *flags)
+    code, shown = command("doctor", "--model-name", "demo", "--data-dir", str(data), *flags)
     assert code == 0, shown
     assert "takes the key, and does not train the model any more" in shown
     with product(data, env=ENV, backend=flags) as running:
