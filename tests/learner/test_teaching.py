@@ -156,7 +156,7 @@ async def asked_again(w: World, said: str, times: int, user: str = "me") -> int:
 async def test_hints_that_the_model_hardly_ever_does_are_not_taught(tmp_path: Path) -> None:
     """But those of another user are, and again once replies behind hints are accepted."""
     async with world(tmp_path, batch_size=ENOUGH) as w:
-        await asked_again(w, "NO, HOW it should be", BEHIND_HINTS // 2)
+        await asked_again(w, "NO, HOW it should be", BEHIND_HINTS // 4)
         scored = len(w.base.scored)
         bad = w.turn("NO, HOW it should be")
         await w.settled()
@@ -177,7 +177,7 @@ async def test_hints_that_the_model_hardly_ever_does_are_not_taught(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("times", "recipe"),
-    [(BEHIND_HINTS // 2 - 1, "default"), (BEHIND_HINTS // 2, "paper")],  # too few; never
+    [(BEHIND_HINTS // 4 - 1, "default"), (BEHIND_HINTS // 2, "paper")],  # too few; never
 )
 async def test_hints_are_taught_where_nothing_shows_that_they_are_not_understood(
     tmp_path: Path, times: int, recipe: str
@@ -196,7 +196,7 @@ async def test_what_tools_reject_says_nothing_about_hints(
 ) -> None:
     """But what the user says of the reply behind the calls does."""
     async with world(tmp_path, batch_size=ENOUGH) as w:
-        for number in range(BEHIND_HINTS // 2):
+        for number in range(BEHIND_HINTS // 4):
             w.turn("NO, HOW it should be", session=f"s{number}")
             w.turn("NO such file", session=f"s{number}", role="tool")
             if then:

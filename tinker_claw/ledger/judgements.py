@@ -35,8 +35,8 @@ ORDER BY later.idx LIMIT 1
 """SQL on a row of `turns`: the reply of `JudgementTable.demonstration`."""
 BEHIND_HINTS = 16
 """Newest replies behind a user's hints that show whether the model does what they ask; with fewer
-than half as many it is not known."""
-FOLLOWED = 1 / 8
+than a quarter as many it is not known."""
+FOLLOWED = 1 / 4
 """Share of them that the user must have accepted more than."""
 _BEHIND_HINTS = f"""
 SELECT {ACCEPTED} FROM sessions
@@ -155,7 +155,7 @@ class JudgementTable(LedgerTable):
         the first replies that they judged behind each, with the correction in their prompt, they
         have accepted more than `FOLLOWED`."""
         accepted = self._db.column(_BEHIND_HINTS, turn_id)
-        return len(accepted) < BEHIND_HINTS // 2 or sum(accepted) > FOLLOWED * len(accepted)
+        return len(accepted) < BEHIND_HINTS // 4 or sum(accepted) > FOLLOWED * len(accepted)
 
     def demonstration(self, turn_id: int) -> str | None:
         """Return the accepted reply that corrects this turn: the first later one of the session
