@@ -364,8 +364,8 @@ def _queued(word: str, run: RunView) -> str:
 
 def _void(steps: Mapping[str, str | None]) -> str:
     why = next(filter(None, [*steps.values()][::-1]), "no reason is known").rstrip(".")
-    which = f"Step{'s' if len(steps) > 1 else ''} {', '.join(steps)}"
-    return f" {which} with it was void: {why}."
+    which, were = ("Steps", "were") if len(steps) > 1 else ("Step", "was")
+    return f" {which} {', '.join(steps)} with it {were} void: {why}."
 
 
 def of_episode(turn: TurnView) -> Iterator[str]:

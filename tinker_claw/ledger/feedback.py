@@ -151,7 +151,7 @@ def _unused(turn: sqlite3.Row) -> str | None:
         return "the reply is being trained" if turn["training"] else None
     if turn["state"] is not None:
         states = {"trained": "was trained already", "expired": "has grown too old to be trained"}
-        return f"the reply {states.get(turn['state'], 'was set aside: steps with it was void')}"
+        return f"the reply {states.get(turn['state'], 'was set aside: steps with it failed')}"
     because = turn["untrained_because"]
     taken_up = turn["why"] in (Why.SET_ASIDE, Why.ENDED) or (
         turn["judged"] and turn["why"] != Why.FORGOTTEN_LESSON
