@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.backends import start_tinker
 from tests.support.faults import Fault
-from tests.support.tinker import served
+from tests.support.tinker import served, start_tinker
 from tinker_claw.billing.meter import charged
 from tinker_claw.policy import Trainer
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams, Usage
@@ -35,8 +34,9 @@ async def test_votes_pay_the_prompt_once(trainer: Trainer) -> None:
 
 
 async def test_prompt_that_the_service_has_in_its_cache_is_billed_as_cached(
-    trainer: Trainer,
+    tmp_path: Path,
 ) -> None:
+    trainer = await start_tinker(tmp_path, server={"table": False})  # a table caches nothing
     sampler = await trainer.publish()
     long = tuple(i % 60 for i in range(400))
     with charged() as first:
@@ -48,6 +48,7 @@ async def test_prompt_that_the_service_has_in_its_cache_is_billed_as_cached(
         )
     assert again.cached_tokens == second.usage.cached > 300
     assert second.usage.prefill + second.usage.cached == 405
+    await trainer.aclose()
 
 
 async def test_what_nobody_waits_for_any_more_is_billed_when_the_service_has_done_it(

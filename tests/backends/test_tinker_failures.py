@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 from tinker import RestClient
 
-from tests.support.backends import start_tinker
 from tests.support.faults import Fault
-from tests.support.tinker import KEY, Served, served
+from tests.support.tinker import KEY, Served, served, start_tinker
 from tinker_claw.backends.tinker import session
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.meter import charged

@@ -77,11 +77,10 @@ async def start_fake(folder: Path) -> TableTrainer:
 
 
 async def start_tinker(folder: Path, **settings: Any) -> Trainer:
-    """Start the adapter and the SDK against our wire server, over HTTP."""
+    """Start the adapter and the SDK against our wire server with the tiny model, over HTTP."""
     from tests.support.tinker import start_tinker as start  # which serves the model of this module
 
-    tiny_model(folder / "model")
-    return await start(folder, **settings)
+    return await start(folder, server={"table": False}, **settings)
 
 
 BACKENDS: Mapping[str, Backend] = {

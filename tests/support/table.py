@@ -283,16 +283,7 @@ class TableSampler:
             if len({len(row) for row in targets}) != 1:
                 raise AlignmentError("logprobs: rows of targets differ in length")
         self._check_ids((*tokens, *(i for row in targets or () for i in row)))
-        rows = self._logprobs[list(tokens[start - 1 : -1])]
-        named = [] if targets is None else list(zip(rows, targets, strict=True))
-        near = [likeliest(row, top_k) for row in rows] if top_k else []
-        return TokenLogprobs(
-            start=start,
-            logprobs=tuple(float(r[t]) for r, t in zip(rows, tokens[start:], strict=True)),
-            targets=tuple(tuple(row[list(ids)].tolist()) for row, ids in named),
-            topk_ids=tuple(ids for ids, _ in near),
-            topk_logprobs=tuple(logprobs for _, logprobs in near),
-        )
+        return scores(self._logprobs, tokens, start, targets, top_k)
 
     async def aclose(self) -> None:
         """Wait for the streams that have begun; one that comes later is served all the same."""
@@ -417,6 +408,9 @@ class Weights:
         move = first / (1 - adam.beta1**steps) / scale + adam.weight_decay * self.delta
         return Weights(self.delta - adam.learning_rate * move, first, second, steps)
 
+    def moved_to(self, delta: Array) -> Weights:
+        return replace(self, delta=delta)
+
     def arrays(self) -> dict[str, Any]:
         return {**vars(self)}
 
@@ -447,6 +441,26 @@ def draw(logits: Array, params: SamplingParams, uniform: float) -> tuple[int, fl
         cumulative = np.exp(logprobs).cumsum()
         token = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return token, float(logprobs[token])
+
+
+def scores(
+    table: Array,
+    tokens: Tokens,
+    start: int,
+    targets: Sequence[Sequence[int]] | None,
+    top_k: int,
+) -> TokenLogprobs:
+    """Logprobs of the tokens from `start` on, of the targets, and of the likeliest."""
+    rows = table[list(tokens[start - 1 : -1])]
+    named = [] if targets is None else list(zip(rows, targets, strict=True))
+    near = [likeliest(row, top_k) for row in rows] if top_k else []
+    return TokenLogprobs(
+        start=start,
+        logprobs=tuple(float(r[t]) for r, t in zip(rows, tokens[start:], strict=True)),
+        targets=tuple(tuple(row[list(ids)].tolist()) for row, ids in named),
+        topk_ids=tuple(ids for ids, _ in near),
+        topk_logprobs=tuple(logprobs for _, logprobs in near),
+    )
 
 
 def likeliest(logprobs: Array, k: int) -> tuple[tuple[int, ...], tuple[float, ...]]:

@@ -27,6 +27,7 @@ import tinker
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
+from local_gpu.backend import LocalBackend
 from local_gpu.config import LocalConfig
 from local_gpu.model.lora import BaseModel
 from local_gpu.tinker.app import create_app
@@ -35,6 +36,7 @@ from local_gpu.tinker.server import WireServer, listen, url_of
 from local_gpu.tinker.service import Service
 from local_gpu.tinker.store import Store
 from tests.support.faults import Faulty
+from tests.support.table_server import model_files, start_table
 from tinker_claw.backends.tinker.trainer import ServiceLimits, TinkerTrainer
 from tinker_claw.config.settings import Run, Settings, Training
 
@@ -82,19 +84,31 @@ class TinkerServer:
 
 @contextmanager
 def wire_server(
-    folder: Path, *, around: Callable[[Any], Any] = lambda app: app, port: int = 0, **settings: Any
+    folder: Path,
+    *,
+    around: Callable[[Any], Any] = lambda app: app,
+    port: int = 0,
+    table: bool = False,
+    **settings: Any,
 ) -> Iterator[TinkerServer]:
     """Serve the tiny model; starting again on the same folder is a restart.
 
-    `around` wraps the application, for a server that misbehaves.
+    Args:
+        around: wraps the application, for a server that misbehaves.
+        table: a table answers in place of the tiny model, which takes a moment to make.
     """
     from tests.support.backends import (  # here, so that `backends` may import this file
         CONTEXT,
+        VOCABULARY,
         tiny_model,
     )
 
     defaults: dict[str, Any] = {
-        "model": str(tiny_model(folder / "model")),
+        "model": str(
+            model_files(folder / "table", VOCABULARY, CONTEXT)
+            if table
+            else tiny_model(folder / "model")
+        ),
         "name": NAME,
         "root": folder / "wire",
         "threads": 1,
@@ -105,11 +119,12 @@ def wire_server(
     given["model"] = source_of(given["model"])
     local = LocalConfig(policy=False, **{k: v for k, v in given.items() if k in names})
     config = WireConfig(local=local, **{k: v for k, v in given.items() if k not in names})
+    start = start_table if table else LocalBackend.start
     started: Future[TinkerServer] = Future()
     servers: list[WireServer] = []
 
     async def run(listening: socket.socket) -> None:
-        async with Service.running(config) as service:
+        async with Service.running(config, start=start) as service:
             here = TinkerServer(url_of(listening), asyncio.get_running_loop(), service)
             server = WireServer(
                 around(create_app(service)),
@@ -303,8 +318,9 @@ async def start_tinker(
     context_tokens: int | None = None,
     **limits: Any,
 ) -> TinkerTrainer:
-    """Start a trainer over the server of this folder."""
-    options = {"root": folder / "served", "alpha": alpha, **(server or {})}
+    """Start a trainer over the server of this folder; a table answers there unless `server` says
+    otherwise."""
+    options = {"root": folder / "served", "alpha": alpha, "table": True, **(server or {})}
     there = await asyncio.to_thread(lambda: served(folder, **options))
     asked = settings(base_url=there.url, rank=rank, context_tokens=context_tokens)
     return await TinkerTrainer.start(asked, ServiceLimits(**limits), key=KEY)
