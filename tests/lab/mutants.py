@@ -48,9 +48,12 @@ ROOMS = (
     "tinker_claw/formats/*.py",
     "tinker_claw/learner/loop.py",
     "tinker_claw/learner/batch.py",
+    "tinker_claw/learner/judging.py",
+    "tinker_claw/learner/practice.py",
     "tinker_claw/ledger/versions.py",
-    "tinker_claw/ledger/steps.py",
-    "tinker_claw/ledger/commit.py",
+    "tinker_claw/ledger/outcome.py",
+    "tinker_claw/served.py",
+    "tinker_claw/words.py",
     "tinker_claw/files.py",
     "local_gpu/learn/losses.py",
     "local_gpu/learn/masters.py",
@@ -441,7 +444,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--part", default="1/1", help="of the mutants every n-th: 1/2, 2/2")
-    asked, rest = parser.parse_known_args()
+    asked, rest = parser.parse_known_intermixed_args()
     asked.data.mkdir(parents=True, exist_ok=True)
     drawn_file = asked.data / "drawn.csv"
     common = ["-q", "-p", "no:cacheprovider", "--slow", "none", *asked.tests, *rest]
