@@ -27,7 +27,8 @@ from tinker_claw.words import outcome
 SENTENCES = {
     "trained": "It was trained in step 1, with 1 other sample, which made v1 at ",
     "trained on its verdict": "Advantage by its reward: -1.000 (above 0: more of this).",
-    "expired": "its sample expired, because too many steps had been taken since v0 answered",
+    "expired": "its sample expired, because too many steps had been taken since v0 answered "
+    "(--max-staleness); by now they are 1.",
     "quarantined": "set aside. Step 2 with it was void: it makes no sense.",
     "side": "It is never trained: it is a side turn.",
     "refused when captured": "It is not trained: the client hung up.",
