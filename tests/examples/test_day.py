@@ -118,7 +118,9 @@ def _holds(day: Day, data: Path) -> None:
     assert len(day.silences) == day.messages
     # Where a tool's result fills the window, OpenClaw asks for the reply in a pass of its own,
     # outside of the conversation: what the person says of that reply finds no turn.
-    ((rescued,),) = rows("SELECT COUNT(*) FROM turns WHERE call = 'unknown'")
+    ((rescued,),) = rows(
+        "SELECT COUNT(*) FROM turns WHERE call = 'unknown' OR (kind = 'main' AND client = 'OpenAI')"
+    )
     assert day.lost <= rescued
     replies = sum(len(message.steps) for message in said)
     assert replies - 12 * rescued <= day.main <= replies + 15, "a compaction may begin one anew"
