@@ -79,8 +79,9 @@ def test_a_rejection_without_a_hint_waits_for_a_better_reply_of_the_same_judge()
     assert chosen([*bare, *hinted]).ids == tuple(range(100, 116)), "they go without them"
     assert chosen([*bare, *tools]) == Choice((), None), "a tool's success is not better than they"
     assert ready([*bare, *tools], 16) == 8
-    better = waits(0, reward=0.5, age=FILL_S)
-    assert chosen([better, *bare[1:]]).ids == (0, *range(25, 40)), "however old it is"
+    for reward in (0.5, -0.5):
+        better = waits(0, reward=reward, age=FILL_S)
+        assert chosen([better, *bare[1:]]).ids == (0, *range(25, 40)), "however old it is"
     worse = [waits(300 + n, judge="tools", reward=-1.0, bare=True) for n in range(8)]
     eight = [waits(400 + n) for n in range(8)]
     assert chosen([*worse, *eight]) == Choice((), None)
