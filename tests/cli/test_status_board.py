@@ -28,6 +28,7 @@ from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState, Usage
+from tinker_claw.words import facts
 
 KEYS = (
     "data_dir batch_size headlines run policy_version pinned held step samples_waiting "
@@ -42,6 +43,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("every") / "data"
     every_state(directory)
     return directory
+
+
+def test_a_ledger_without_a_turn_has_a_short_board(tmp_path: Path) -> None:
+    with closing(Ledger(tmp_path)):
+        lines = dict(facts(read_overview(tmp_path, 16)))
+    assert lines["samples"] == "none"
+    assert "lessons" not in lines
 
 
 def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path) -> None:

@@ -288,6 +288,41 @@ async def test_verdict_that_comes_while_there_is_no_room_to_ask_saves_the_questi
         assert w.ledger._db.one("SELECT reward FROM samples") == 1.0
 
 
+class RatedMeanwhile(Says):
+    """A judge that is away, and whose turn its user rates before it says so."""
+
+    rate: Callable[[], object] | None = None
+
+    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+        assert self.rate is not None
+        self.rate()
+        raise JudgeError("the judge is away")
+
+
+async def test_rating_that_comes_before_the_judge_fails_does_not_wait_for_it(
+    tmp_path: Path,
+) -> None:
+    says = RatedMeanwhile()
+    async with world(tmp_path, endpoint=says, judge_waits=NEVER, rests=NEVER) as w:
+        about = About("turn", "1")
+        says.rate = lambda: w.ledger.feedback.give("me", about, Feedback(1.0))
+        assert w.turn("NO") == 1
+        await w.until(lambda: w.ledger.samples.waiting() == 1)
+
+
+async def test_teacher_that_answers_again_is_asked_about_all_that_wait(tmp_path: Path) -> None:
+    async with world(tmp_path, judge_waits=NEVER, batch_size=10_000) as w:
+        w.base.away = 2
+        first, second = (w.turn("NO, HOW it should be") for _ in range(2))
+        await w.until(lambda: w.base.away == 0 and w.health.judge.state == "stalled")
+        assert w.ledger.samples.waiting() == 0
+        third = w.turn("NO, HOW it should be")
+        await w.until(lambda: w.ledger.samples.waiting() == 3)
+        samples = w.ledger.samples.oldest(9)
+        assert {one.turn_id for one in samples} == {first, second, third}
+        assert all(one.teacher for one in samples)
+
+
 async def test_turn_that_is_forgotten_while_there_is_no_room_to_ask_is_shown_to_nobody(
     tmp_path: Path,
 ) -> None:
