@@ -1,5 +1,6 @@
 """Serve a model to your agent, and let it learn: `python run.py --help`."""
 
+import signal
 import sys
 
 if sys.version_info < (3, 11):  # noqa: UP036 - whoever has an older one shall read why
@@ -8,6 +9,9 @@ if sys.version_info < (3, 11):  # noqa: UP036 - whoever has an older one shall r
         "oldest that will do: make PYTHON=/path/to/python3.11"
     )
 
+at_ctrl_c = signal.getsignal(signal.SIGINT)
+if at_ctrl_c is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules are loaded
 try:
     from tinker_claw.cli.main import main
 except ModuleNotFoundError as error:
@@ -17,6 +21,8 @@ except ModuleNotFoundError as error:
         f"tinker-claw: {error.name} is not installed for {sys.executable}: `make` makes an "
         "environment, and `source .venv/bin/activate` enters it"
     )
+
+signal.signal(signal.SIGINT, at_ctrl_c)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -120,6 +121,22 @@ def test_what_is_typed_early_is_not_shown_and_answers_its_question(home: Path) -
     assert KEY in kept[".tinker/credentials.json"]
     assert f"{KEY}w" not in kept[".tinker/credentials.json"]
     assert KEY not in seen.shown
+
+
+def test_keys_that_are_no_characters_answer_nothing(home: Path) -> None:
+    """Up, Home, Ctrl-Up, F1, Escape alone: some of their bytes are digits."""
+    before = files(home)
+    with started(home) as seen:
+        seen.until("1 to 3: ")
+        for key in ("\x1b[A", "\x1b[1~", "\x1b[1;5A", "\x1bOP", "\x1b"):
+            seen.types(key)
+            time.sleep(0.2)  # a person's next key comes later
+        seen.types("x")
+        seen.until("x is none of them")
+        seen.types("\x04")
+        assert seen.ended() == 130
+        assert seen.shown.count("none of them") == 1
+    assert files(home) == before
 
 
 def test_the_terminal_is_as_it_was_after_the_questions(home: Path) -> None:

@@ -7,6 +7,7 @@ without an echo from the first question to the last, and shown is what we write.
 from __future__ import annotations
 
 import os
+import select
 import sys
 import termios
 import tty
@@ -19,6 +20,9 @@ _ENTER = "\n"
 _BACK = ("\x7f", "\b")
 _END = (b"", b"\x04")
 """The end of the input, and Ctrl-D."""
+_ESCAPE = b"\x1b"
+_AT_ONCE_S = 0.05
+"""Most seconds between the bytes of one key."""
 
 
 @contextmanager
@@ -72,16 +76,36 @@ def line(ask: str, *, shown: bool = True) -> str:
 
 
 def _key() -> str:
+    """Return the next key that is a character; arrows, Home and the like are passed over."""
     raw = b""
     while True:
         byte = os.read(sys.stdin.fileno(), 1)
         if byte in _END:
             raise click.Abort
+        if byte == _ESCAPE:
+            _pass_over()
+            continue
         raw += byte
         try:
             return raw.decode().replace("\r", _ENTER)
         except UnicodeDecodeError:
             raw = b"" if len(raw) == 4 else raw
+
+
+def _pass_over() -> None:
+    """Read the rest of a key that begins with Escape: ESC O and a letter, or ESC [, numbers and a
+    last byte from @ on (ECMA-48, 5.4)."""
+    kind = _soon()
+    if kind not in (b"[", b"O"):
+        return
+    while (byte := _soon()) and not b"@" <= byte <= b"~":
+        pass
+
+
+def _soon() -> bytes:
+    """Return the next byte, if it comes at once."""
+    handle = sys.stdin.fileno()
+    return os.read(handle, 1) if select.select([handle], [], [], _AT_ONCE_S)[0] else b""
 
 
 def _show(text: str) -> None:

@@ -58,7 +58,7 @@ def begin(serve: Callable[[], int]) -> int:
     Raises:
         ConfigError: what was answered cannot be kept, or started.
     """
-    write(["A few questions, a key each, and it starts. Ctrl-C leaves, and changes nothing."])
+    write(["A few questions; one keypress answers each. Ctrl-C leaves, and changes nothing."])
     with keys.unseen():
         while (place := _place()) != "demo":
             given = {"run__backend": place}
@@ -89,7 +89,7 @@ def _place() -> str:
     places = {
         "tinker": "on Tinker, Thinking Machines' service: needs a key and costs money",
         "local": f"on GPUs of this machine ({seen})",
-        "demo": "nowhere yet: the demo, a tiny model that learns on this CPU",
+        "demo": "nowhere yet: watch a demo; a simulated user teaches a tiny model here",
     }
     write(["", "Where should the model run?"])
     return keys.choose(places)
