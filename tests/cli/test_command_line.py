@@ -39,6 +39,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (["log", "turns", "--trained", "--untrained"], "exclude one another"),
         (["explain", "x"], "TURN: Input should be a valid integer"),
         (["rejudge", "1", "x"], "TURN: Input should be a valid integer"),
+        (["status", "--live", "--json"], "give one of --live and --json"),
+        (["status", "--live"], "--live draws on a terminal, and here is none"),
         (["export"], "give one of --jsonl, --lessons, --adapter and --merged"),
     ],
 )

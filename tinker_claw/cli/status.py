@@ -6,6 +6,7 @@ before any figures.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +33,7 @@ from tinker_claw.cli.common import (
 )
 from tinker_claw.cli.log import COLUMNS
 from tinker_claw.config.settings import Settings
-from tinker_claw.errors import ClawError, LedgerError
+from tinker_claw.errors import ClawError, ConfigError, LedgerError
 from tinker_claw.evidence import in_words
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.outcome import Record
@@ -65,6 +66,10 @@ class Status(Command):
 
     def run(self) -> int:
         if self.live:
+            if self.as_json:
+                raise ConfigError("give one of --live and --json: a view is drawn, JSON is printed")
+            if not sys.stdout.isatty():
+                raise ConfigError("--live draws on a terminal, and here is none: leave it out")
             _watch(lambda: _look(self.settings))
             return EXIT_WELL
         look = _look(self.settings)
