@@ -17,6 +17,7 @@ from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.ledger.outcome import Contents, Record, RunView, SampleView, TurnView
 from tinker_claw.ledger.samples import KEPT_BARE
+from tinker_claw.served import OPENING
 from tinker_claw.types import Kind, Lost, StopReason, Vote, Writer
 from tinker_claw.why import Why
 
@@ -84,7 +85,7 @@ def _request(turn: TurnView, known: Contents) -> Iterator[Said]:
     purpose = f", for: {turn.call}" if turn.call else ""
     yield Said(
         f"Turn {turn.id}: {turn.kind} turn {turn.index} of session {turn.session} "
-        f"({known.session_key}) of user {turn.user}, {moment(turn.created_at)}{purpose}."
+        f"({_name(known.session_key)}) of user {turn.user}, {moment(turn.created_at)}{purpose}."
     )
     yield Said(f"It was taken for a {turn.kind} turn because: {turn.reason}.")
     yield Said(f"It asked, in a prompt of {turn.prompt_tokens} tokens:", known.request_text)
@@ -102,6 +103,11 @@ def _request(turn: TurnView, known: Contents) -> Iterator[Said]:
             "No turn got that as its next state, because it is not known what reply it answers: "
             f"{_LOST[turn.lost]}."
         )
+
+
+def _name(key: str) -> str:
+    """Return the name of a session; a digest of its first messages is none."""
+    return "known by its first messages" if key.startswith(OPENING) else key
 
 
 _LOST: Mapping[str, str] = {
@@ -467,18 +473,18 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
     able, whole = seen["samples_waiting"], seen["batch_size"]
     more = seen["samples"].get("queued", 0) - able
     waits = (
-        f"; {more} more wait: rejections without a hint for a better reply to be compared with, "
-        "what tools have judged for what you say (at most half a step is theirs)"
+        f"; {more} more wait: rejections without a hint train only beside a better reply, and what "
+        "tools have judged is at most half of a step"
     )
     yield "next step", f"{able} of {whole} samples{waits * (more > 0)}"
     private = f", {n} of them private now" if (n := seen["private_sessions"]) else ""
     turns = f"{seen['turns']['main']} main and {seen['turns']['side']} side turns"
-    yield "turns", f"{turns} in {seen['sessions']} sessions{private}"
+    yield "turns", f"{turns} in {plural(seen['sessions'], 'session')}{private}"
     if any((episodes := seen["episodes"]).values()):
         yield "episodes", f"{episodes['running']} running, {episodes['over']} ended"
     votes = ", ".join(f"{seen['verdicts'][name]} {name}" for name in ("good", "neutral", "bad"))
     none = f"{seen['verdicts']['none']} without a valid vote"
-    yield "verdicts", f"{votes}, {none}; {seen['hints']} hints"
+    yield "verdicts", f"{votes}, {none}; {plural(seen['hints'], 'hint')}"
     if (lessons := seen["lessons"])["told"] or lessons["practised"]:
         first, session = lessons["newest"], lessons["session"]
         new = f"; lesson {first} for the first time in session {session}" if session else ""

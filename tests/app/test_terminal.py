@@ -130,6 +130,23 @@ def test_each_event_has_a_sentence_or_is_left_to_json() -> None:
         assert None in fields or {part[1] for part in parts if part[1]} <= fields, name
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_lesson_that_is_told_for_the_first_time_is_quoted(tmp_path: Path, quiet: bool) -> None:
+    ledger = Ledger(tmp_path)
+    words = "Write plain prose, " + "without lists " * 9
+    lesson = ledger.lessons.rule("add", "default", None, words)
+    shown = Shown(quiet=quiet, lesson=ledger.lessons.text)
+    event = {"event": "lesson.first_told", "timestamp": "now", "lesson": lesson, "session": 1}
+    line = shown(None, "info", event)
+    ledger.close()
+    said = "now  Lesson 1 is told for the first time"
+    if quiet:
+        assert line == f"{said}."
+    else:
+        assert line.startswith(f"{said}: “Write plain prose, without lists")
+        assert line.endswith("…”")
+
+
 def shown_of(*flags: str, folder: Path) -> str:
     """Return what a terminal shows of a start's estimate and of three other events."""
     handle, its = pty.openpty()

@@ -245,7 +245,15 @@ def test_an_openclaw_that_was_not_tried_is_a_warning(
         assert told.startswith(state)
         assert TRIED[0] in told
         assert TRIED[1] in told
-        assert release in told
+        assert f"{release} is installed" in told
+    (there.parent / "package.json").unlink()
+    assert doctor(tmp_path / "data", "--port", "30998") == 0
+    assert "does not say its release" in line_of(capsys.readouterr().out, "openclaw")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor(tmp_path / "data", "--port", "30998") == 0
+    told = line_of(capsys.readouterr().out, "openclaw")
+    assert told.startswith("-")
+    assert "none is found on PATH" in told
 
 
 @pytest.mark.slow

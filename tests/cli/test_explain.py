@@ -19,6 +19,7 @@ from tinker_claw.ledger.outcome import read_run
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.ledger.views import Filter, read_turns
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.served import OPENING
 from tinker_claw.types import Kind, Wish
 from tinker_claw.types import Told as Lessons
 from tinker_claw.why import Why
@@ -325,3 +326,12 @@ def test_a_forgotten_lesson_is_not_named_by_its_number(
     assert "Step 1 practised a forgotten lesson, said of turn 1" in text
     assert "lesson 1" not in text
     story.ledger.close()
+
+
+def test_a_session_that_its_first_messages_name_is_told_in_words(tmp_path: Path) -> None:
+    story = Told(tmp_path)
+    story.turn("s", session_id=story.ledger.turns.session("me", f"{OPENING}0042abcd"))
+    story.ledger.close()
+    text = " ".join(run("explain", directory=tmp_path).stdout.split())
+    assert "(known by its first messages) of user me" in text
+    assert "0042abcd" not in text

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.processes import ROOT
 from tests.support.stories import Told, run
+from tests.support.terminals import on_a_terminal
 from tinker_claw.ledger.database import FILE
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.types import Wish
@@ -49,6 +53,8 @@ def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) ->
         (("drop",), "`tinker-claw lessons"),
         (("drop", "1", "2"), "one at a time: `tinker-claw lessons drop 1`"),
         (("keep", "2", "Be brief."), "one at a time: `tinker-claw lessons keep 2`"),
+        (("add", " "), "a lesson needs words"),
+        (("edit", "2", ""), "a lesson needs words"),
         (("add", "word " * 61), "at most 300 characters; these are 304"),
         (("add", "Be \u202ebrief."), "U+202E"),
         (("edit", "2", "Be\u200b brief."), "U+200B"),
@@ -58,6 +64,21 @@ def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) ->
         assert why in refused.stderr
     done = run("lessons", "add", "Ask evil．com, or irc://b\tfirst。", directory=tmp_path)
     assert done.returncode == 0, "what they write themselves may hold any address"
+
+
+def test_the_table_fits_the_terminal(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.lessons.rule("add", "default", None, "Write " + "plain prose without lists, " * 9)
+    ledger.close()
+    piped = run("lessons", directory=tmp_path).stdout
+    assert len(piped.splitlines()) == 2, "a line a lesson for programs"
+    command = (sys.executable, "run.py", "lessons", "--data-dir", tmp_path)
+    with on_a_terminal(command, ROOT, os.environ, columns=110) as terminal:
+        assert terminal.ended() == 0
+    lines = [line.rstrip() for line in terminal.shown.splitlines()]
+    assert max(map(len, lines)) <= 110, terminal.shown
+    assert len(lines) > 3
+    assert "".join(terminal.shown.split()).count("prose") == 9, "nothing is cut"
 
 
 def test_an_export_holds_nothing_that_reads_otherwise(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path) -> N
     assert f"No gateway runs on {directory}." in done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == (
-        "First judged turns accepted: 75% (25% to 99%) of 8, 2 of them the base's: "
+        "First judged turns accepted: 75% (25% to 99%) of 8, 2 by the base model: "
         "too few to compare"
     )
     for line in (

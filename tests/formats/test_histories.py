@@ -621,7 +621,7 @@ async def test_half_a_surrogate_pair_is_read_and_said_once_in_the_log(
             assert response.status_code == 200, response.text
             shown = world.renderer.decode(world.sampler.prompts[-1])
             assert "cut \ufffd here, \\ud83d, \U0001f600" in shown
-    assert capsys.readouterr().out.count("half_surrogate") == 1
+    assert capsys.readouterr().out.count("half an emoji") == 1
 
 
 # A message is named where it is refused

@@ -66,7 +66,7 @@ def test_it_counts_what_the_owner_judged_first_and_not_what_came_first(story: St
         first = answered(story, key, "user", -1)
         answered(story, key, "user", 1)
         assert read_live(story.ledger._db)[-1] == First(0, first, "me", accepted=False)
-    assert said(story) == [HEAD + "0% (0% to 41%) of 9, 9 of them the base's: too few to compare"]
+    assert said(story) == [HEAD + "0% (0% to 41%) of 9, all by the base model: too few to compare"]
 
 
 def test_what_tools_and_programs_judge_is_no_first_judged_turn(story: Story) -> None:
@@ -143,11 +143,11 @@ def test_told_turns_count_without_their_words_and_without_their_lesson(story: St
 def test_the_first_16_and_the_newest_16_are_shown(story: Story) -> None:
     assert said(story) == [HEAD + "none yet"]
     rated(story, 2, 5)
-    assert said(story) == [HEAD + "40% (3% to 91%) of 5, 5 of them the base's: too few to compare"]
+    assert said(story) == [HEAD + "40% (3% to 91%) of 5, all by the base model: too few to compare"]
     story.step(story.sampled("s", -1)[1])
     rated(story, 24, 40, policy_version=1)
     (line,) = said(story)
-    assert "of 16, 6 of them the base's; the newest 100% (73% to 100%) of 16" in line
+    assert "of 16, 6 by the base model; the newest 100% (73% to 100%) of 16" in line
     assert line.endswith(": too few to compare")
     (headline,) = read_headlines(story.ledger._db, read_live(story.ledger._db))
     shares = read_overview(story.ledger.path.parent, 16)["accepted"]
@@ -189,10 +189,10 @@ def test_it_claims_nothing_that_the_newest_contradict() -> None:
 def test_each_user_has_a_line_and_sees_their_own(story: Story) -> None:
     rated(story, 6, 16, "ann")
     rated(story, 3, 4, "ben")
-    line = HEAD + "38% (9% to 74%) of 16, 16 of them the base's: too few to compare"
+    line = HEAD + "38% (9% to 74%) of 16, all by the base model: too few to compare"
     assert said(story) == [
         f"ann: {line}",
-        f"ben: {HEAD}75% (13% to 100%) of 4, 4 of them the base's: too few to compare",
+        f"ben: {HEAD}75% (13% to 100%) of 4, all by the base model: too few to compare",
     ]
     assert said(story, "ann") == [line]
 

@@ -94,7 +94,10 @@ class Terminal:
 
 @contextmanager
 def on_a_terminal(
-    command: Sequence[str | Path], folder: Path, environment: Mapping[str, str]
+    command: Sequence[str | Path],
+    folder: Path,
+    environment: Mapping[str, str],
+    columns: int = 200,
 ) -> Generator[Terminal]:
     """Start a program on a terminal; it is killed at the end if it still runs."""
     handle, its = pty.openpty()
@@ -103,7 +106,7 @@ def on_a_terminal(
     process = subprocess.Popen(
         ["setsid", "--ctty", *command],  # so that Ctrl-C on this terminal reaches it
         cwd=folder,
-        env={**environment, "TERM": "xterm", "COLUMNS": "200"},
+        env={**environment, "TERM": "xterm", "COLUMNS": str(columns)},
         stdin=its,
         stdout=its,
         stderr=its,

@@ -77,6 +77,7 @@ async def serve(settings: Settings) -> None:
                 settings, system, listening = await _start(settings, stack)
             ledger, size = system.parts.ledger, settings.training.batch_size
             terminal.opening = partial(ledger.turns.opening, most=2 * LONGEST)
+            terminal.lesson = ledger.lessons.text
             terminal.waiting = lambda: (ledger.samples.waiting(), size)
             await _serve(settings, system, listening, stop)
     except asyncio.CancelledError:

@@ -35,6 +35,8 @@ class Terminal:
     """Whether to leave out words and lines of turns."""
     opening: Callable[[int], str | None] | None = None
     """Returns how a turn that its owner asked for began; None: nobody may see it here."""
+    lesson: Callable[[int], str | None] = lambda lesson: None
+    """Returns the words of a lesson; None: there is no such lesson."""
     waiting: Callable[[], tuple[int, int]] = lambda: (0, 0)
     """Returns the samples that wait, and how many a step takes."""
 
@@ -68,15 +70,20 @@ class Terminal:
         words = self.opening(turn) if self.opening and turn is not None else None
         if words is None:
             raise structlog.DropEvent
-        words = "".join(c if c.isprintable() else " " for c in words)
-        line = " ".join(words.split())
-        return f"“{line[:LONGEST]}{'…' if len(line) > LONGEST else ''}”"
+        return quoted(words)
 
     def bar(self) -> str:
         """Return the bar to the next step."""
         waiting, batch = self.waiting()
         full = CELLS * min(waiting, batch) // batch if batch else 0
         return f"next step [{'#' * full}{'.' * (CELLS - full)}] {min(waiting, batch)}/{batch}"
+
+
+def quoted(words: str) -> str:
+    """Return the first words of a text in quotation marks, on one line."""
+    words = "".join(c if c.isprintable() else " " for c in words)
+    line = " ".join(words.split())
+    return f"“{line[:LONGEST]}{'…' if len(line) > LONGEST else ''}”"
 
 
 def banner(event: Mapping[str, Any]) -> str:
@@ -124,6 +131,12 @@ _MEANING = {
 }
 
 
+def _first_told(terminal: Terminal, event: Mapping[str, Any]) -> str:
+    words = None if terminal.quiet else terminal.lesson(event["lesson"])
+    told = f"Lesson {event['lesson']} is told for the first time"
+    return f"{told}." if words is None else f"{told}: {quoted(words)}"
+
+
 def _estimated(_: Terminal, event: Mapping[str, Any]) -> str:
     if event["step_usd"] is None:
         return f"What it will cost is not known: {event['note']}"
@@ -150,6 +163,7 @@ LINES: Mapping[str, Callable[[Terminal, Mapping[str, Any]], str]] = {
     "turn.captured": _answered,
     "verdict": _judged,
     "step": _stepped,
+    "lesson.first_told": _first_told,
     "layout": lambda _, event: f"{event['gpus'][0].upper()}{event['gpus'][1:]}.",
     "spend.estimate": _estimated,
     "version.refused": _refused,
@@ -211,7 +225,6 @@ SENTENCES: Mapping[str, str] = {
     "pinned": "Version {version} is pinned and answers.",
     "unpinned": "Version {version} answers again, the newest.",
     "rolled_back": "Version {version}, with the weights of version {to}, answers from now on.",
-    "lesson.first_told": "Lesson {lesson} is told for the first time.",
     "renderer.refuses": "The model's chat format does not do all: {of}",
     "sink.failed": "The tracker {sink} failed, and is tried again in {again_in_s:.0f} s: {error}",
     "sink.killed": "The tracker {sink} was stopped: {because}",

@@ -7,6 +7,7 @@ else the gateway is told to. A line or cell has no control characters: clients c
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 import textwrap
@@ -183,6 +184,8 @@ class Column:
     """The record's field, or a function of the record; None: the field of the column's name."""
     show: Callable[[Any], Any] | None = None
     """Formats the value; None: the value is shown as it is."""
+    wraps: bool = False
+    """Whether its text takes more lines on a terminal that is too narrow for all columns."""
 
     def value(self, record: Any) -> Any:
         value = self.of(record) if callable(self.of) else record[self.of or self.name]
@@ -190,25 +193,28 @@ class Column:
 
 
 def table(columns: Sequence[Column], records: Iterable[Any]) -> list[str]:
-    """Return the heading, bold on a terminal, and one line per record, however long."""
+    """Return the heading, bold on a terminal, and one line per record, however long, unless a
+    column wraps."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     cells = [[column.value(record) for column in columns] for record in records]
+    terminal = sys.stdout.isatty()
+    wraps = terminal and any(column.wraps for column in columns)
     for column, *values in zip(columns, *cells, strict=True):
         numbers = any(type(one) in (int, float) for one in values)
         grid.add_column(
             column.name,
             justify="right" if numbers else "left",
             min_width=len(column.name),
-            no_wrap=True,
+            no_wrap=not (wraps and column.wraps),
         )
     for row in cells:
         grid.add_row(*(Text(printable(_cell(value))) for value in row))
-    terminal = sys.stdout.isatty()
-    console = Console(width=100_000, force_terminal=terminal, color_system=None, highlight=False)
+    width = shutil.get_terminal_size().columns if wraps else 100_000
+    console = Console(width=width, force_terminal=terminal, color_system=None, highlight=False)
     with console.capture() as printed:
         console.print(grid)
     return [line.rstrip() for line in printed.get().splitlines()]

@@ -360,10 +360,16 @@ class Checks:
         return Finding(f"{told}. {refusal}", "warn")
 
     async def openclaw(self) -> Finding:
-        told = f"tried with OpenClaw {' and '.join(openclaw.TRIED)}"
-        if (here := openclaw.release()) is None or here in openclaw.TRIED:
-            return Finding(told)
-        return Finding(f"{told}; here is {here}", "warn", "`status` says what is not understood")
+        told = f"tinker-claw is tried with {' and '.join(openclaw.TRIED)}"
+        if shutil.which("openclaw") is None:
+            return Finding(f"none is found on PATH; {told}", "-")
+        if (here := openclaw.release()) is None:
+            return Finding(f"one is installed that does not say its release; {told}")
+        if here in openclaw.TRIED:
+            return Finding(f"{here} is installed; {told}")
+        return Finding(
+            f"{here} is installed; {told}", "warn", "`status` says what is not understood"
+        )
 
 
 async def _answers(url: str, settings: JudgeSettings) -> str:

@@ -28,8 +28,8 @@ _COLUMNS = (
     Column("kept"),
     Column("instead", "replaced_by"),
     Column("for", "kind", lambda kind: kind or None),
-    Column("lesson", "text"),
-    Column("your words", "words", lambda text: short(60, text)),
+    Column("lesson", "text", wraps=True),
+    Column("your words", "words", lambda text: short(60, text), wraps=True),
     Column("turn", "turn_id"),
     Column("first told", "first"),
 )

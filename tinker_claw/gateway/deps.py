@@ -27,7 +27,7 @@ _MOST_LEFT_OUT = 30
 """Most kinds of things left out that are named: clients may call them anything."""
 
 
-HALF = "half_surrogate (a text): half of an emoji or the like was read as U+FFFD"
+HALF = "half an emoji, or the like, which was read as U+FFFD"
 
 
 class LeftOut:

@@ -231,7 +231,9 @@ def headline(firsts: Sequence[First], base: Container[int]) -> Record:
             claim = f"{'better' if rises else 'worse'} ({odds(evidence)})"
     said = "none yet"
     if firsts:
-        said = f"{in_words(record(before))}, {sum(ours[:SHOWN])} of them the base's"
+        its = sum(ours[:SHOWN])
+        who = "all" if its == before.of else its or "none"
+        said = f"{in_words(record(before))}, {who} by the base model"
         said += f"; the newest {in_words(record(newest))}" * bool(newest.of) + f": {claim}"
     return {
         "said": f"First judged turns accepted: {said}",

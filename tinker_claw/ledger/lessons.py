@@ -83,6 +83,10 @@ class LessonTable(LedgerTable):
         """Return the lessons of a user, or all, newest first."""
         return of_user(self._db, user)
 
+    def text(self, lesson: int) -> str | None:
+        """Return the words of a lesson; None: there is no such lesson."""
+        return self._db.one("SELECT text FROM lessons WHERE id = ?", lesson)
+
     def of_session(self, session_id: int) -> list[Lesson] | None:
         """Return the lessons that a session is told; None: that is not decided yet."""
         chosen = self._db.one("SELECT lessons FROM sessions WHERE id = ?", session_id)
@@ -142,7 +146,9 @@ class LessonTable(LedgerTable):
         """
         writes = rule in ("add", "edit")
         words = BLANKS.sub(" ", text).strip() if writes else ""
-        if writes and not 0 < len(words) <= LONGEST:
+        if writes and not words:
+            raise UndoError("a lesson needs words")
+        if len(words) > LONGEST:
             raise UndoError(
                 f"a lesson is a sentence of at most {LONGEST} characters; these are {len(words)}"
             )
