@@ -73,6 +73,10 @@ def test_directory_in_use_is_refused_and_the_lock_of_a_dead_process_is_not(tmp_p
     with life(data, *FLAGS) as first:
         assert first.serves()
         assert "is in use by another process" in refused(data, *FLAGS)
+        with life(data, *FLAGS, port=int(first.url.rpartition(":")[2][:-3])) as same:
+            assert same.ends() == 2
+        assert "is in use by another process" in same.said()
+        assert "cannot listen" not in same.said()
         assert first.health()["status"] == "ok"
         first.kill()
     with life(data, *FLAGS) as third:

@@ -38,9 +38,10 @@ from tinker_claw.billing.estimate import announce
 from tinker_claw.billing.prices import check_budget, price_in_force
 from tinker_claw.config import own_key
 from tinker_claw.config.settings import Keeping, Settings
-from tinker_claw.errors import LearningEndedError, LedgerError, first_cause
+from tinker_claw.errors import ConfigError, LearningEndedError, LedgerError, first_cause
 from tinker_claw.files import close_to_others, open_to_others
 from tinker_claw.learner.health import PartHealth
+from tinker_claw.ledger.database import in_use, is_locked
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
 from tinker_claw.privacy.redact import Redactor
@@ -98,7 +99,12 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[Settings, S
     check_budget(settings, price)
     await check_backend(settings)
     arranged = check_fit(settings) if run.backend == "local" else None
-    listening = stack.enter_context(listen(settings.gateway.host, settings.gateway.port))
+    try:
+        listening = stack.enter_context(listen(settings.gateway.host, settings.gateway.port))
+    except ConfigError as error:
+        if is_locked(run.directory):  # most likely the port, too, is that gateway's
+            raise in_use(run.directory) from error
+        raise
     for name in absent(settings):
         log.info("model.download", model=name)
     model = source(settings)

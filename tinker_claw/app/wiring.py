@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
@@ -26,6 +26,7 @@ from tinker_claw.config.canaries import Canary, in_force
 from tinker_claw.config.settings import Settings
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.conversation.lessons import Lessons
+from tinker_claw.errors import LedgerError
 from tinker_claw.formats import spoken
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
@@ -315,9 +316,12 @@ def _page(
 
 def _health(settings: Settings, parts: LoopParts) -> dict[str, object]:
     """The body of /healthz."""
+    waiting = 0
+    with suppress(LedgerError):  # which `records` tells
+        waiting = ready(parts.ledger.samples.queue(), parts.training.batch_size)
     snapshot = parts.health.snapshot(
         version=parts.policy.current.version.id,
-        waiting=ready(parts.ledger.samples.queue(), parts.training.batch_size),
+        waiting=waiting,
         batch_size=settings.training.batch_size,
     )
     where = {

@@ -108,6 +108,11 @@ def _look(settings: Settings) -> _Look:
     health, overview, notes, directory = None, None, list[str](), settings.run.directory
     try:
         health = orders.health(directory)
+        if health is None and not directory.exists():
+            notes.append(
+                f"{directory} is not there. If it was deleted while its gateway runs, stop that "
+                "gateway, put the folder back from a backup, and start it again."
+            )
         if health is None:
             notes.append(
                 f"No gateway runs on {directory}. Start one with `tinker-claw`, or give the "

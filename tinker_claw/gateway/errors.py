@@ -26,7 +26,7 @@ _AWAY: Final = {
     OutageError: "The service that runs the model is away; try again in a few minutes.",
     BackendError: "The model cannot answer at the moment; try again.",
     LedgerError: "The gateway cannot write its records, so it gives no answer that would be lost; "
-    "its disk may be full. Try again when there is room.",
+    "its disk may be full, or its data folder gone: /healthz says which.",
 }
 
 

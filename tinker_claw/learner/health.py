@@ -151,7 +151,7 @@ class Health:
         if self.records.state != "ok":
             replies = (
                 "Requests are refused until they can be recorded again: see whether the disk is "
-                "full"
+                "full, and the data folder where it was"
             )
         elif (refused := self._refused(version)) and refused.by:
             replies = f"Replies come from {refused.by}, since v{version} cannot answer"
@@ -169,8 +169,10 @@ class Health:
         else:
             queue = _QUEUE.get(self.learner.state, _WAITING).format(waiting, batch_size)
             return f"Replies come from policy v{version}; {queue}."
-        kept = f"{waiting} {'sample is' if waiting == 1 else 'samples are'} queued, none is lost"
-        return "; ".join([replies, *troubles, kept if waiting else "nothing is lost"]) + "."
+        if self.records.state == "ok":  # else what was recorded may be gone with its folder
+            queued = f"{waiting} {'sample is' if waiting == 1 else 'samples are'} queued, none"
+            troubles.append(f"{queued if waiting else 'nothing'} is lost")
+        return "; ".join([replies, *troubles]) + "."
 
     def _troubles(self) -> Iterator[str]:
         """Yield what does not work besides replies, each as part of a sentence."""

@@ -37,6 +37,8 @@ LOG_BYTES: Final = 16_000_000
 it is emptied at a quiet moment. SQLite itself begins to empty it at 4 MB."""
 _STATEMENTS = 256
 """Prepared statements that a connection keeps; handling a turn takes about thirty."""
+_SMALLEST: Final = 512
+"""Bytes of SQLite's smallest page: no ledger is shorter."""
 _LOCK: Final = "lock"
 
 
@@ -134,13 +136,19 @@ def _check_version(path: Path, version: int) -> None:
 
 
 class Writer(Rows):
-    """A writing connection, used from one thread, in a process that has the lock."""
+    """A writing connection to a file that exists, used from one thread, in a process that has the
+    lock."""
 
     def __init__(self, path: Path) -> None:
         connection = sqlite3.connect(
-            path, timeout=_BUSY_MS / 1e3, isolation_level=None, cached_statements=_STATEMENTS
+            f"{path.absolute().as_uri()}?mode=rw",
+            uri=True,
+            timeout=_BUSY_MS / 1e3,
+            isolation_level=None,
+            cached_statements=_STATEMENTS,
         )
         super().__init__(path, connection)
+        self._opened = path.stat()
         self.on_write: Callable[[str | None], None] = lambda error: None
         """Called with None after each write, and with the error after each refusal."""
         self._connection.execute("PRAGMA secure_delete = ON")
@@ -153,8 +161,11 @@ class Writer(Rows):
         """Run all writes inside together or not at all.
 
         Raises:
-            LedgerError: the database refused (disk full, for example); nothing was written.
+            LedgerError: the database refused (disk full, for example), or its file is gone;
+                nothing was written.
         """
+        if lost := self._lost():
+            raise self._refused(lost)
         with self._refusing("written"):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
@@ -195,7 +206,13 @@ class Writer(Rows):
             self._connection.execute("VACUUM")
 
     def empty_log(self) -> bool:
-        """Move the write-ahead log into the file and empty it. False: a reader is using it."""
+        """Move the write-ahead log into the file and empty it. False: a reader is using it.
+
+        Raises:
+            LedgerError: the file is gone.
+        """
+        if lost := self._lost():
+            raise self._refused(lost)
         self.rows("PRAGMA wal_checkpoint(PASSIVE)")  # does most of it, and blocks nobody
         self.rows("PRAGMA busy_timeout = 0")  # waiting here would block writers
         try:
@@ -203,7 +220,27 @@ class Writer(Rows):
         finally:
             self.rows(f"PRAGMA busy_timeout = {_BUSY_MS}")
 
+    def _lost(self) -> str | None:
+        """Return what befell the file if it was deleted, replaced or emptied while it was open.
+        SQLite would not notice, and all that it wrote would be lost."""
+        try:
+            found = self.path.stat()
+        except OSError as error:
+            why = f"is not there any more ({error.strerror})"
+        else:
+            if not os.path.samestat(found, self._opened):
+                why = "is another file than the one that was opened"
+            elif found.st_size < _SMALLEST:
+                why = "was emptied"
+            else:
+                return None
+        return (
+            f"{self.path} {why}: stop the gateway, put {self.path.parent} back from a backup, and "
+            "start it again"
+        )
+
     def _refused(self, why: str) -> LedgerError:
+        why = self._lost() or why
         self.on_write(why)
         return super()._refused(why)
 
@@ -322,11 +359,16 @@ def _lock(directory: Path) -> int:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(handle)
-        raise LedgerError(
-            f"the data directory {directory} is in use by another process; "
-            "stop that one or choose another with --data-dir"
-        ) from error
+        raise in_use(directory) from error
     return handle
+
+
+def in_use(directory: Path) -> LedgerError:
+    """Return the error for a data directory that another process has locked."""
+    return LedgerError(
+        f"the data directory {directory} is in use by another process; "
+        "stop that one or choose another with --data-dir"
+    )
 
 
 def is_locked(directory: Path) -> bool:
@@ -357,7 +399,11 @@ async def beside(path: Path, work: Callable[[Writer], T]) -> T:
     """
 
     def run() -> T:
-        with closing(Writer(path)) as writer:
+        try:
+            writer = Writer(path)
+        except (OSError, sqlite3.Error) as error:
+            raise LedgerError(f"{path} cannot be written: {error}") from error
+        with closing(writer):
             return work(writer)
 
     running = asyncio.ensure_future(asyncio.to_thread(run))
