@@ -225,7 +225,7 @@ def test_what_cannot_be_is_said_and_nothing_is_written(home: Home) -> None:
     assert "No medium found" in away.stderr
     assert "service show` prints the unit" in away.stderr
     wrong = home.run("install", "--batch-size", "0")
-    assert "training.batch_size" in wrong.stderr
+    assert "--batch-size '0': it takes 1 or more" in wrong.stderr
     (home.path / "bin" / "systemctl").unlink()
     nowhere = home.run("uninstall", PATH=str(home.path / "bin"))
     assert "there is no systemd here (no systemctl)" in nowhere.stderr

@@ -197,7 +197,7 @@ def test_with_its_streams_closed_nothing_is_asked(home: Path) -> None:
     done = subprocess.run(
         [*closed, "--batch-size=0"], env=environment(home), stderr=subprocess.PIPE, text=True
     )
-    assert (done.returncode, "training.batch_size" in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, "--batch-size '0'" in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from tinker_claw.app.orders import address, order, url
-from tinker_claw.config.flags import WORD
+from tinker_claw.config.flags import wrong
 from tinker_claw.config.load import load_given
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError, LedgerError
@@ -54,8 +54,9 @@ class Command(BaseModel):
         try:
             command = cls.model_validate(own)
         except ValidationError as error:
-            wrong = (f"{_shown(cls, e['loc'][0])}: {e['msg']}" for e in error.errors())
-            raise ConfigError("; ".join(wrong)) from error
+            problems = [(str(one["loc"][0]), one) for one in error.errors()]
+            told = (wrong(at, cls.model_fields[at], own[at], one) for at, one in problems)
+            raise ConfigError("; ".join(told)) from error
         command._given = given
         return command
 
@@ -75,13 +76,6 @@ class Command(BaseModel):
             ConfigError: a setting is wrong.
         """
         return load_given(self._given)
-
-
-def _shown(model: type[BaseModel], name: str | int) -> str:
-    field = model.model_fields[str(name)]
-    if WORD in field.metadata:
-        return field.title or str(name).upper()
-    return f"--{name}".replace("_", "-")
 
 
 class LedgerCommand(Command):

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 import click
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 WORD: Final = "word"
 """Beside a type (`Annotated[int, WORD]`): a word of its own instead of a flag with a value."""
@@ -62,6 +63,35 @@ def _parameter(name: str, field: FieldInfo, section: str) -> click.Parameter:
         told += f" ({facts})" if facts else ""
     names = f"--{flag}/--no-{flag}" if section and kind is click.BOOL else f"--{flag}"
     return click.Option([names, f"{section}__{name}" if section else name], help=told, **options)
+
+
+def wrong(name: str, field: FieldInfo, typed: Any, problem: ErrorDetails) -> str:
+    """Say which flag or word is wrong, as it was typed, and what it takes."""
+    at = problem["loc"][-1]
+    if isinstance(typed, tuple) and isinstance(at, int):
+        typed = typed[at]
+    flag = f"--{field.alias or name}".replace("_", "-")
+    flag = field.title or name.upper() if WORD in field.metadata else flag
+    return f"{flag} {typed!r}: {takes(problem)}"
+
+
+_TAKES = {
+    "int_parsing": "it takes a whole number",
+    "float_parsing": "it takes a number",
+    "finite_number": "it takes a finite number",
+    "greater_than": "it takes more than {gt}",
+    "greater_than_equal": "it takes {ge} or more",
+    "less_than": "it takes less than {lt}",
+    "less_than_equal": "it takes {le} or less",
+    "value_error": "{error}",
+}
+"""Sentences about what a value must be, by pydantic's types of errors."""
+
+
+def takes(problem: ErrorDetails) -> str:
+    """Say what is wrong with a value, or what it has to be."""
+    told = _TAKES.get(problem["type"])
+    return problem["msg"] if told is None else told.format_map(problem.get("ctx", {}))
 
 
 def _kind(annotation: Any) -> tuple[click.ParamType[Any], bool]:

@@ -17,10 +17,11 @@ from typing import Any, Final, TypeVar, cast
 
 import click
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from tinker_claw.config.check import API_KEY, check
-from tinker_claw.config.flags import parameters
+from tinker_claw.config.flags import parameters, takes, wrong
 from tinker_claw.config.own_key import with_own_key
 from tinker_claw.config.settings import ENV_PREFIX, USERS, VARIABLES, Settings, sections
 from tinker_claw.errors import ConfigError
@@ -71,7 +72,7 @@ def load_given(given: Mapping[str, Any]) -> Settings:
     values = _merge(layers)
     if _wants_gpus(values.get("run")):
         values = _merge((_read_variables(), values))
-    settings = _build(values)
+    settings = _build(values, by_section)
     if "api_key" not in values.get("gateway", {}):
         settings = with_own_key(settings)
     check(settings)
@@ -202,14 +203,21 @@ def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def _build(values: Mapping[str, Any]) -> Settings:
+def _build(values: Mapping[str, Any], typed: Mapping[str, Any]) -> Settings:
+    """Create the settings. `typed`: those of the command line, by section."""
     try:
         return Settings(**values)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{_named(e['loc'])}: {_reason(e)}" for e in error.errors(include_input=False)
-        )
-        raise ConfigError(f"settings: {problems}") from error
+        flagged, others = list[str](), list[str]()
+        for one in error.errors(include_input=False):
+            section, name = (*map(str, one["loc"]), "", "")[:2]
+            if name in typed.get(section, {}):
+                field = sections()[section].model_fields[name]
+                flagged.append(wrong(name, field, typed[section][name], one))
+            else:
+                others.append(f"{_named(one['loc'])}: {_reason(one)}")
+        told = [*flagged, *([f"settings: {'; '.join(others)}"] if others else [])]
+        raise ConfigError("; ".join(told)) from error
 
 
 def _named(location: tuple[int | str, ...]) -> str:
@@ -219,7 +227,7 @@ def _named(location: tuple[int | str, ...]) -> str:
     return f"{dotted} ({VARIABLES[field]})" if known else dotted
 
 
-def _reason(problem: Mapping[str, Any]) -> str:
+def _reason(problem: ErrorDetails) -> str:
     if problem["type"] == "extra_forbidden":
         *outer, name = problem["loc"]
         homes = [
@@ -228,4 +236,4 @@ def _reason(problem: Mapping[str, Any]) -> str:
         if homes and not outer:
             return f"a file says it in a table; put it below {' or '.join(homes)}"
         return "there is no such setting (tinker-claw --help-all lists them)"
-    return str(problem["msg"])
+    return takes(problem)
