@@ -187,7 +187,8 @@ def _judged(turn: TurnView, known: Contents) -> Iterator[Said]:
             yield Said(f"{judge}: by them {_verdict(turn.found)}.")
         yield Said(f"Its {turn.verdict_by}'s rating outranks the judge: {_verdict(turn.verdict)}.")
     for hint in known.hints:
-        yield Said(f"Hint, as the user meant it{', used' if hint == known.hint else ''}:", hint)
+        used = ", used" if hint == known.hint else ""
+        yield Said(f"Hint, as the {turn.verdict_by} put it{used}:", hint)
     if known.hint and known.hint not in known.hints:
         yield Said("The teacher was told:", known.hint)
     # Where the prompt or all tokens are gone, so is the place, whether or not the hint was used.

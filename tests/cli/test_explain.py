@@ -111,7 +111,7 @@ def test_a_trained_turn_is_told_from_its_request_to_its_version(
         f"Version v0 answered with 3 tokens, the last of which ends the reply: | {SECRET} reply",
         f"The owner went on: | {SECRET} answer",
         "The judge voted +1, +1, +1: the verdict is +1 (good).",
-        f"Hint, as the user meant it, used: | {SECRET} hint",
+        f"Hint, as the judge put it, used: | {SECRET} hint",
         "Advantage by its reward: +1.000 (above 0: more of this). On its tokens ",
     ):
         assert part in text, part
@@ -145,7 +145,7 @@ def test_what_was_said_outright_is_told_beside_what_the_judge_found(
     )
     assert "outranks the judge: the verdict is +1 (good). It was judged, and waits to be" in text
     text = told(tmp_path, hinted, capsys)
-    assert "Hint, as the user meant it: | be brief It was judged, and waits to be queued" in text
+    assert "Hint, as the user put it: | be brief It was judged, and waits to be queued" in text
 
 
 def test_advantages_are_those_that_the_step_has_stored(

@@ -66,7 +66,7 @@ def test_it_learns_and_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[
         "It was trained in step 1, with 1 other sample",
     ):
         assert part in told, told
-    assert "Hint, as the user meant it" not in told
+    assert "Hint, as the judge put it" not in told
     assert main.main(["explain", "3", *where]) == 0
     assert "not trained: neutral verdict, no question." in " ".join(capsys.readouterr().out.split())
     for table in ("turns", "samples", "steps"):
