@@ -665,6 +665,24 @@ async def test_a_message_that_is_a_verdict_judges_the_reply_before(
         assert set(world.column("kind")) == {"main"}
 
 
+@pytest.mark.parametrize("words", [UP, "/good", "/bad too long"])
+@pytest.mark.parametrize("agent", [False, True], ids=["client", "openclaw"])
+async def test_a_rating_as_the_first_message_is_answered_without_the_model(
+    tmp_path: Path, renderer: Renderer, words: str, *, agent: bool
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        if agent:
+            told = [(await world.reply(openclaw(words), **TRACE))["content"]]
+        else:
+            told = [(await world.ask(words)).text, (await world.ask(words, stream=True)).text]
+        assert all("There is nothing to rate yet" in one for one in told)
+        assert (world.turns(), rows(world)) == ([], [])
+        assert world.sampler.prompts == []
+        talk = (words, "There is nothing to rate yet.", "hi")
+        await world.ask(*talk)
+        assert world.column("lost") == [None]
+
+
 @pytest.mark.parametrize("by_page", [False, True])
 async def test_of_a_verdict_that_is_edited_back_the_newest_counts(
     tmp_path: Path, renderer: Renderer, *, by_page: bool

@@ -69,6 +69,8 @@ class Generation:
             BackendError: no version could answer, or continue the reply that had begun.
             LedgerError: the turn could not be written.
         """
+        if self._job.unasked is not None:
+            return self._unasked(Reply(self._job.unasked))
         caller = self._job.caller
         with charged() as self._account:
             try:
@@ -118,6 +120,11 @@ class Generation:
             version=self.sampling.version,
             stop_string=self._parser.stop_string,
         )
+
+    def _unasked(self, reply: Reply) -> FinishedReply:
+        """Return a reply without the model."""
+        self.rest = reply.deltas
+        return FinishedReply(reply, "stop", TokenCounts(0, 0, 0), self._job.version)
 
     def _finish(self, completion: Completion, reply: Reply) -> Finish:
         if completion.stop_reason is StopReason.LENGTH:  # there may have been more calls

@@ -21,6 +21,7 @@ from tinker_claw.conversation.attribution import (
     last_said,
     read,
     shows_own,
+    without_volatile,
 )
 from tinker_claw.conversation.classify import identify
 from tinker_claw.conversation.history import Conversation, heard
@@ -61,6 +62,12 @@ _ID = re.compile(r"[0-9]{1,18}")
 """Number of a version; a longer one is invalid."""
 
 
+NOTHING_TO_RATE = (
+    "There is nothing to rate yet: a thumb, /good or /bad rates the reply before it, and this "
+    "conversation has none."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One completion to be sampled, captured and sent."""
@@ -76,6 +83,8 @@ class Job:
     started: float
     """time.monotonic() when the request came in, seconds."""
     privacy: Privacy
+    unasked: str | None = None
+    """The reply, where the model is not asked and nothing is kept; None: it is sampled."""
 
     @property
     def untrained_because(self) -> str | None:
@@ -139,6 +148,7 @@ async def admit(
     large = is_large(body)
     asked = _Incoming(request, user, identity, named, privacy, started, large)
     place, link, told = Place(identity), None, list[Lesson]()
+    unasked = None
     if privacy is not Privacy.PRIVATE:
         await _remember(deps, wire, asked)
         asked = await _without_secrets(deps, asked, headers)
@@ -146,7 +156,10 @@ async def admit(
             answers = deps.policy.current
             version, sampler = answers.version.id, answers.sampler
         place, link = await _place(deps, asked)
-        told = _lessons(deps, asked, place, version)
+        if link is None and _rates_nothing(deps, asked, place):
+            unasked = NOTHING_TO_RATE
+        else:
+            told = _lessons(deps, asked, place, version)
         if link is not None:
             # Before the prompt: what the user said counts even when it does not fit the context.
             await _attach(deps, asked, link, place)
@@ -165,7 +178,19 @@ async def admit(
         writer=wire.reply(request, ReplyHead(version, len(prompt.tokens), int(time.time()))),
         started=started,
         privacy=privacy,
+        unasked=unasked,
     )
+
+
+def _rates_nothing(deps: GatewayDeps, asked: _Incoming, place: Place) -> bool:
+    """Whether an owner's first message to a session is a rating."""
+    if asked.privacy is not Privacy.OPEN or not _is_owners(place):
+        return False
+    if asked.identity.kind is not Kind.MAIN or outright(place.text) is None:
+        return False
+    said = [one["role"] for one in without_volatile(asked.request.messages)]
+    talk = [role for role in said if role not in ("system", "developer")]
+    return talk == ["user"] and not deps.ledger.turns.latest(place.session_id, most=1)
 
 
 def _writers(
