@@ -174,7 +174,7 @@ def test_gateway_answers_while_a_step_runs(tmp_path: Path) -> None:
             "TINKER_API_KEY is not set: make one at https://tinker-console.thinkingmachines.ai",
         ),
         (("--config", "nowhere.toml"), "--config nowhere.toml cannot be read"),
-        (("--port", "70000"), "gateway.port"),
+        (("--port", "70000"), "--port '70000'"),
         (
             ("--model-name", "/nowhere/model"),
             "--model-name /nowhere/model: there is no such folder",

@@ -151,18 +151,20 @@ def shown_of(*flags: str, folder: Path) -> str:
     """Return what a terminal shows of a start's estimate and of three other events."""
     handle, its = pty.openpty()
     ledger, settings = Ledger(folder), load(flags)
-    with suppress(OSError), os.fdopen(its, "w") as stream:
+    with os.fdopen(its, "w") as stream:
         configure(stream, terminal=Shown())
         announce(settings, price_in_force(settings), ledger)
         log.info("sample.queued", count=1)
         log.error("part.failed", part="judge", error="it broke", starting_again_in_s=None)
         log.info("backend.back", noticed="serving", away_s=12.3)
-        stream.flush()
-        shown = os.read(handle, 65536).decode()
+    shown = b""
+    with suppress(OSError):  # EIO: all of it has been read
+        while part := os.read(handle, 65536):
+            shown += part
     os.close(handle)
     ledger.close()
     structlog.reset_defaults()
-    return shown
+    return shown.decode()
 
 
 def test_events_are_sentences_on_a_terminal(tmp_path: Path) -> None:

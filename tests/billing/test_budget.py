@@ -482,7 +482,7 @@ async def test_serving_stops_with_the_budget_where_that_is_asked_for(
 def test_budget_that_is_none_is_refused_with_a_sentence(given: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load([f"--budget-usd={given}"])
-    assert "budget_usd" in str(refused.value)
+    assert "--budget-usd" in str(refused.value)
     assert "a sum above 0 in US dollars, of the whole run (5) or of each month (20/month)" in str(
         refused.value
     )

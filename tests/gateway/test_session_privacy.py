@@ -306,7 +306,7 @@ async def test_something_near_the_line_is_private_and_is_said(world: World, line
     assert ["  private: near misses, 1 time since the start", f"    {NEAR_MISS}"] == lines[1:3]
     board = await asyncio.to_thread(read_overview, world.ledger.path.parent, 16)
     assert board["private_sessions"] == 1
-    assert "1 sessions, 1 of them private now" in "\n".join(lines_of(board))
+    assert "1 session, 1 of them private now" in "\n".join(lines_of(board))
     await world.ask("/private off", headers=named)
     await world.ask("what does /private do?", headers={"X-Session-Id": "other"})
     assert len(rows(world)) == 2, "where it ends, and where the word is asked about"

@@ -239,7 +239,7 @@ async def test_start_whose_state_is_gone_says_how_to_go_on_from_an_earlier_one(
     assert first is not None
     assert newest is not None
     del trainer.states[str(newest.state_ref)]
-    with pytest.raises(BackendError, match="`tinker-claw rollback vN` goes on from an earlier"):
+    with pytest.raises(BackendError, match="`tinker-claw rollback vN` continues from an earlier"):
         await restore(ledger, trainer)
     ledger.steps.roll_back(first)
     assert (await restore(ledger, trainer)).version.parent == first.id
