@@ -150,7 +150,7 @@ def test_the_command_measures_a_judge_by_its_address(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["--judge-url", "nowhere", "--prm-m", "x"]) == 1
-    assert "prm_m" in capsys.readouterr().err
+    assert "--prm-m" in capsys.readouterr().err
     assert main(["--judge-url", "http://127.0.0.1:9/v1", "--judge-model", "x"]) == 1
     assert "the judge at http://127.0.0.1:9/v1/chat/completions" in capsys.readouterr().err
     assert main(["--show", "--all", "--prm-m", "1"]) == 0
