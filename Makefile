@@ -31,6 +31,7 @@ SBOM := .venv-sbom
 unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(READY)
+	@echo "Installed. Next: source .venv/bin/activate, then tinker-claw; or make demo."
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

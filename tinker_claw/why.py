@@ -70,8 +70,8 @@ class Why(IntEnum):
     METHOD = 57, "{}"
     UNFOLLOWED_HINTS = (
         58,
-        "the model hardly ever does what this user's hints ask (of the newest replies behind one, "
-        "at most a quarter were accepted), so what it makes of them is not taught",
+        "the model seldom does what this user's hints ask (of the newest replies behind one, at "
+        "most a quarter were accepted), so what it makes of them is not taught",
     )
     NO_GRADIENT = 59, "nothing in its batch said what is better than the rest"
     # Its sample, or what was forgotten

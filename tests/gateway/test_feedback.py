@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fakes import FakeSampler, Script
-from tests.support.gateways import World, gateway, spell
+from tests.support.gateways import MODEL, World, gateway, spell
 from tests.support.ledger import sample_counts, session_outcome
 from tests.support.openclaw import TRACE, assistant, openclaw, user
 from tests.support.processes import ROOT
@@ -681,6 +681,28 @@ async def test_a_rating_as_the_first_message_is_answered_without_the_model(
         talk = (words, "There is nothing to rate yet.", "hi")
         await world.ask(*talk)
         assert world.column("lost") == [None]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/responses", {"input": UP}),
+        ("/messages", {"messages": [{"role": "user", "content": UP}], "max_tokens": 9}),
+    ],
+    ids=["responses", "messages"],
+)
+async def test_a_first_rating_is_answered_on_every_wire(
+    tmp_path: Path, renderer: Renderer, path: str, body: dict[str, Any], *, stream: bool
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        sent = {"model": MODEL, "stream": stream, **body}
+        answer = await world.http.post(path, json=sent)
+        assert answer.status_code == 200
+        assert "There is nothing to rate yet" in answer.text
+        ended = {"/responses": "completed", "/messages": "end_turn"}[path]
+        assert ended in answer.text
+        assert (world.turns(), world.sampler.prompts) == ([], [])
 
 
 @pytest.mark.parametrize("by_page", [False, True])

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import pytest
 
 from examples.judge_check import model
-from examples.judge_check.__main__ import SERVES, main
-from examples.judge_check.model import NotHere, Packed, ready
+from examples.judge_check.__main__ import main
+from examples.judge_check.model import SERVES, NotHere, Packed, ready
 from tests.support.lives import ROOT
 
 PART = 1000

@@ -153,7 +153,7 @@ async def asked_again(w: World, said: str, times: int, user: str = "me") -> int:
     return newest
 
 
-async def test_hints_that_the_model_hardly_ever_does_are_not_taught(tmp_path: Path) -> None:
+async def test_hints_that_the_model_seldom_follows_are_not_taught(tmp_path: Path) -> None:
     """But those of another user are, and again once replies behind hints are accepted."""
     async with world(tmp_path, batch_size=ENOUGH) as w:
         await asked_again(w, "NO, HOW it should be", BEHIND_HINTS // 4)
@@ -188,6 +188,17 @@ async def test_hints_are_taught_where_nothing_shows_that_they_are_not_understood
         w.turn("NO, HOW it should be")
         await w.settled()
         assert len(w.base.scored) == scored + 1
+
+
+async def test_examples_are_shown_to_a_teacher_whatever_became_of_hints(tmp_path: Path) -> None:
+    """`sdft` tells the reply that was accepted in the end, and no hint."""
+    async with world(tmp_path, batch_size=ENOUGH, method="sdft") as w:
+        await asked_again(w, "NO, HOW it should be", BEHIND_HINTS)
+        scored = len(w.base.scored)
+        w.turn("NO, HOW it should be", session="shown")
+        w.turn("YES", session="shown")
+        await w.settled()
+        assert len(w.base.scored) > scored
 
 
 @pytest.mark.parametrize(("then", "taught"), [(None, True), ("YES", True), ("NO", False)])

@@ -189,8 +189,8 @@ async def guarded(
             ended = isinstance(cause, LearningEndedError)
             wait_s = None if ended else restarts.after(accidents)
             part.enter("failed", f"{type(cause).__name__}: {cause}", next_try_s=wait_s)
-            told = log.error if ended else log.exception  # what ended on purpose says why
-            told("part.failed", part=name, error=part.error, starting_again_in_s=wait_s)
+            write = log.error if ended else log.exception  # what ended on purpose says why
+            write("part.failed", part=name, error=part.error, starting_again_in_s=wait_s)
         if wait_s is None:
             return
         await asyncio.sleep(wait_s)

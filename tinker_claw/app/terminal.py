@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from tinker_claw.config.settings import DEFAULT_USER
+from tinker_claw.words import printable
 
 LONGEST = 48
 """Characters of a turn's words."""
@@ -59,7 +60,7 @@ class Terminal:
         else:  # a plug-in's
             return structlog.dev.ConsoleRenderer(colors=True)(logger, method, event)
         traced = f"\n{event['exception']}" if event.get("exception") else ""
-        return f"{event['timestamp']}  {text}{traced}"
+        return f"{event['timestamp']}  {printable(text)}{traced}"
 
     def begun(self, turn: int | None) -> str:
         """Return a turn's first words in quotation marks.
@@ -81,8 +82,7 @@ class Terminal:
 
 def quoted(words: str) -> str:
     """Return the first words of a text in quotation marks, on one line."""
-    words = "".join(c if c.isprintable() else " " for c in words)
-    line = " ".join(words.split())
+    line = " ".join(printable(words).split())
     return f"“{line[:LONGEST]}{'…' if len(line) > LONGEST else ''}”"
 
 

@@ -27,6 +27,7 @@ from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError, LedgerError
 from tinker_claw.ledger.database import FILE, Outside, is_locked, reading
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.words import printable
 
 # Commands
 
@@ -244,11 +245,6 @@ def wrapped(sentence: str, indent: str = "") -> list[str]:
     return textwrap.wrap(
         printable(sentence), WIDTH, initial_indent=indent, subsequent_indent=indent
     )
-
-
-def printable(text: str) -> str:
-    """Put a text on one line, without control characters."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def short(length: int, text: str | None) -> str:

@@ -21,7 +21,6 @@ from tinker_claw.cli.common import (
     Column,
     Command,
     note,
-    printable,
     short,
     span,
     table,
@@ -38,7 +37,7 @@ from tinker_claw.evidence import in_words
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.outcome import Record
 from tinker_claw.privacy.marker import NEAR_MISS
-from tinker_claw.words import DEFINED, facts, moment, plural
+from tinker_claw.words import DEFINED, facts, moment, plural, printable
 
 EXIT_WELL = 0
 EXIT_WRONG = 1
@@ -108,16 +107,16 @@ def _look(settings: Settings) -> _Look:
     health, overview, notes, directory = None, None, list[str](), settings.run.directory
     try:
         health = orders.health(directory)
-        if health is None and not directory.exists():
-            notes.append(
-                f"{directory} is not there. If it was deleted while its gateway runs, stop that "
-                "gateway, put the folder back from a backup, and start it again."
-            )
         if health is None:
             notes.append(
                 f"No gateway runs on {directory}. Start one with `tinker-claw`, or give the "
                 "--data-dir of the one that runs (the lines of its start name it as `records`)."
             )
+            if not directory.exists():
+                notes.append(
+                    f"{directory} does not exist. If it was deleted under a running gateway, stop "
+                    "that one, put the folder back from a backup, and start it again."
+                )
     except ClawError as error:
         notes.append(f"No gateway answers: {error}.")
     try:

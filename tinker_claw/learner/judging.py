@@ -134,6 +134,9 @@ class Judging:
         self._redact = redact
         self._by_outcome = parts.training.episode_reward == "outcome"
         """Whether episodes are rewarded by their outcome alone, so that the judge is not asked."""
+        hinted = Signal.HINT in parts.method.needs
+        self._doubts_hints = hinted and parts.training.recipe != "paper"
+        """Whether hints are only taught while the model does what they ask."""
         self._waits = waits
         self._rests = rests
         self._concurrency = concurrency
@@ -472,8 +475,8 @@ class Judging:
         it. A failure leaves the reward."""
         if not told:
             return None, None
-        spending, paper = self._parts.spending, self._parts.training.recipe == "paper"
-        if not (paper or self._parts.ledger.judgements.follows_hints(turn.id)):
+        spending = self._parts.spending
+        if self._doubts_hints and not self._parts.ledger.judgements.follows_hints(turn.id):
             return None, Why.UNFOLLOWED_HINTS.says()
         await spending.room()
         self._check(turn.id)  # forgotten while waiting for budget?

@@ -39,17 +39,18 @@ than a quarter as many it is not known."""
 FOLLOWED = 1 / 4
 """Share of them that the user must have accepted more than."""
 _BEHIND_HINTS = f"""
-SELECT {ACCEPTED} FROM sessions
-  CROSS JOIN turns AS hinted ON hinted.session_id = sessions.id AND hinted.kind = 'main'
-  CROSS JOIN hints ON hints.turn_id = hinted.id AND rank = 0
+SELECT {ACCEPTED} FROM hints
+  CROSS JOIN turns AS hinted ON hinted.id = hints.turn_id AND hinted.kind = 'main'
+  CROSS JOIN sessions ON sessions.id = hinted.session_id
   CROSS JOIN turns ON turns.id = (SELECT later.id FROM turns AS later
       CROSS JOIN verdicts ON verdicts.turn_id = later.id
       LEFT JOIN next_states ON next_states.turn_id = later.id
     WHERE later.session_id = sessions.id AND later.kind = 'main' AND later.idx > hinted.idx
       AND {OWNERS} ORDER BY later.idx LIMIT 1)
   CROSS JOIN verdicts ON verdicts.turn_id = turns.id
-WHERE user = (SELECT user FROM sessions JOIN turns ON session_id = sessions.id WHERE turns.id = ?)
-ORDER BY sessions.id DESC, hinted.id DESC LIMIT {BEHIND_HINTS}
+WHERE rank = 0
+  AND user = (SELECT user FROM sessions JOIN turns ON session_id = sessions.id WHERE turns.id = ?)
+ORDER BY hints.turn_id DESC LIMIT {BEHIND_HINTS}
 """
 _SET_ASIDE = """
 SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id
