@@ -85,6 +85,16 @@ def test_turn_is_refused_and_health_and_terminal_say_what_befell_the_ledger(
     assert "Traceback" not in running.said()
 
 
+def test_writes_end_once_the_lock_is_gone_and_a_second_gateway_may_write(tmp_path: Path) -> None:
+    with closing(Ledger(tmp_path)) as first:
+        first.turns.session("me", "a")
+        (tmp_path / "lock").unlink()
+        with closing(Ledger(tmp_path)) as second:
+            with pytest.raises(LedgerError, match="lock was deleted, so another gateway may write"):
+                first.turns.session("me", "b")
+            assert second.turns.session("me", "b") == 2
+
+
 def test_folder_that_comes_back_as_it_was_is_written_again(tmp_path: Path) -> None:
     data, away = tmp_path / "data", tmp_path / "away"
     with closing(Ledger(data)) as ledger:

@@ -13,7 +13,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -148,7 +148,7 @@ class Writer(Rows):
             cached_statements=_STATEMENTS,
         )
         super().__init__(path, connection)
-        self._opened = path.stat()
+        self._opened, self._locked = path.stat(), (path.parent / _LOCK).stat()
         self.on_write: Callable[[str | None], None] = lambda error: None
         """Called with None after each write, and with the error after each refusal."""
         self._connection.execute("PRAGMA secure_delete = ON")
@@ -164,7 +164,7 @@ class Writer(Rows):
             LedgerError: the database refused (disk full, for example), or its file is gone;
                 nothing was written.
         """
-        if lost := self._lost():
+        if lost := self._lost() or self._unlocked():
             raise self._refused(lost)
         with self._refusing("written"):
             self._connection.execute("BEGIN IMMEDIATE")
@@ -211,7 +211,7 @@ class Writer(Rows):
         Raises:
             LedgerError: the file is gone.
         """
-        if lost := self._lost():
+        if lost := self._lost() or self._unlocked():
             raise self._refused(lost)
         self.rows("PRAGMA wal_checkpoint(PASSIVE)")  # does most of it, and blocks nobody
         self.rows("PRAGMA busy_timeout = 0")  # waiting here would block writers
@@ -237,6 +237,18 @@ class Writer(Rows):
         return (
             f"{self.path} {why}: stop the gateway, put {self.path.parent} back from a backup, and "
             "start it again"
+        )
+
+    def _unlocked(self) -> str | None:
+        """Return what follows if the lock was deleted or replaced while it was held: it keeps
+        nobody out any more."""
+        lock = self.path.parent / _LOCK
+        with suppress(OSError):
+            if os.path.samestat(lock.stat(), self._locked):
+                return None
+        return (
+            f"{lock} was deleted, so another gateway may write here, too: stop all that run on "
+            f"{self.path.parent}, and start one"
         )
 
     def _refused(self, why: str) -> LedgerError:
