@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
@@ -230,17 +230,13 @@ class Raw:
         made = self.post("create_model", **where, base_model=base, lora_config=asked)
         return self.result(made["request_id"]).json()["model_id"]
 
-    def forward_backward(self, model: str, seq_id: int, count: int = 1) -> str:
-        """Send `count` datums that share nothing: equal ones would be computed once."""
-        datums = [
-            tinker.Datum(
-                tinker.ModelInput.from_ints([*head, *RAW_TOKENS[2:-1]]),
-                {"target_tokens": RAW_TOKENS[1:], "weights": [1.0] * 29},
-            )
-            for head in [RAW_TOKENS[:2], *((i % 60, i // 60) for i in range(count - 1))]
-        ]
+    def forward_backward(self, model: str, seq_id: int, tokens: Sequence[int] = RAW_TOKENS) -> str:
+        datum = tinker.Datum(
+            tinker.ModelInput.from_ints(tokens[:-1]),
+            {"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},
+        )
         request = tinker.types.ForwardBackwardRequest(
-            forward_backward_input=tinker.types.ForwardBackwardInput(datums, "cross_entropy"),
+            forward_backward_input=tinker.types.ForwardBackwardInput([datum], "cross_entropy"),
             model_id=model,
             seq_id=seq_id,
         )

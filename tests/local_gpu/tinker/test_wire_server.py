@@ -137,7 +137,8 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     with wire_process(tmp_path / "wire") as running:
         raw = Raw(running.url)
         model = raw.model(base="demo")
-        raw.forward_backward(model, 1, count=12_000)  # lasts longer than the sleeps, on any machine
+        # One sequence is not cut, so the server waits for it: 30 s on two quiet cores.
+        raw.forward_backward(model, 1, [*range(100)] * 300)
         time.sleep(0.2)
         raw.http.close()
         running.process.send_signal(signal.SIGINT)
