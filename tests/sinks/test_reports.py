@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.stories import SECRET, Told, every_state
+from tinker_claw import sinks
 from tinker_claw.config.load import load
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import FILE, reading
@@ -113,12 +114,15 @@ def test_sinks_are_named_with_commas_and_known() -> None:
         base.check_installed(("visdom",))
 
 
-def test_a_sink_that_needs_no_package_lacks_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(base.SINKS, "plain", None)
-    base.check_installed(("plain",))
-
-
-def test_a_missing_package_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(base.SINKS, "wandb", "surely-nobody-has-this")
-    with pytest.raises(ConfigError, match=r"pip install .*\[wandb\]'"):
-        base.check_installed(("wandb",))
+def test_one_file_is_a_sink_and_its_missing_package_is_named_with_its_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = "class Opened:\n    def __init__(self, run): self.run = run\n"
+    (tmp_path / "plain_lines.py").write_text(f'PACKAGE = ""\n{opened}')
+    (tmp_path / "rare_lines.py").write_text(f'PACKAGE = "surely-nobody-has-this>=3"\n{opened}')
+    monkeypatch.setattr(sinks, "__path__", [*sinks.__path__, str(tmp_path)])
+    base.check_installed(("plain_lines",))
+    run = Run("id", "name", tmp_path, {})
+    assert vars(base.sink("plain_lines", run)) == {"run": run}
+    with pytest.raises(ConfigError, match=r"pip install 'surely-nobody-has-this>=3'"):
+        base.check_installed(("rare_lines",))

@@ -56,7 +56,7 @@ from tinker_claw.methods.base import require, student_topk
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
 from tinker_claw.shipped import MODELS
-from tinker_claw.sinks.base import SINKS, check_installed
+from tinker_claw.sinks.base import built_in, check_installed
 from tinker_claw.types import NextState
 
 _DATA_DIR = "run__data_dir"
@@ -181,7 +181,7 @@ class Checks:
         spoken()
         added = {kind: plugins.added(kind) for kind in plugins.KINDS}
         told = "; ".join(f"{kind} {', '.join(names)}" for kind, names in added.items() if names)
-        if hidden := [*(added["method"].keys() & METHODS), *(added["sink"].keys() & SINKS)]:
+        if hidden := [*(added["method"].keys() & METHODS), *(added["sink"].keys() & built_in())]:
             told += f"; the built-in {', '.join(hidden)} is used"
             return Finding(told, "warn", "give yours another name")
         try:

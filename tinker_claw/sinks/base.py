@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,21 +17,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from tinker_claw import plugins
+from tinker_claw import plugins, sinks
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import Rows
-from tinker_claw.shipped import install
 
 FOLDER: Final = "sinks"
 """Folder in the data directory for files of sinks and output of their libraries."""
 PROJECT: Final = "tinker-claw"
 """Project name of our runs, where a tracker's own variable names no other."""
-SINKS: Final[dict[str, str | None]] = {
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-}
-"""Built-in sinks, each the class `Opened` of the module of its name, with the package it needs: the
-one that an extra of its name installs; None: it needs none."""
+NO_SINKS: Final = ("base", "follow")
+"""Modules of this package that are no sinks."""
 PAGE: Final = 100
 """Steps that are read at once."""
 
@@ -71,11 +67,22 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
+def built_in() -> list[str]:
+    """Return the names of the built-in sinks: a module each, with a class `Opened` and in `PACKAGE`
+    what it needs, as pip takes it; "" for nothing."""
+    return sorted({m.name for m in pkgutil.iter_modules(sinks.__path__)} - {*NO_SINKS})
+
+
+def package_of(name: str) -> str:
+    """Return the package that a built-in sink needs, without importing that."""
+    return import_module(f"{sinks.__name__}.{name}").PACKAGE
+
+
 def sink(name: str, run: Run) -> Sink:
     """Open the sink of that name."""
-    if name in SINKS:
-        return import_module(f"tinker_claw.sinks.{name}").Opened(run)
-    return plugins.load(plugins.find("sink", name, SINKS))(run)
+    if name in built_in():
+        return import_module(f"{sinks.__name__}.{name}").Opened(run)
+    return plugins.load(plugins.find("sink", name, built_in()))(run)
 
 
 def check_installed(names: tuple[str, ...]) -> None:
@@ -85,15 +92,16 @@ def check_installed(names: tuple[str, ...]) -> None:
         ConfigError: there is no such sink, or its package is missing.
     """
     for name in names:
-        if name not in SINKS:
-            plugins.find("sink", name, SINKS)
-        try:
-            if package := SINKS.get(name):
-                version(package)
-        except PackageNotFoundError as error:
-            raise ConfigError(
-                f"--report-to {name} needs a package that is not installed: {install(name)}"
-            ) from error
+        if name not in built_in():
+            plugins.find("sink", name, built_in())
+        elif package := package_of(name):
+            try:
+                version(package.partition(">=")[0])
+            except PackageNotFoundError as error:
+                raise ConfigError(
+                    f"--report-to {name} needs a package that is not installed: "
+                    f"pip install '{package}'"
+                ) from error
 
 
 def read_run(rows: Rows) -> Run:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from tinker_claw.sinks.base import Report, Run
+
+PACKAGE: Final = "tensorboard>=2.20"
 
 
 class Opened:
@@ -22,8 +24,9 @@ class Opened:
         event: Any = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
         summary: Any = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
         values = [summary.Value(tag=n, simple_value=v) for n, v in report.figures.items()]
-        told = summary(value=values)
-        self._writer.add_event(event(wall_time=report.finished_at, step=report.step, summary=told))
+        self._writer.add_event(
+            event(wall_time=report.finished_at, step=report.step, summary=summary(value=values))
+        )
         self._writer.flush()
 
     def close(self) -> None:

@@ -11,8 +11,11 @@ errors) is switched off.
 from __future__ import annotations
 
 import os
+from typing import Final
 
 from tinker_claw.sinks.base import PROJECT, Report, Run
+
+PACKAGE: Final = "wandb>=0.23"
 
 
 class Opened:
