@@ -133,6 +133,17 @@ async def test_it_goes_on_after_a_rollback_which_begins_the_comparison_anew(
         await w.version(3)
 
 
+async def test_a_user_who_changed_their_mind_goes_on_from_the_newest_version(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, batch_size=SIZE) as w:
+        await hold(w)
+        assert "`tinker-claw rollback v1` keeps what was learned" in (w.health.learner.error or "")
+        assert (await undoing(w).roll_back(1)).step == 1, "the step stays"
+        await w.version(3)
+        assert sample_counts(w.ledger)["trained"] == 2 * SIZE, "what waited was trained"
+
+
 async def test_a_hold_outlives_the_process(tmp_path: Path) -> None:
     trainer = FakeTrainer()
     async with world(tmp_path, batch_size=SIZE, trainer=trainer) as w:

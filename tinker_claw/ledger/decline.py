@@ -40,13 +40,17 @@ class Decline:
     evidence: float
     version: int
     """Version that gave the last of those before."""
+    newest: int
+    """Version that gave the last of those now."""
 
     def __str__(self) -> str:
         return (
             f"{self.now.value:.0%} of the newest {self.now.of} first judged turns were accepted, "
             f"and {self.before.value:.0%} of the first {self.before.of} ({odds(self.evidence)}). "
             f"Learning goes on by itself below {CLAIM:.0f} to 1. To go on from the version before: "
-            f"`tinker-claw rollback v{self.version}` (`tinker-claw versions` lists all)"
+            f"`tinker-claw rollback v{self.version}` (`tinker-claw versions` lists all). If you want "
+            f"something else now than then: `tinker-claw rollback v{self.newest}` keeps what was "
+            "learned and compares from here on"
         )
 
 
@@ -61,7 +65,8 @@ def decline(replies: Sequence[First]) -> Decline | None:
         now = Rate(sum(newest), len(newest))
         evidence = TwoRates(before, now).e_value if now.value < before.value else 0.0
         holds = evidence >= (CLAIM if held else HOLD)
-        held = Decline(before, now, evidence, first[-1].version) if holds else None
+        last = (first[-1].version, reply.version)
+        held = Decline(before, now, evidence, *last) if holds else None
     return held
 
 
