@@ -48,9 +48,9 @@ class Decline:
             f"{self.now.value:.0%} of the newest {self.now.of} first judged turns were accepted, "
             f"and {self.before.value:.0%} of the first {self.before.of} ({odds(self.evidence)}). "
             f"Learning goes on by itself below {CLAIM:.0f} to 1. To go on from the version before: "
-            f"`tinker-claw rollback v{self.version}` (`tinker-claw versions` lists all). If you want "
-            f"something else now than then: `tinker-claw rollback v{self.newest}` keeps what was "
-            "learned and compares from here on"
+            f"`tinker-claw rollback v{self.version}` (`tinker-claw versions` lists all). If you "
+            f"want something else now than then: `tinker-claw rollback v{self.newest}` keeps what "
+            "was learned and compares from here on"
         )
 
 
