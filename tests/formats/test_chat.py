@@ -423,31 +423,6 @@ def test_what_is_wrong_is_said_as_of_a_body_that_is_read_whole(body: bytes) -> N
     assert told(lambda: read_as(chat, body)) == whole
 
 
-def test_messages_and_tools_that_come_again_are_read_once() -> None:
-    chat = Chat()
-    first = read_as(chat, written(USER, ASSISTANT, tools=[TOOL]))
-    again = read_as(
-        chat, written(USER, ASSISTANT, {"role": "user", "content": "new"}, tools=[TOOL])
-    )
-    assert again.messages[0] is first.messages[0]
-    assert again.messages[1] is first.messages[1]
-    assert again.tools is first.tools
-    assert not told(lambda: parse(messages=[USER, ASSISTANT])).own
-
-
-def test_what_one_user_has_said_is_not_known_of_another_nor_once_it_is_forgotten() -> None:
-    chat = Chat()
-    first = read_as(chat, written(USER))
-    assert read_as(chat, written(USER), "ben").messages[0] is not first.messages[0]
-    assert read_as(chat, written(USER)).messages[0] is first.messages[0]
-    chat.forget()
-    assert read_as(chat, written(USER)).messages[0] is not first.messages[0]
-    late = chat.parse(written(SYSTEM), chat.routes[0], "ann")
-    chat.forget()
-    chat.remember(late, "ann")
-    assert read_as(chat, written(SYSTEM)).messages[0] is not late.messages[0]
-
-
 def test_what_is_remembered_is_bounded() -> None:
     known = Known(room=20_000)
 

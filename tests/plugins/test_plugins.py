@@ -12,7 +12,9 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -22,7 +24,6 @@ from examples.personalize.__main__ import main as personalize
 from examples.personalize.experiment import TINY, load
 from examples.tracks import TrackError, environments
 from examples.tracks.track import Track
-from tests.formats.test_third_format import CALLING
 from tests.support.clients import HELLO, learn
 from tests.support.gateways import MODEL, gateway
 from tests.support.lives import ROOT, until
@@ -32,11 +33,13 @@ from tinker_claw import plugins
 from tinker_claw.cli import main
 from tinker_claw.errors import ConfigError
 from tinker_claw.formats import spoken
+from tinker_claw.formats.chat import Chat
 from tinker_claw.methods import build, known
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.sinks.base import check_installed
 from tinker_claw.types import NextState
 
+CALLING = '<think>hm</think>Let me see.\n<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
 HERE = Path(__file__).parent / "installed"
 INSTALLED = {"PYTHONPATH": str(HERE)}
 
@@ -229,6 +232,36 @@ async def test_ollamas_users_are_answered(tmp_path: Path, renderer: Renderer) ->
         assert told.json() == {"error": "loudness is not a field that this server knows."}
         for path in ("/chat/completions", "/messages"):
             assert (await world.http.post(path, content=body, headers=form)).status_code == 415
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("failing", ["begin", "deltas", "end", "whole"])
+async def test_a_writer_that_fails_is_an_error_of_its_format_and_loses_no_turn(
+    tmp_path: Path,
+    renderer: Renderer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    failing: str,
+) -> None:
+    ollama, words = import_module("claw_extras.ollama"), "my secret"
+
+    def blot(lines: Any, *given: Any) -> Any:
+        raise KeyError(words)
+
+    monkeypatch.setattr(ollama.Lines, failing, blot)
+    async with gateway(tmp_path, renderer, formats=(Chat(), ollama.Ollama())) as world:
+        world.say("fine and dandy")
+        asked = {"model": MODEL, "messages": [HELLO], "stream": failing != "whole"}
+        answer = await world.http.post(f"{world.url.removesuffix('/v1')}/api/chat", json=asked)
+        assert answer.status_code == (500 if failing == "whole" else 200)
+        *_, last = answer.text.splitlines()
+        assert json.loads(last) == {"error": "The server failed; its log says why."}
+        logged = capsys.readouterr().out
+        assert "test_plugins.py" in logged, "where it failed"
+        assert words not in logged, "an error may quote a user's words"
+        reasons = {"begin": [], "deltas": ["the reply broke off: KeyError"]}
+        assert world.column("untrained_because") == reasons.get(failing, [None])
+        assert (await world.ask("still here?")).status_code == 200
 
 
 @pytest.mark.usefixtures("installed")
