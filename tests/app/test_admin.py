@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from tests.learner.test_loop import World, world
 from tests.learner.test_rollback import SlowTrainer, learn, undoing, until_it_steps
 from tests.support.fakes import FakeTrainer
 from tests.support.gateways import gateway
+from tests.support.learning import World, world
 from tinker_claw.app.admin import Orders
 from tinker_claw.app.orders import CONTROL_FILE, order
 from tinker_claw.app.server import in_background

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import structlog
 
-from tests.learner.test_loop import SHORT, Says, World, bad_batch, has_token, world
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
+from tests.support.learning import SHORT, Says, World, bad_batch, has_token, world
 from tests.support.ledger import sample_counts, step_counts
 from tinker_claw.errors import OutageError, SamplerError
 from tinker_claw.judge.prompts import Schema

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import structlog
 
-from tests.learner.test_loop import Says
 from tests.support.fakes import FakeSampler, FakeTrainer, Script
 from tests.support.gateways import MODEL, World, chat, gateway, spell
+from tests.support.learning import Says
 from tests.support.ledger import by_purpose, of_turn
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.meter import bill

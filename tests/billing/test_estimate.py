@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import structlog
 
-from tests.learner.test_loop import world
 from tests.support.fakes import FakeTrainer
+from tests.support.learning import world
 from tests.support.ledger import billed, by_purpose, of_step, of_turn, step_counts
 from tinker_claw.billing import estimate
 from tinker_claw.billing.budget import Spending

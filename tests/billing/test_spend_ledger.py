@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.ledger.test_ledger import new_turn
-from tests.support.ledger import of_step, of_turn
+from tests.support.ledger import new_turn, of_step, of_turn
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill, Spent
 from tinker_claw.types import Usage

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ledger.test_ledger import COMPLETION, queue
 from tests.support.gateways import gateway
+from tests.support.ledger import COMPLETION, queue
 from tests.support.stories import SECRET, TEACHER, Told, every_state, run
 from tinker_claw.cli import main
 from tinker_claw.ledger.database import FILE, reading

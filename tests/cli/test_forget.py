@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.ledger.test_ledger import new_turn
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import gateway, spell
-from tests.support.ledger import sample_counts
+from tests.support.ledger import new_turn, sample_counts
 from tests.support.stories import METRICS, run
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import BLOCK, pack_ids, raw_ids

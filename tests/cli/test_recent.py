@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.ledger.test_ledger import new_turn
+from tests.support.ledger import new_turn
 from tests.support.processes import ROOT
 from tinker_claw.cli import main
 from tinker_claw.cli.log import COLUMNS
@@ -177,7 +177,7 @@ def test_newest_requests_are_those_that_are_read(ledger: Ledger) -> None:
 
 def test_reading_takes_no_lock_and_does_not_stop_the_writer(tmp_path: Path) -> None:
     script = (
-        "import pathlib, sys; from tests.ledger.test_ledger import *\n"
+        "import pathlib, sys; from tests.support.ledger import *\n"
         "ledger = Ledger(pathlib.Path(sys.argv[1]))\n"
         "ledger.steps.add_first_version(state_ref='s', sampler_ref='p')\n"
         "while True: print(ledger.turns.add(new_turn(ledger)), flush=True)\n"

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.ledger.test_ledger import new_turn
 from tests.support.gateways import gateway
+from tests.support.ledger import new_turn
 from tests.support.processes import ROOT
 from tests.support.stories import SECRET, Told, every_state, run
 from tinker_claw.cli import main

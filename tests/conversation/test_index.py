@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conversation.test_classify import parsed, told
-from tests.ledger.test_ledger import new_turn
+from tests.support.ledger import new_turn
 from tests.support.openclaw import assistant, openclaw, user
 from tinker_claw.conversation.history import Conversation, reply_digest
 from tinker_claw.conversation.index import FORGOTTEN, STREAM_TOKENS, ConversationIndex, Stream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ledger.test_ledger import new_turn
+from tests.support.ledger import new_turn
 from tinker_claw.conversation.lessons import Lessons
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.ledger import Ledger

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.learner.test_loop import world as loop
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, Script
 from tests.support.gateways import MODEL, chat, gateway, spell, text_of
+from tests.support.learning import world as loop
 from tinker_claw.errors import OutageError, SamplerError
 from tinker_claw.gateway.fallback import RETRIES, Retries
 from tinker_claw.policy import Sampler

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.learner.test_loop import SHORT, Splicer
 from tests.support.fakes import FakeTrainer
 from tests.support.gateways import World, gateway
+from tests.support.learning import SHORT, Splicer
 from tests.support.openclaw import BOB, info, message, tool
 from tinker_claw.config.settings import JudgeSettings, Training
 from tinker_claw.judge.endpoints import Endpoint

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.learner.test_loop import SHORT, World, world
 from tests.support.bad_judges import (
     ENDLESS,
     MARK,
@@ -19,6 +18,7 @@ from tests.support.bad_judges import (
     bad_judge_beside,
 )
 from tests.support.clients import ask, rows
+from tests.support.learning import SHORT, World, world
 from tests.support.lives import until
 from tests.support.processes import Running, product
 from tests.support.stories import run

@@ -18,11 +18,10 @@ import structlog.testing
 import torch
 
 from tests.cli.test_status import NOON
-from tests.learner.test_loop import World, world
-from tests.ledger.test_ledger import COMPLETION
 from tests.support.backends import VOCABULARY, start_local, tiny_model
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer
-from tests.support.ledger import outcome, sample_counts, step_counts
+from tests.support.learning import World, world
+from tests.support.ledger import COMPLETION, outcome, sample_counts, step_counts
 from tests.support.local_reference import reference
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.learner.test_loop import world
 from tests.support.fakes import FakeTrainer
+from tests.support.learning import world
 from tinker_claw.learner.batch import FILL_S, Choice, choose, trust
 from tinker_claw.ledger.samples import Waiting, ready
 from tinker_claw.types import Adam, Judge, LossPass, StepReport, StopReason

@@ -9,9 +9,9 @@ from statistics import median
 
 import pytest
 
-from tests.learner.test_loop import World, world
 from tests.learner.test_rollback import undoing
 from tests.support.fakes import FakeTrainer
+from tests.support.learning import World, world
 from tests.support.ledger import sample_counts
 from tinker_claw.evidence import CLAIM
 from tinker_claw.ledger.decline import HOLD, SIZE, decline

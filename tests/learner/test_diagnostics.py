@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ledger.test_ledger import COMPLETION
+from tests.support.ledger import COMPLETION
 from tinker_claw.learner.diagnostics import step_metrics
 from tinker_claw.methods.passes import BatchItem, Prepared
 from tinker_claw.types import Datum, LossPass, Sample, StepReport

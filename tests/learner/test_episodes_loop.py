@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.learner.test_loop import World, has_token, world
 from tests.support.fakes import LOGPROB, FakeTrainer
+from tests.support.learning import World, has_token, world
 from tests.support.ledger import sample_counts
 from tinker_claw.config.settings import Gateway
 from tinker_claw.learner.batch import FILL_S

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.learner.test_judging import NEVER, Moody, judge_others_until
-from tests.learner.test_loop import SHORT, Says, World, world
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
+from tests.support.learning import SHORT, Says, World, world
 from tests.support.ledger import sample_counts
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.feedback import About, Feedback

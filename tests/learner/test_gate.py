@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from examples.demo.user import USERS
-from tests.learner.test_loop import World, world
 from tests.learner.test_rollback import undoing
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer
+from tests.support.learning import World, world
 from tests.support.ledger import of_step, sample_counts
 from tests.support.scripted_users import demo_run
 from tinker_claw.billing.budget import Spending

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.learner.test_agreement import sample
-from tests.learner.test_loop import HINT, Says, world
 from tests.support.fakes import FakeSampler, rated
+from tests.support.learning import HINT, Says, world
 from tinker_claw.config.settings import Training
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.learner.scoring import batch_items

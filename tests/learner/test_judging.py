@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.learner.test_loop import SHORT, Says, World, world
 from tests.support.fakes import FakeTrainer
+from tests.support.learning import SHORT, Says, World, world
 from tinker_claw.app.main import guarded
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price

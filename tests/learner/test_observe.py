@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from tests.learner.test_loop import Says, world
 from tests.support.clients import converse, rows
 from tests.support.fakes import FakeTrainer, rated
+from tests.support.learning import Says, world
 from tests.support.ledger import sample_counts
 from tests.support.processes import product
 from tinker_claw.judge.prompts import Schema

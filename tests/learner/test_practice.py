@@ -18,11 +18,10 @@ from structlog.testing import capture_logs
 from examples.demo.judge import HINTS_PLAIN
 from examples.demo.options import ROOT
 from examples.demo.recipe import grammar
-from tests.learner.test_loop import World, world
 from tests.learner.test_rollback import SlowTrainer, undoing
-from tests.ledger.test_ledger import COMPLETION, new_turn
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer, Script
-from tests.support.ledger import sample_counts
+from tests.support.learning import World, world
+from tests.support.ledger import COMPLETION, new_turn, sample_counts
 from tinker_claw.backends.model_files import source
 from tinker_claw.backends.open import open_trainer
 from tinker_claw.billing.budget import Spending

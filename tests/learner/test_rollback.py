@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.learner.test_loop import World, world
 from tests.support.fakes import FakeTrainer
+from tests.support.learning import World, world
 from tests.support.ledger import sample_counts, step_counts, verdict_counts
 from tinker_claw.errors import BackendError, OutageError, UndoError
 from tinker_claw.learner.recovery import restore, restore_pin

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.learner.test_loop import HINT, World, world
+from tests.support.learning import HINT, World, world
 from tests.support.ledger import sample_counts
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.retry import Backoff

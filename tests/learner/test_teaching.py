@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.learner.test_loop import BETTER, HINT, Says, World, world
 from tests.support.fakes import FakeSampler, FakeTrainer
+from tests.support.learning import BETTER, HINT, Says, World, world
 from tests.support.ledger import sample_counts
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.judgements import BEHIND_HINTS

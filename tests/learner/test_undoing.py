@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.learner.test_loop import World, has_token, world
 from tests.learner.test_rollback import SlowTrainer, learn, undoing
 from tests.support.fakes import LOGPROB, UNTIL_TOLD, FakeSampler, FakeTrainer
+from tests.support.learning import World, has_token, world
 from tests.support.ledger import sample_counts, step_counts
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
@@ -179,9 +179,9 @@ async def test_an_impossible_token_breaks_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with world(tmp_path, trainer=Scores(), method="binary") as w:
-        monkeypatch.setattr("tests.learner.test_loop.LOGPROB", -9999.0)
+        monkeypatch.setattr("tests.support.learning.LOGPROB", -9999.0)
         w.turn("YES", tokens=(9,))
-        monkeypatch.setattr("tests.learner.test_loop.LOGPROB", LOGPROB)
+        monkeypatch.setattr("tests.support.learning.LOGPROB", LOGPROB)
         four(w)
         await w.version(1)
         assert step_counts(w.ledger)["void"] == 0

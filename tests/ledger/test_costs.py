@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.ledger.test_ledger import new_turn, queue
+from tests.support.ledger import new_turn, queue
 from tinker_claw.ledger import prune
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.feedback import About, Feedback

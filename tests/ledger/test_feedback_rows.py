@@ -9,8 +9,7 @@ from typing import Any, Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ledger.test_ledger import new_turn
-from tests.support.ledger import sample_counts
+from tests.support.ledger import new_turn, sample_counts
 from tests.support.stories import Told
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import TRIES

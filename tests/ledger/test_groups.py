@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ledger.test_ledger import new_turn
-from tests.support.ledger import sample_counts
+from tests.support.ledger import new_turn, sample_counts
 from tinker_claw.cli.explain import explained
 from tinker_claw.cli.log import COLUMNS
 from tinker_claw.config.settings import Training

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.ledger.test_ledger import new_turn
+from tests.support.ledger import new_turn
 from tests.support.stories import Told as Story
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.figures import headline, read_headlines, read_live, read_overview

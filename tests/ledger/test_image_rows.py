@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from tests.ledger.test_ledger import new_turn
+from tests.support.ledger import new_turn
 from tests.support.pictures import picture
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, learn

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.ledger import outcome, sample_counts, step_counts, verdict_counts
+from tests.support.ledger import (
+    COMPLETION,
+    new_turn,
+    queue,
+    sample_counts,
+    step_counts,
+    verdict_counts,
+)
 from tinker_claw.errors import LedgerError
 from tinker_claw.learner.batch import choose
 from tinker_claw.ledger.codec import flat, pack_floats, pack_ids, rows_of, unpack_floats, unpack_ids
@@ -21,50 +26,13 @@ from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger, holds_run
 from tinker_claw.ledger.versions import read_line, read_versions
-from tinker_claw.served import Outcome
 from tinker_claw.types import (
-    Completion,
     HintScores,
     Kind,
     NextState,
     PolicyVersion,
-    SamplingParams,
-    StopReason,
     Verdict,
 )
-
-COMPLETION = Completion(
-    tokens=(5, 151_000, 7),
-    logprobs=(-0.1, -1.2345678901234567, -1e-9),
-    topk_ids=((5, 6), (151_000, 1), (7, 8)),
-    topk_logprobs=((-0.1, -3.0), (-1.2345678901234567, -1.5), (-1e-9, -20.0)),
-    stop_reason=StopReason.STOP,
-    params=SamplingParams(max_tokens=9, seed=3, stop_tokens=(7,), student_topk=2),
-    cached_tokens=2,
-)
-
-
-def new_turn(ledger: Ledger, key: str = "s", **changes: Any) -> Outcome:
-    usual: dict[str, Any] = {
-        "session_id": ledger.turns.session("me", key),
-        "prompt": (1, 2, 3, 4),
-        "completion": COMPLETION,
-        "hint_at": 3,
-        "request_text": "do it",
-        "reply_text": "done",
-        "history": ("a", "b"),
-        "reply_digest": "r",
-    }
-    return outcome(**usual | changes)
-
-
-def queue(ledger: Ledger, count: int, version: int = 0) -> list[int]:
-    return [
-        ledger.samples.add(
-            ledger.turns.add(new_turn(ledger, f"q{i}", policy_version=version)), 1, None
-        )
-        for i in range(count)
-    ]
 
 
 def test_turn_comes_back_exactly(ledger: Ledger) -> None:
@@ -336,18 +304,9 @@ def test_turn_of_a_version_that_there_never_was_is_refused(ledger: Ledger) -> No
     assert ledger.turns.add(new_turn(ledger)) == 1
 
 
-def write_turns_for_ever(directory: Path) -> None:
-    """Write turns for ever, in a process of its own; print a dot for every turn that is durable."""
-    ledger = Ledger(directory)
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
-    for number in range(1_000_000):
-        ledger.turns.add(new_turn(ledger, str(number % 7)))
-        os.write(1, b".")
-
-
 def test_committed_turn_survives_sigkill(tmp_path: Path) -> None:
     script = (
-        "import pathlib; from tests.ledger.test_ledger import write_turns_for_ever\n"
+        "import pathlib; from tests.support.ledger import write_turns_for_ever\n"
         f"write_turns_for_ever(pathlib.Path({str(tmp_path)!r}))"
     )
     with subprocess.Popen(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ledger.test_ledger import new_turn
+from tests.support.ledger import new_turn
 from tinker_claw.ledger import database
 from tinker_claw.ledger.database import FILE
 from tinker_claw.ledger.ledger import Ledger

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.ledger.test_ledger import COMPLETION, new_turn
 from tests.support.gateways import gateway
-from tests.support.ledger import sample_counts, step_counts, verdict_counts
+from tests.support.ledger import COMPLETION, new_turn, sample_counts, step_counts, verdict_counts
 from tinker_claw.app.main import once
 from tinker_claw.cli.explain import explained
 from tinker_claw.config.settings import Keeping, Training

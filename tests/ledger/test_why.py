@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ledger.test_ledger import new_turn
+from tests.support.ledger import new_turn
 from tests.support.stories import Told
 from tinker_claw.cli import main
 from tinker_claw.ledger.ledger import Ledger

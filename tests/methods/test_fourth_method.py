@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.learner.test_loop import world
 from tests.plugins.test_plugins import HERE
 from tests.support.fakes import LOGPROB
+from tests.support.learning import world
 from tests.support.processes import LOCAL
 from tests.support.stories import run
 from tinker_claw.billing.estimate import forecast

@@ -23,7 +23,7 @@ from jinja2 import Environment, PackageLoader
 from pydantic import SecretStr
 from starlette.applications import Starlette
 
-from tests.ledger.test_ledger import COMPLETION, new_turn
+from tests.support.ledger import COMPLETION, new_turn
 from tinker_claw.config.settings import Training, User
 from tinker_claw.errors import UndoError
 from tinker_claw.gateway.auth import Keys

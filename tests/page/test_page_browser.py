@@ -14,8 +14,8 @@ from axe_playwright_python.async_playwright import Axe
 from fastapi import FastAPI
 from playwright.async_api import BrowserContext, Locator, async_playwright
 
-from tests.ledger.test_ledger import new_turn
 from tests.page.test_page import Page, page
+from tests.support.ledger import new_turn
 from tinker_claw.app.server import in_background
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.types import Told, Wish

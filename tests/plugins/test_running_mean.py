@@ -18,11 +18,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.learner.test_loop import World, has_token, world
 from tests.learner.test_rollback import undoing
 from tests.plugins.test_plugins import HERE
 from tests.support.clients import talking
 from tests.support.fakes import LOGPROB, FakeTrainer
+from tests.support.learning import World, has_token, world
 from tests.support.ledger import sample_counts, step_counts
 from tests.support.lives import Fate, Life, life, until
 from tinker_claw.cli import main

@@ -5,6 +5,7 @@ Rule: it only reads. SQLite's own recovery after a kill is the product's to do.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable
@@ -20,7 +21,7 @@ from tinker_claw.ledger.spend import PURPOSES, Bill, Purpose, Spent
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.served import Identity, Outcome, Place, Prompt
 from tinker_claw.shipped import MODEL_DIR
-from tinker_claw.types import Completion, Kind, Told, Usage
+from tinker_claw.types import Completion, Kind, SamplingParams, StopReason, Told, Usage
 
 KEPT_STATES, KEPT_ADAPTERS = 8, 32
 
@@ -224,3 +225,46 @@ def outcome(
         completion,
         **more,
     )
+
+
+COMPLETION = Completion(
+    tokens=(5, 151_000, 7),
+    logprobs=(-0.1, -1.2345678901234567, -1e-9),
+    topk_ids=((5, 6), (151_000, 1), (7, 8)),
+    topk_logprobs=((-0.1, -3.0), (-1.2345678901234567, -1.5), (-1e-9, -20.0)),
+    stop_reason=StopReason.STOP,
+    params=SamplingParams(max_tokens=9, seed=3, stop_tokens=(7,), student_topk=2),
+    cached_tokens=2,
+)
+
+
+def new_turn(ledger: Ledger, key: str = "s", **changes: Any) -> Outcome:
+    usual: dict[str, Any] = {
+        "session_id": ledger.turns.session("me", key),
+        "prompt": (1, 2, 3, 4),
+        "completion": COMPLETION,
+        "hint_at": 3,
+        "request_text": "do it",
+        "reply_text": "done",
+        "history": ("a", "b"),
+        "reply_digest": "r",
+    }
+    return outcome(**usual | changes)
+
+
+def queue(ledger: Ledger, count: int, version: int = 0) -> list[int]:
+    return [
+        ledger.samples.add(
+            ledger.turns.add(new_turn(ledger, f"q{i}", policy_version=version)), 1, None
+        )
+        for i in range(count)
+    ]
+
+
+def write_turns_for_ever(directory: Path) -> None:
+    """Write turns for ever, in a process of its own; print a dot for every turn that is durable."""
+    ledger = Ledger(directory)
+    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    for number in range(1_000_000):
+        ledger.turns.add(new_turn(ledger, str(number % 7)))
+        os.write(1, b".")

@@ -9,7 +9,7 @@ from io import StringIO
 from pathlib import Path
 from unittest.mock import patch
 
-from tests.ledger.test_ledger import COMPLETION, new_turn
+from tests.support.ledger import COMPLETION, new_turn
 from tinker_claw.cli import main
 from tinker_claw.config.settings import Training
 from tinker_claw.ledger.feedback import About, Feedback
