@@ -54,6 +54,7 @@ BROKEN = {
     "missing array": lambda datum: replace(datum, advantages=()),
     "foreign token": lambda datum: replace(datum, tokens=(*datum.tokens[:-1], 10**6)),
     "nan": lambda datum: replace(datum, advantages=(math.nan,) * len(datum.advantages)),
+    "infinite ratio": lambda datum: replace(datum, logprobs=(-1000.0,) * len(datum.logprobs)),
 }
 
 

@@ -1,8 +1,7 @@
-"""The official `anthropic` client against the gateway: what its users rely on, sync and async."""
+"""The official `anthropic` client against the gateway: what its users rely on."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import anthropic
 import pytest
-from anthropic import Anthropic, AsyncAnthropic
+from anthropic import AsyncAnthropic
 
 from tests.formats.test_openai_client import LONG, TWO_CALLS, until
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, Script
@@ -121,17 +120,3 @@ async def test_closing_a_stream_ends_the_generation(tmp_path: Path, renderer: Re
         await until(lambda: world.sampler.aborted == 1)
         await until(lambda: bool(world.turns()))
         assert world.turns()[0].completion.stop_reason is StopReason.ABORT
-
-
-async def test_the_sync_client(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer, api_key=KEY) as world:
-        world.say("Hello.", "Hello again.")
-
-        def talk() -> list[Any]:
-            url = world.url.removesuffix("/v1")
-            with Anthropic(base_url=url, api_key=KEY, max_retries=0) as client:
-                whole: Any = client.messages.create(**ASKED).content[0]
-                with client.messages.stream(**ASKED) as stream:
-                    return [whole.text, "".join(stream.text_stream)]
-
-        assert await asyncio.to_thread(talk) == ["Hello.", "Hello again."]

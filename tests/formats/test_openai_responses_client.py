@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.formats.test_openai_client import LONG, TWO_CALLS, client_in_a_thread, until
+from tests.formats.test_openai_client import LONG, TWO_CALLS, until
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, Script
 from tests.support.gateways import MODEL, gateway, spell
 from tinker_claw.render.renderer import Renderer
@@ -85,16 +84,3 @@ async def test_closing_a_stream_ends_the_generation(tmp_path: Path, renderer: Re
         await until(lambda: world.sampler.aborted == 1)
         await until(lambda: bool(world.turns()))
         assert world.turns()[0].completion.stop_reason is StopReason.ABORT
-
-
-async def test_the_sync_client(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        world.say("Hello.", "Hello again.")
-        with client_in_a_thread(world) as client:
-
-            def talk() -> list[str]:
-                whole = client.responses.create(**ASKED).output_text
-                with client.responses.stream(**ASKED) as stream:
-                    return [whole, stream.get_final_response().output_text]
-
-            assert await asyncio.to_thread(talk) == ["Hello.", "Hello again."]

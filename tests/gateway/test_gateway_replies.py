@@ -9,13 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import IM_END, MODEL, chat, gateway, read_events, spell, text_of
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
-from tinker_claw.types import StopReason
 
 TOOL: Any = {
     "type": "function",
@@ -25,42 +22,6 @@ TWO_CALLS = (
     'Looking.\n<tool_call>\n{"name": "read", "arguments": {"path": "a b"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
 )
-
-
-async def test_a_whole_reply_for_the_openai_client(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        world.sampler.say(Script(spell(renderer, "Hello there."), cached_tokens=3))
-        reply = await world.openai.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "hi"}], max_tokens=50
-        )
-        (turn,) = world.turns()
-        assert reply.choices[0].message.content == "Hello there."
-        assert reply.choices[0].finish_reason == "stop"
-        assert reply.system_fingerprint == "v0"
-        assert reply.usage is not None
-        assert reply.usage.prompt_tokens == len(turn.prompt)
-        assert reply.usage.completion_tokens == len(turn.completion.tokens)
-        assert reply.usage.total_tokens == len(turn.prompt) + len(turn.completion.tokens)
-        assert reply.usage.prompt_tokens_details is not None
-        assert reply.usage.prompt_tokens_details.cached_tokens == 3
-
-
-async def test_a_streamed_reply_for_the_openai_client(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        world.say("Hello there, friend.")
-        stream = await world.openai.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": "hi"}],
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        chunks = [chunk async for chunk in stream]
-        texts = [c.choices[0].delta.content or "" for c in chunks if c.choices]
-        assert "".join(texts) == "Hello there, friend."
-        assert len([text for text in texts if text]) > 1, "it streams"
-        assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
-        assert chunks[-1].usage is not None
-        assert chunks[-1].usage.total_tokens > 0
 
 
 async def test_the_order_of_a_stream(tmp_path: Path, renderer: Renderer) -> None:
@@ -81,34 +42,6 @@ async def test_the_order_of_a_stream(tmp_path: Path, renderer: Renderer) -> None
 async def test_no_usage_chunk_unless_asked_for(tmp_path: Path, renderer: Renderer) -> None:
     async with gateway(tmp_path, renderer) as world:
         assert not any("usage" in event for event in await world.events("hi"))
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_tool_calls(tmp_path: Path, renderer: Renderer, stream: bool) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        world.say(TWO_CALLS)
-        messages: Any = [{"role": "user", "content": "look"}]
-        if stream:
-            async with world.openai.chat.completions.stream(
-                model=MODEL, messages=messages, tools=[TOOL]
-            ) as streamed:
-                reply = await streamed.get_final_completion()
-        else:
-            reply = await world.openai.chat.completions.create(
-                model=MODEL, messages=messages, tools=[TOOL]
-            )
-        choice = reply.choices[0]
-        assert choice.finish_reason == "tool_calls"
-        assert choice.message.content == "Looking."
-        calls: Any = choice.message.tool_calls
-        assert [(c.function.name, c.function.arguments) for c in calls] == [
-            ("read", '{"path":"a b"}'),
-            ("ls", "{}"),
-        ]
-        assert len({c.id for c in calls}) == 2
-        assert all(c.id.isalnum() and len(c.id) <= 40 for c in calls)
-        (turn,) = world.turns()
-        assert turn.reply_text == 'Looking.\n[calls read with {"path":"a b"}]\n[calls ls with {}]'
 
 
 async def test_streamed_calls_are_whole_numbered_and_named_once_in_a_session(
@@ -132,26 +65,6 @@ async def test_streamed_calls_are_whole_numbered_and_named_once_in_a_session(
             called += [c["id"] for (c,) in calls]
         assert len(set(called)) == 4
         assert all(re.fullmatch("[A-Za-z0-9]{1,40}", i) for i in called)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_half_of_a_call_that_the_token_limit_cuts_off_is_not_shown(
-    tmp_path: Path, renderer: Renderer, stream: bool
-) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        whole = '<tool_call>\n{"name": "ls", "arguments": {"p": "x"}}\n</tool_call>'
-        world.say(whole)
-        limit = len(spell(renderer, whole)) - 4
-        asked = {"tools": [TOOL], "max_tokens": limit}
-        if stream:
-            events = await world.events("look", **asked)
-            text, finish = text_of(events), events[-2]["choices"][0]["finish_reason"]
-        else:
-            (choice,) = (await world.ask("look", **asked)).json()["choices"]
-            text, finish = choice["message"]["content"], choice["finish_reason"]
-        assert (text, finish) == ("", "length")
-        (turn,) = world.turns()
-        assert turn.completion.tokens == spell(renderer, whole)[:limit], "recorded as sampled"
 
 
 async def test_any_text_is_one_line_of_json(tmp_path: Path, renderer: Renderer) -> None:
@@ -209,32 +122,6 @@ async def test_a_tool_call_without_text_has_null_content(
         message = (await world.ask("look", tools=[TOOL])).json()["choices"][0]["message"]
         assert message["content"] is None
         assert "reasoning_content" not in message
-
-
-async def test_a_malformed_tool_call_is_shown_as_text(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        world.say('so <tool_call>\n{"name": oops}\n</tool_call>')
-        (choice,) = (await world.ask("look", tools=[TOOL])).json()["choices"]
-        assert choice["message"]["content"] == 'so <tool_call>\n{"name": oops}\n</tool_call>'
-        assert choice["finish_reason"] == "stop"
-
-
-async def test_thinking_of_a_whole_reply(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        world.say("<think>\nlet me see\n</think>\n\nfour")
-        message = (await world.ask("2+2")).json()["choices"][0]["message"]
-        assert message["reasoning_content"] == "let me see"
-        assert message["content"] == "four"
-
-
-async def test_the_token_limit_ends_a_reply_with_length(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        world.sampler.say(spell(renderer, "one two three four five six", end=""))
-        response = await world.ask("count", max_completion_tokens=3, max_tokens=100)
-        assert response.json()["choices"][0]["finish_reason"] == "length"
-        (turn,) = world.turns()
-        assert len(turn.completion.tokens) == 3
-        assert turn.completion.stop_reason is StopReason.LENGTH
 
 
 async def test_empty_chunks_while_the_model_is_silent(tmp_path: Path, renderer: Renderer) -> None:

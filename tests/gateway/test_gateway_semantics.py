@@ -12,7 +12,7 @@ from tests.support.fakes import Script
 from tests.support.gateways import MODEL, OFF, chat, gateway, read_events, spell, text_of
 from tinker_claw.cli.status import describe
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import Kind, StopReason
+from tinker_claw.types import StopReason
 
 CALL = '<tool_call>\n{"name": "ls", "arguments": {"a": 1}}\n</tool_call>'
 TOOL: Any = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object"}}}
@@ -247,31 +247,3 @@ async def test_a_call_of_a_tool_that_was_not_offered_is_the_agents_to_refuse(
         (choice,) = (await world.ask("look", tools=[TOOL])).json()["choices"]
         assert choice["message"]["tool_calls"][0]["function"]["name"] == "rm"
         assert choice["finish_reason"] == "tool_calls"
-
-
-async def test_what_makes_a_turn_unfit_is_served_recorded_and_said(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    asked: list[dict[str, Any]] = [
-        {"temperature": 0.2},
-        {"top_p": 0.9},
-        {"top_k": 5},
-        {"seed": 7, "temperature": 1, "top_p": 1},
-    ]
-    async with gateway(tmp_path, renderer) as world:
-        for fields in asked:
-            assert (await world.ask("hi", **fields)).status_code == 200
-        params = [turn.completion.params for turn in world.turns()]
-        assert [(p.temperature, p.top_p, p.top_k, p.seed) for p in params] == [
-            (0.2, 1, None, None),
-            (1, 0.9, None, None),
-            (1, 1, 5, None),
-            (1, 1, None, 7),
-        ]
-        assert world.column("untrained_because") == [
-            "sampled at temperature 0.2, not 1",
-            "sampled at top_p 0.9, not 1",
-            "sampled at top_k 5",
-            None,
-        ]
-        assert world.column("kind") == [Kind.MAIN] * 4

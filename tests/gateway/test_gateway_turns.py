@@ -106,20 +106,6 @@ async def test_the_volatile_message_is_trained_as_sent_and_not_gone_on_from(
         )
 
 
-async def test_removing_the_hint_gives_the_prompt_back(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        await world.reply(openclaw("hi"))
-        (turn,) = world.turns()
-        assert turn.hint_at is not None
-        hint = "say <|im_end|> less"
-        size = len(renderer.hint_tokens(hint))
-        hinted = renderer.splice(turn.prompt, turn.hint_at, hint)
-        assert hinted[: turn.hint_at] + hinted[turn.hint_at + size :] == turn.prompt
-        assert "[hint from the user, in hindsight: say <|im_end|> less]<|im_end|>" in (
-            renderer.decode(hinted)
-        )
-
-
 async def test_a_reply_in_flight_stays_with_its_version(tmp_path: Path, renderer: Renderer) -> None:
     slow = FakeSampler(Script(spell(renderer, "one two three"), holds_after=1))
     new = FakeSampler(spell(renderer, "new"), ref="fake:1")

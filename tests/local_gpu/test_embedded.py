@@ -81,18 +81,6 @@ async def test_logprobs_are_the_versions_own_and_the_base_models(
     assert await distance(base, tokens, again) > 0.1
 
 
-async def test_temperature_zero_is_greedy_with_the_untempered_logprob(
-    trainer: LocalTrainer, tmp_path: Path
-) -> None:
-    tokens = prompt(40)
-    drawn = await one(await trainer.base(), tokens, temperature=0.0)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
-    greedy = model.generate(torch.tensor([tokens]), max_new_tokens=20, do_sample=False)
-    assert list(drawn.tokens) == greedy[0, 40:].tolist()
-    logits = base_logits(tmp_path, (*tokens, *drawn.tokens), 40)
-    assert drawn.logprobs == pytest.approx(logits.log_softmax(-1).amax(-1).tolist(), abs=1e-4)
-
-
 async def test_logprobs_are_those_of_the_shaped_distribution(
     trainer: LocalTrainer, tmp_path: Path
 ) -> None:

@@ -54,13 +54,6 @@ def test_ppo_takes_its_bounds_as_absolute_ratios() -> None:
     assert value_and_gradient("ppo", *at_ratio(0.85, -1.0), **bounds)[0] == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize(("ratio", "advantage"), [(0.3, 1.0), (1.0, -2.0), (3.0, 0.5)])
-def test_importance_sampling(ratio: float, advantage: float) -> None:
-    loss, gradient = value_and_gradient("importance_sampling", *at_ratio(ratio, advantage))
-    assert loss == pytest.approx(-ratio * advantage)
-    assert gradient.tolist() == pytest.approx([-ratio * advantage])
-
-
 @pytest.mark.parametrize(
     ("ratio", "advantage", "weight"), [(2.0, 1.0, 1.28), (0.5, -1.0, 0.8), (1.1, 2.0, 1.1)]
 )
@@ -71,14 +64,6 @@ def test_cispo_clips_the_weight_and_keeps_every_gradient(
     loss, gradient = value_and_gradient("cispo", logprobs, inputs)
     assert loss == pytest.approx(-weight * advantage * logprobs.item(), abs=1e-6)
     assert gradient.tolist() == pytest.approx([-weight * advantage], abs=1e-6)
-
-
-def test_cross_entropy_of_signed_weights() -> None:
-    logprobs = torch.tensor([[-1.0, -2.0], [-3.0, -0.5]])
-    weights = torch.tensor([[0.5, -1.0], [0.0, 2.0]])
-    loss, gradient = value_and_gradient("cross_entropy", logprobs, LossInputs(None, None, weights))
-    assert loss == pytest.approx(-(-0.5 + 2.0 + 0.0 - 1.0))
-    assert torch.equal(gradient, -weights)
 
 
 MARKED = torch.tensor([0.0, 1.0, 1.0, 0.0])
@@ -138,23 +123,6 @@ def test_gspo_with_equal_advantages_is_the_papers_sequence_loss() -> None:
 def test_what_is_not_published_is_not_guessed() -> None:
     with pytest.raises(StepError, match=r"stable_reinforce.*not published.*gspo"):
         check_loss("stable_reinforce")
-
-
-def test_losses_are_sums_over_tokens() -> None:
-    logprobs = torch.tensor([-1.0, -0.5, -2.0])
-    inputs = LossInputs(torch.tensor([-1.2, -0.4, -2.5]), torch.tensor([1.0, -1.0, 0.5]), None)
-    for name in ("ppo", "importance_sampling", "cispo"):
-        whole = value_and_gradient(name, logprobs, inputs)
-        assert inputs.behaviour is not None
-        assert inputs.advantages is not None
-        parts = [
-            value_and_gradient(name, logprobs[i : i + 1], LossInputs(q, a, None))
-            for i, (q, a) in enumerate(
-                zip(inputs.behaviour.split(1), inputs.advantages.split(1), strict=True)
-            )
-        ]
-        assert whole[0] == pytest.approx(sum(loss for loss, _ in parts), abs=1e-6)
-        assert torch.allclose(whole[1], torch.cat([gradient for _, gradient in parts]))
 
 
 RL = Datum((1, 2, 3), 1, logprobs=(-1.0, -1.0), advantages=(1.0, 1.0))

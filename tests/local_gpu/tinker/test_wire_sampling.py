@@ -70,44 +70,10 @@ def full_logprobs(server: TinkerServer, tokens: list[int]) -> torch.Tensor:
     return logits[0].float().log_softmax(-1)
 
 
-def test_several_completions_share_the_prompt(server: TinkerServer, base: Any) -> None:
-    first = sample(base, n=4)
-    assert len({tuple(s.tokens) for s in first.sequences}) == 4
-    assert len({s.sequence_id for s in first.sequences}) == 4
-    for drawn in first.sequences:
-        rows = full_logprobs(server, [*PROMPT, *drawn.tokens])[len(PROMPT) - 1 : -1]
-        picked = rows[torch.arange(12), torch.tensor(drawn.tokens)].tolist()
-        assert drawn.logprobs == pytest.approx(picked, abs=1e-4)
-        assert drawn.stop_reason == "length"
-    again = sample(base, n=4)
-    assert [s.tokens for s in again.sequences] == [s.tokens for s in first.sequences]
-    assert again.prompt_cache_hit_tokens == 69  # all of the 70 but the last
-
-
-def test_stop_tokens_end_a_completion(base: Any) -> None:
-    free = sample(base).sequences[0].tokens
-    stopped = sample(base, stop=[free[3]]).sequences[0]
-    assert stopped.stop_reason == "stop"
-    assert stopped.tokens == free[: free.index(free[3]) + 1]
-    greedy = [sample(base, temperature=0.0, seed=s).sequences[0].tokens for s in (1, 2)]
-    assert greedy[0] == greedy[1]
-    narrow = sample(base, top_k=1, top_p=0.5).sequences[0].tokens
-    assert narrow == greedy[0]
-
-
 def test_without_max_tokens_a_completion_ends_with_the_context(base: Any) -> None:
     long = PROMPT * 29
     drawn = sample(base, long, max_tokens=None).sequences[0]
     assert len(drawn.tokens) == CONTEXT - len(long)
-
-
-def test_the_likeliest_candidates_come_with_the_sample(server: TinkerServer, base: Any) -> None:
-    drawn = sample(base, topk_sample_logprobs=3).sequences[0]
-    rows = full_logprobs(server, [*PROMPT, *drawn.tokens])[len(PROMPT) - 1 : -1]
-    top = rows.topk(3)
-    for row, ids, values in zip(drawn.topk_logprobs, top.indices, top.values, strict=True):
-        assert [pair[0] for pair in row] == ids.tolist()
-        assert [pair[1] for pair in row] == pytest.approx(values.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 3])
@@ -146,20 +112,6 @@ def test_given_ids_are_scored(server: TinkerServer, base: Any, sparse: bool) -> 
     expected = torch.where(ids >= 0, rows.gather(1, ids.clamp(min=0)), torch.tensor(0.0))
     assert told.shape == [69, 4]
     torch.testing.assert_close(told.to_torch(), expected, atol=1e-4, rtol=1e-4)
-
-
-def test_a_saved_sampler_never_changes(client: Any, training: Any) -> None:
-    path = training.save_weights_for_sampler("fixed").result(WAIT_S).path
-    named = client.create_sampling_client(model_path=path).result(WAIT_S)
-    nameless = training.save_weights_and_get_sampling_client().result(WAIT_S)
-    scored = named.compute_logprobs(tinker.ModelInput.from_ints(PROMPT)).result(WAIT_S)
-    step(training)
-    moved = training.save_weights_and_get_sampling_client().result(WAIT_S)
-    for sampler, same in ((named, True), (nameless, True), (moved, False)):
-        again = sampler.compute_logprobs(tinker.ModelInput.from_ints(PROMPT)).result(WAIT_S)
-        assert (again == scored) == same
-    with pytest.raises(tinker.RequestFailedError, match="exists already"):
-        training.save_weights_for_sampler("fixed").result(WAIT_S)
 
 
 def test_a_sampler_goes_on_in_another_process(base: Any) -> None:

@@ -291,29 +291,6 @@ def test_forward_leaves_no_gradient(server: TinkerServer, client: Any) -> None:
         other.optim_step(WARM).result(WAIT_S)
 
 
-def test_two_clients_do_not_disturb_each_other(server: TinkerServer, client: Any) -> None:
-    def steps(training: Any, salt: int) -> Iterator[None]:
-        for number in range(3):
-            arrays = rl_arrays(25, 10, salt + number)
-            training.forward_backward([datum(sequence(25, salt), **arrays)], "ppo")
-            training.optim_step(WARM)
-            yield
-
-    alone = []
-    for salt in (2, 3):
-        training = lora(client, seed=salt)
-        for _ in steps(training, salt):
-            pass
-        alone.append(adapter_of(server, training, "alone")[1])
-    pair = [lora(client, seed=salt) for salt in (2, 3)]
-    for _ in zip(steps(pair[0], 2), steps(pair[1], 3), strict=True):
-        pass
-    together = [adapter_of(server, training, "together")[1] for training in pair]
-    for one, both in zip(alone, together, strict=True):
-        assert all(torch.equal(one[name], both[name]) for name in one)
-    assert any(not torch.equal(alone[0][n], alone[1][n]) for n in alone[0])
-
-
 def test_a_forward_backward_that_failed_voids_the_step_and_nothing_else(
     server: TinkerServer, client: Any
 ) -> None:
@@ -393,18 +370,6 @@ def test_a_mistake_is_named(client: Any, mistake: str) -> None:
     with pytest.raises(tinker.RequestFailedError, match=sentence) as failed:
         failing.result(WAIT_S)
     assert failed.value.category.value == "user"
-
-
-def test_rows_without_weight_step_like_a_zero_gradient(server: TinkerServer, client: Any) -> None:
-    training = lora(client)
-    silent = {"target_tokens": [1, 2, 3], "weights": [0.0] * 3}
-    told = training.forward_backward([datum([5, 6, 7], **silent)], "cross_entropy").result(WAIT_S)
-    assert told.metrics["loss:sum"] == 0
-    assert all(x < 0 for x in told.loss_fn_outputs[0]["logprobs"].data)
-    before = adapter_of(server, training, "before")[1]
-    assert training.optim_step(WARM).result(WAIT_S).metrics == {"unclipped_grad_l2:mean": 0.0}
-    after = adapter_of(server, training, "after")[1]
-    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_a_custom_loss_of_the_sdk_works(client: Any) -> None:
