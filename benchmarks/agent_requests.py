@@ -200,11 +200,9 @@ def _add(calls: list[dict[str, Any]], delta: dict[str, Any]) -> None:
         calls[delta["index"]]["function"][name] += told.get(name) or ""
 
 
-KEY = "sk-" + "0123456789abcdef" * 4
-"""A key that is valid nowhere; a proxy that wants one is started with it."""
 HEADERS = (
     "accept: application/json\r\ncontent-type: application/json\r\n"
-    f"authorization: Bearer {KEY}\r\nuser-agent: OpenAI/JS 7.15.0\r\naccept-language: *\r\n"
+    "authorization: Bearer sk-bench\r\nuser-agent: OpenAI/JS 7.15.0\r\naccept-language: *\r\n"
     "accept-encoding: gzip, deflate\r\nx-stainless-arch: x64\r\nx-stainless-lang: js\r\n"
     "x-stainless-os: Linux\r\nx-stainless-retry-count: 0\r\nx-stainless-runtime: node\r\n"
 )

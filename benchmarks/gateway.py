@@ -2,8 +2,8 @@
 
 The sampler answers at once; everything else is real: HTTP over loopback, a vocabulary of Qwen3's
 size, the ledger in SQLite. The server has one core, the client another. Requests have OpenClaw's
-shape and size. Beside it: a FastAPI route that only reads the JSON, and, with --litellm, LiteLLM's
-proxy. Afterwards the prompt of every request is compared with a full render.
+shape and size. Beside it: a FastAPI route that only reads the JSON. Afterwards the prompt of every
+request is compared with a full render.
 
 Rule: every server is measured in the same run, by the same client, with the same requests;
 multiples of the bare route's times were measured in turn with it. The log is written as in the
@@ -14,28 +14,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import litellm_proxy, vocabulary
-from benchmarks.agent_requests import MIX, unseen
+from benchmarks import vocabulary
+from benchmarks.agent_requests import unseen
 from benchmarks.gateway_check import Check, check
 from benchmarks.gateway_client import Cores, server
 from benchmarks.gateway_rows import (
     FIRST,
     FULL,
     FURTHER,
-    NEVER_SEEN,
     QUICK,
     Beside,
     Memory,
@@ -44,14 +41,12 @@ from benchmarks.gateway_rows import (
     Wire,
     beside,
     crowd,
-    first_turns,
     long_sessions,
     memory,
     never_seen,
     opening,
     openings,
     relaying,
-    run,
 )
 
 Say = Callable[[str], None]
@@ -63,16 +58,6 @@ FLAT = 1.1
 """Largest accepted growth of memory, as a factor."""
 
 
-def _answers(row: Row) -> bool:
-    return not row.errors and (row.health_ms or 0.0) <= SILENCE_MS
-
-
-GOALS: dict[str, tuple[str, Callable[[Row], bool]]] = {
-    FIRST: ("median 8 ms, 120/s", lambda row: row.median_ms <= 8 and (row.per_s or 0) >= 120),
-    FURTHER: ("median 2 ms", lambda row: row.median_ms <= 2),
-    "64 in flight, prompts seen": ("no error, /healthz 50 ms", _answers),
-    "64 in flight, prompts unseen": ("no error, /healthz 50 ms", _answers),
-}
 MOST = {FIRST: 5.0, FURTHER: 3.2}
 """Largest accepted multiples of the bare route's times."""
 
@@ -91,8 +76,6 @@ class Figures:
     memory_every: int
     failures: list[str]
     """Failed requests to the gateway."""
-    litellm: list[Row] | None = None
-    """Rows of LiteLLM: a first turn, and one with a new system prompt."""
 
     def multiple(self, row: Row) -> float | None:
         """Processor time of the server as a multiple of the bare route's; None: not counted."""
@@ -101,9 +84,7 @@ class Figures:
         return row.cpu_ms / bare.cpu_ms if row.cpu_ms and bare.cpu_ms else None
 
 
-async def measure(
-    folder: Path, size: Size, say: Say, *, ids: int = vocabulary.FULL, litellm: bool = False
-) -> Figures:
+async def measure(folder: Path, size: Size, say: Say, *, ids: int = vocabulary.FULL) -> Figures:
     """Run the benchmark once. `ids`: size of the vocabulary."""
     cores, everywhere = Cores.take(), os.sched_getaffinity(0)
     tokenizer = vocabulary.load(ids, say)
@@ -121,7 +102,6 @@ async def measure(
             ours = [*found.ours, *await _gateway(wire, size, say)]
             say(f"memory: twice {size.memory:,} requests")
             grown = await memory(wire, size, say)
-        other = await _litellm(folder, cores, size, say) if litellm else None
         say(f"comparing {len(wire.sent):,} prompts with a full render")
     finally:
         os.sched_setaffinity(0, everywhere)
@@ -135,7 +115,6 @@ async def measure(
         check=checked,
         memory_every=size.memory_every,
         failures=wire.failures,
-        litellm=other,
     )
 
 
@@ -152,21 +131,6 @@ async def _gateway(wire: Wire, size: Size, say: Say) -> list[Row]:
     return rows
 
 
-async def _litellm(folder: Path, cores: Cores, size: Size, say: Say) -> list[Row] | None:
-    command = litellm_proxy.install(say)
-    if command is None:
-        return None
-    say("LiteLLM's proxy")
-    with (
-        server("bare_server", cores.client) as behind,
-        litellm_proxy.proxy(command, behind.url, folder, cores.server) as at,
-    ):
-        wire = Wire(at, cores.client)
-        await run(wire, openings(wire, len(MIX), "warm"), 1)
-        alone, full = await first_turns(wire, replace(size, rounds=1))
-        return [alone.row(FIRST, full), await never_seen(wire, size)]
-
-
 def show(console: Console, figures: Figures) -> None:
     """Print the tables, and how to read them."""
     found = figures.check
@@ -176,20 +140,18 @@ def show(console: Console, figures: Figures) -> None:
         f"(OpenClaw's with Qwen3: 4.3); a vocabulary of {figures.vocabulary:,} ids, trained on "
         "this machine's Python files in Qwen3's manner (its ids are not Qwen3's). "
         f"One core for the server; {FULL} in flight for requests/s and CPU. The bare route is "
-        "FastAPI and reads the JSON; LiteLLM's proxy tokenises nothing."
+        "FastAPI and reads the JSON."
     )
-    table = Table("what", "median", "p95", "CPU", "x bare", "req/s", "errors", "/healthz", "goal")
+    table = Table("what", "median", "p95", "CPU", "x bare", "req/s", "errors", "/healthz")
     for row in figures.bare:
         _add(table, f"bare route: {row.what}", row)
-    for row in figures.litellm or ():
-        _add(table, f"LiteLLM: {row.what}", row)
     for row in figures.ours:
         _add(table, f"ours: {row.what}", row, figures.multiple(row))
     console.print(table)
     for goal, met in verdicts(figures).items():
-        console.print(f"{goal}: {_verdict(met)}", style="" if met else "bold")
-    for what, ratio in ratios(figures).items():
-        console.print(f"{what}: {ratio:.2f}")
+        console.print(f"{goal}: {'met' if met else 'not met'}", style="" if met else "bold")
+    early, late = (row for row in figures.ours if row.what.startswith("turn "))
+    console.print(f"{late.what} / turn 4, median: {late.median_ms / early.median_ms:.2f}")
     table = Table("memory of the gateway", "requests", "RSS", "grown by")
     start = figures.memory[0].rss_mb
     for point in figures.memory:
@@ -220,19 +182,7 @@ def _add(table: Table, name: str, row: Row, multiple: float | None = None) -> No
         "" if row.per_s is None else f"{row.per_s:,.0f}",
         str(row.errors),
         "" if row.health_ms is None else f"{row.health_ms:.0f} ms",
-        _goal(row) if name.startswith("ours") else "",
     )
-
-
-def _goal(row: Row) -> str:
-    if row.what not in GOALS:
-        return ""
-    goal, is_met = GOALS[row.what]
-    return f"{goal}: {_verdict(is_met(row))}"
-
-
-def _verdict(met: bool) -> str:
-    return "met" if met else "not met"
 
 
 def verdicts(figures: Figures) -> dict[str, bool]:
@@ -262,47 +212,16 @@ def _shown(ms: float) -> str:
     return f"{ms:.2f} ms" if ms >= 1 else f"{1000 * ms:.0f} µs"
 
 
-def ratios(figures: Figures) -> dict[str, float]:
-    """Ratios of ours to the others, and of late to early turns."""
-    rows = {row.what: row for row in figures.ours}
-    pairs = list[tuple[str, Row, Row]]()
-    if figures.litellm is not None:
-        pairs += [
-            ("ours / LiteLLM", rows[FIRST], figures.litellm[0]),
-            ("ours / LiteLLM, system prompt never seen", rows[NEVER_SEEN], figures.litellm[1]),
-        ]
-    early, late = (row for row in figures.ours if row.what.startswith("turn "))
-    pairs.append((f"{late.what} / turn 4", late, early))
-    found: dict[str, float] = {}
-    for name, one, other in pairs:
-        found[f"{name}, median"] = one.median_ms / other.median_ms
-        if one.cpu_ms and other.cpu_ms:  # what others did meanwhile is not counted
-            found[f"{name}, CPU"] = one.cpu_ms / other.cpu_ms
-    return found
-
-
-def document(figures: Figures) -> dict[str, Any]:
-    """All figures as JSON."""
-    goals = {row.what: _goal(row) for row in figures.ours if row.what in GOALS}
-    return asdict(figures) | {
-        "goals": goals,
-        "verdicts": verdicts(figures),
-        "ratios": ratios(figures),
-    }
-
-
 def parser() -> argparse.ArgumentParser:
     """Command line of the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
     parser.add_argument("--memory", type=int, help="turns and sessions for memory (10,000)")
-    parser.add_argument("--litellm", action="store_true", help="LiteLLM's proxy, too")
-    parser.add_argument("--json", type=Path, help="write everything here, too")
     return parser
 
 
 def main() -> None:
-    """Read flags, measure, print tables and, where asked, a JSON file."""
+    """Read flags, measure, and print tables."""
     arguments = parser().parse_args()
     size = QUICK if arguments.quick else Size()
     if arguments.memory is not None:
@@ -313,11 +232,9 @@ def main() -> None:
         console.print(f"{time.monotonic() - started:4.0f} s  {line}", style="dim")
 
     with tempfile.TemporaryDirectory() as name:
-        figures = asyncio.run(measure(Path(name), size, say, litellm=arguments.litellm))
+        figures = asyncio.run(measure(Path(name), size, say))
     show(console, figures)
     console.print(f"{time.monotonic() - started:.0f} s", style="dim")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(document(figures), indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -24,7 +23,6 @@ from benchmarks.agent_requests import HEADERS
 
 _START_S = 180
 _PATIENCE_S = 120
-_FIRST = re.compile(rb'"content":"[^"]|"tool_calls"')
 _numbers = itertools.count(1)
 
 
@@ -37,8 +35,6 @@ class Answer:
     """The stream, without HTTP's chunk headers."""
     seconds: float
     """Seconds from the first byte sent to the last one received."""
-    first_s: float = 0.0
-    """Seconds to the first words or call of the reply."""
 
 
 class Connection:
@@ -78,16 +74,14 @@ class Connection:
                     await self._reader.readexactly(int(length)),
                     time.perf_counter() - started,
                 )
-            raw, first_s = bytearray(), 0.0
+            raw = bytearray()
             while not raw.endswith(b"\r\n0\r\n\r\n"):
                 piece = await self._reader.read(2**16)
                 if not piece:
                     raise ConnectionError("the answer broke off")
                 raw += piece
-                if not first_s and _FIRST.search(raw):
-                    first_s = time.perf_counter() - started
             seconds = time.perf_counter() - started
-        return Answer(status, _unchunked(bytes(raw)), seconds, first_s)
+        return Answer(status, _unchunked(bytes(raw)), seconds)
 
     async def _status(self) -> tuple[int, dict[str, str]]:
         lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -169,11 +163,10 @@ def server(module: str, core: int, *arguments: str) -> Generator[Measured]:
 
 
 @contextmanager
-def pulse(url: str, core: int, *paths: str) -> Generator[list[float]]:
-    """Ask /healthz, or these paths in turn, every 20 ms from another process; the list is filled at
-    the end."""
-    asked = [url.removesuffix("/v1") + path for path in paths or ("/healthz",)]
-    command = pinned(core, [sys.executable, "-m", "benchmarks.gateway_pulse", *asked])
+def pulse(url: str, core: int) -> Generator[list[float]]:
+    """Ask /healthz every 20 ms from another process; the list is filled at the end."""
+    asked = url.removesuffix("/v1") + "/healthz"
+    command = pinned(core, [sys.executable, "-m", "benchmarks.gateway_pulse", asked])
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         waits: list[float] = []

@@ -1,7 +1,6 @@
-"""`python -m benchmarks.gateway_pulse URL...`: how long a small request has to wait.
+"""`python -m benchmarks.gateway_pulse URL`: how long a small request has to wait.
 
-Asks every 20 ms on one connection, for one address after the other, until standard input is closed,
-then prints all waits in seconds.
+Asks every 20 ms on one connection until standard input is closed, then prints all waits in seconds.
 Where its connection is closed it opens another, as clients do, and the wait goes on.
 
 Rule: the standard library only, so that it starts at once and takes next to nothing.
@@ -10,7 +9,6 @@ Rule: the standard library only, so that it starts at once and takes next to not
 from __future__ import annotations
 
 import http.client
-import itertools
 import json
 import select
 import sys
@@ -38,17 +36,15 @@ def ask(connection: http.client.HTTPConnection, path: str) -> http.client.HTTPRe
 
 
 def main() -> None:
-    parts = [urlsplit(url) for url in sys.argv[1:]]
-    asked = itertools.cycle(f"{part.path}?{part.query}" for part in parts)
-    connection = http.client.HTTPConnection(parts[0].netloc, timeout=PATIENCE_S)
+    at = urlsplit(sys.argv[1])
+    connection = http.client.HTTPConnection(at.netloc, timeout=PATIENCE_S)
     waits: list[float] = []
     stopped = False
     while not stopped:
         started = time.perf_counter()
-        path = next(asked)
-        answer = ask(connection, path)
+        answer = ask(connection, at.path)
         if answer.status != 200:
-            raise SystemExit(f"{path} answered {answer.status}")
+            raise SystemExit(f"{at.path} answered {answer.status}")
         waits.append(time.perf_counter() - started)
         if len(waits) == 1:
             print("begun", flush=True)

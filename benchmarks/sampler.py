@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def theirs(folder: Path, prompts: Prompts, new_tokens: int) -> Callable[[], obje
 async def measure(
     config: LocalConfig, prompts: Prompts, new_tokens: int, turns: int
 ) -> dict[str, list[Taken]]:
-    """Time turns of `generate`, our base and our adapter in rotation, after a warm-up turn each."""
+    """Time turns of `generate` and of our adapter in rotation, after a warm-up turn each."""
     trainer = await LocalTrainer.start(config)
     try:
         # One step, so that the adapter is not zero.
@@ -101,12 +101,10 @@ async def measure(
         merged = config.root / "merged"
         export_merged(config.model, config.root / "adapters" / version.ref, merged)
         generate = theirs(merged, prompts, new_tokens)
-        base = await trainer.base()
-        found: dict[str, list[Taken]] = {"generate, merged": [], "base": [], "adapter": []}
+        found: dict[str, list[Taken]] = {"generate, merged": [], "adapter": []}
         for turn in range(turns + 1):
             one = {
                 "generate, merged": timed(generate),
-                "base": await ours(base, prompts, new_tokens),
                 "adapter": await ours(version, prompts, new_tokens),
             }
             for name, taken in one.items():
@@ -127,7 +125,6 @@ def main() -> int:
     made.add_argument("--prompt", type=int, default=80, help="tokens of a prompt (default 80)")
     made.add_argument("--new-tokens", type=int, default=64, help="of a reply (default 64)")
     made.add_argument("--turns", type=int, default=5, help="of each side (default 5)")
-    made.add_argument("--json", type=Path, help="write the figures here, too")
     asked, rng = made.parse_args(), random.Random(0)
     tokens = json.loads((Path(asked.model) / "config.json").read_text())["vocab_size"]
     prompts = [
@@ -164,9 +161,6 @@ def main() -> int:
             f"{max(cpu):.2f}",
         )
     screen().print(table)
-    if asked.json:
-        rows = {name: [asdict(one) for one in taken] for name, taken in found.items()}
-        asked.json.write_text(json.dumps(rows, indent=2) + "\n")
     return 0
 
 

@@ -46,6 +46,7 @@ SIDES = {
     "peft-1": "peft, one at a time",
     "peft-rows": "peft, logits of the loss",
 }
+_PASS_TOKENS = 65_536
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -60,7 +61,6 @@ class Options:
     compared: int | None
     rank: int = 32
     repeat: int = 3
-    pass_tokens: int = 65_536
     attention: Setting = "auto"
     cases: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ def measure(options: Options, say: Say) -> Figures:
         lora=lora,
         adapter=grown_adapter(base, lora),
         checkpointing=options.device.type == "cuda",
-        pass_tokens=options.pass_tokens,
+        pass_tokens=_PASS_TOKENS,
         kernel=kernel,
     )
     wanted = {
@@ -145,45 +145,20 @@ def _device_name(device: torch.device) -> str:
     return f"{platform.machine()} CPU, {os.cpu_count()} cores"
 
 
-def tiny(repeat: int = 3) -> Options:
-    """Preset that a CPU does in a few minutes."""
-    return Options(
-        preset=PRESETS["tiny"],
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        reference=torch.float64,
-        compared=None,
-        repeat=repeat,
-    )
-
-
 def parser() -> argparse.ArgumentParser:
     """Command line of the benchmark."""
     made = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
     made.add_argument("--preset", choices=sorted(PRESETS), default="tiny")
     made.add_argument("--device", default="auto", help="auto takes CUDA where there is one")
-    made.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
-    made.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     made.add_argument("--repeat", type=int, default=3, help="measured steps (default 3)")
     made.add_argument("--case", action="append", choices=["shared", "unshared", "long"])
     made.add_argument("--only", action="append", choices=sorted(SIDES), help="a side; repeatable")
-    made.add_argument("--rank", type=int, default=32, help="of the adapter (default 32)")
-    made.add_argument(
-        "--pass-tokens", type=int, default=65_536, help="of one packed pass (default 65536)"
-    )
     made.add_argument(
         "--attention", choices=get_args(Setting), default="auto", help="kernel of ours"
     )
     made.add_argument("--layers", type=int, help="fewer layers than the preset's")
-    made.add_argument("--samples", type=int, help="samples per batch")
-    made.add_argument("--shared", type=int, help="tokens that the shared batch begins with")
-    made.add_argument("--own", type=int, help="tokens behind them")
-    made.add_argument("--long", type=int, help="tokens of the long sample; 0 leaves it out")
     made.add_argument(
         "--reference", choices=sorted(FORMATS), help="format of the reference (float64 on the CPU)"
-    )
-    made.add_argument(
-        "--compare", type=int, help="samples whose gradients are compared (all; on CUDA 2)"
     )
     made.add_argument("--json", type=Path, help="write the figures here, too")
     return made
@@ -197,19 +172,14 @@ def options_of(arguments: argparse.Namespace) -> Options:
         raise ConfigError("There is no CUDA device here: leave --device out, or say cpu.")
     cuda = device.type == "cuda"
     preset = PRESETS[arguments.preset]
-    sizes = {n: getattr(arguments, n) for n in ("samples", "shared", "own", "long")}
-    chosen = {name: value for name, value in sizes.items() if value is not None}
     layers = arguments.layers or preset.shape.layers
-    dtype = ("bfloat16" if cuda else "float32") if arguments.dtype == "auto" else arguments.dtype
     return Options(
-        preset=Preset(replace(preset.shape, layers=layers), replace(preset.batches, **chosen)),
+        preset=replace(preset, shape=replace(preset.shape, layers=layers)),
         device=device,
-        dtype=FORMATS[dtype],
+        dtype=torch.bfloat16 if cuda else torch.float32,
         reference=FORMATS[arguments.reference or ("float32" if cuda else "float64")],
-        compared=arguments.compare or (2 if cuda else None),
-        rank=arguments.rank,
+        compared=2 if cuda else None,
         repeat=arguments.repeat,
-        pass_tokens=arguments.pass_tokens,
         attention=arguments.attention,
         cases=tuple(arguments.case or ()),
         only=tuple(arguments.only or ()),
@@ -219,7 +189,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
 def main() -> int:
     """Read flags, measure, print tables and, where asked, write a JSON file."""
     arguments = parser().parse_args()
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(1)
     console = screen()
     try:
         options = options_of(arguments)

@@ -68,10 +68,6 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
         "tiny": Preset(
             Shape(4, 128, 384, 4, 2, 32, 4096), Batches(16, 2000, 300, (64, 1815), long=0)
         ),
-        "0.6b": Preset(
-            Shape(28, 1024, 3072, 16, 8, 128, 151_936),
-            Batches(16, 20_000, 3000, (1000, 6000), long=32_000),
-        ),
         "8b": Preset(
             Shape(36, 4096, 12_288, 32, 8, 128, 151_936),
             Batches(16, 20_000, 3000, (1000, 6000), long=32_000),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -73,26 +72,25 @@ async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
     for shown in (
         "bare route: further turn",
         "ours: further turn",
-        "median 8 ms, 120/s: ",
         "times bare, at most 3.2: ",
         "longest silence: ",
         "all: met",
         "sessions",
+        "turn 12 of a session / turn 4, median: ",
     ):
         assert shown in text.getvalue()
-    written = json.loads(json.dumps(gateway.document(figures)))
-    assert written["check"]["equal"] == requests
     missed = replace(figures, check=replace(figures.check, equal=0))
-    changed = {goal for goal, met in gateway.verdicts(missed).items() if not met}
-    assert changed - {goal for goal, met in written["verdicts"].items() if not met} == {
-        f"ids equal to a full render: 0 of {requests}, all"
-    }
+    one, other = (
+        {goal for goal, met in gateway.verdicts(some).items() if not met}
+        for some in (missed, figures)
+    )
+    assert one - other == {f"ids equal to a full render: 0 of {requests}, all"}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it takes two cores")
 async def test_floods_and_histories_are_measured_on_every_wire(cache: Path) -> None:
-    what = "JSON nested 500 deep"
+    what = "JSON nested 100,000 deep"
     silences, turns = await gateway_floods.measure(
         cache, lambda line: None, ids=IDS, floods=[what], lengths=[10], rounds=1, at_once=3
     )
@@ -107,7 +105,6 @@ async def test_floods_and_histories_are_measured_on_every_wire(cache: Path) -> N
     text = io.StringIO()
     gateway_floods.show(Console(file=text, width=160), silences, turns)
     assert "behind 10 messages" in text.getvalue()
-    assert json.loads(json.dumps(gateway_floods.document(silences, turns)))["further"]
 
 
 @pytest.mark.slow

@@ -38,7 +38,8 @@ def settings(*, checkpointing: bool = False) -> Settings:
 
 @pytest.fixture(scope="module")
 def figures() -> training_report.Figures:
-    options = replace(training.tiny(repeat=1), preset=PRESET, rank=RANK)
+    asked = training.parser().parse_args(["--device", "cpu", "--repeat", "1"])
+    options = replace(training.options_of(asked), preset=PRESET, rank=RANK)
     return training.measure(options, lambda line: None)
 
 

@@ -153,7 +153,7 @@ def of_ours(page: str) -> str:
 
 def test_every_flag_that_is_named_exists() -> None:
     known = known_flags()
-    assert {"--method", "--judge-url", "--dry-run", "--litellm", "--kills", "--model"} <= known
+    assert {"--method", "--judge-url", "--dry-run", "--quick", "--kills", "--model"} <= known
     for page in PAGES:
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", of_ours(page)))
         assert named - known == set(), page
