@@ -148,7 +148,7 @@ def of_ours(page: str) -> str:
         return re.sub(r"^```bash\n.*?^```", "", text, flags=re.M | re.S)
     if page == "docs/owed.md":  # each of its commands is parsed by test_owed
         return re.sub(r"^ {4}.*", "", text, flags=re.MULTILINE)
-    return re.sub(r"^ {4}docker .*", "", text, flags=re.MULTILINE)
+    return re.sub(r"^ {4}(docker|pip) .*", "", text, flags=re.MULTILINE)
 
 
 def test_every_flag_that_is_named_exists() -> None:
