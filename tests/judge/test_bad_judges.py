@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +19,16 @@ from tests.support.bad_judges import (
     bad_judge_beside,
 )
 from tests.support.clients import ask, rows
+from tests.support.fakes import FakeTrainer
 from tests.support.learning import SHORT, World, world
 from tests.support.lives import until
 from tests.support.processes import Running, product
 from tests.support.stories import run
+from tinker_claw.app.main import guarded
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import JudgeError
 from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint
+from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.retry import Backoff
 
@@ -80,6 +84,55 @@ async def test_an_answer_that_trickles_has_a_deadline_as_a_whole() -> None:
         judge.spoilt = SLOW
         with pytest.raises(JudgeError, match=r"no whole answer within 0.3 s"):
             await http.answers([{"role": "system", "content": ""}], 1, {})
+
+
+async def test_a_judge_that_does_not_answer_for_long_is_failing_until_it_does(
+    tmp_path: Path,
+) -> None:
+    async with (
+        bad_judge() as judge,
+        endpoint(judge) as http,
+        world(tmp_path, endpoint=http, silent_s=0.1, batch_size=99) as w,
+    ):
+        w.turn(f"{MARK} {SLOW}")
+        await w.until(lambda: w.health.judge.state == "failing")
+        said = "the judge has not answered for 0.1 s; its answer is waited for"
+        assert w.health.judge.error == said
+        assert judge.asked[SLOW] == 1, "it is not asked again meanwhile"
+        await sampled(w)
+        await w.until(lambda: w.health.judge.state == "ok")
+
+
+@pytest.mark.parametrize("lessons", ["off", "tell"])
+async def test_once_learning_has_ended_the_judge_is_asked_for_lessons_only(
+    tmp_path: Path, lessons: str
+) -> None:
+    failing = FakeTrainer(refuse=lambda _: True)
+    async with (
+        bad_judge() as judge,
+        endpoint(judge) as http,
+        world(
+            tmp_path, trainer=failing, endpoint=http, running=False, batch_size=4, lessons=lessons
+        ) as w,
+        asyncio.TaskGroup() as group,
+    ):
+        judging = group.create_task(w.judging.run())
+        for _ in range(8):
+            w.turn("YES")
+        await guarded("learning", w.learner.run, w.health.learner)  # ends: two batches are refused
+        assert w.health.learner.ended
+        await w.settled()
+        asked = judge.asked.total()
+        unjudged, rated = w.turn("YES"), w.turn("YES")
+        assert w.ledger.feedback.give("me", About("turn", str(rated)), Feedback(1.0))
+        w.judging.wake()
+        await w.until(lambda: rated not in w.ledger.turns.judgeable())
+        if lessons == "off":
+            assert w.ledger.turns.judgeable() == [unjudged], "a later start judges it"
+        else:
+            await w.settled()
+        assert judge.asked.total() == asked + (lessons == "tell")
+        judging.cancel()
 
 
 IN_VAIN = "SELECT COUNT(*) FROM votes WHERE about = 'in vain'"

@@ -195,6 +195,7 @@ async def world(
     score_fresh: bool = False,
     judge_waits: Backoff = judging.WAITS,
     rests: Backoff = judging.RESTS,
+    silent_s: float = judging.SILENT_S,
     endpoint: Endpoint | None = None,
     ahead_s: float = 0.0,
     gate: Callable[[LoopParts], Gate] | None = None,
@@ -230,6 +231,7 @@ async def world(
         redact=redact,
         waits=judge_waits,
         rests=rests,
+        silent_s=silent_s,
     )
     assert isinstance(base, FakeSampler)
     try:

@@ -49,7 +49,8 @@ CONCURRENCY = 8
 """Turns judged at the same time: the samplers that judge also answer users."""
 LATELY = 8
 """Number of latest tries that show whether the judge works."""
-
+SILENT_S = 600.0
+"""Seconds after which a judge that has not answered a question is failing. It is waited for."""
 
 _NONE = Verdict(votes=(), value=None)
 """Verdict of a reply that nobody has rated."""
@@ -119,6 +120,7 @@ class Judging:
         redact: Callable[[str], str] = str,
         waits: Backoff = WAITS,
         rests: Backoff = RESTS,
+        silent_s: float = SILENT_S,
     ) -> None:
         """Set up judging for a run.
 
@@ -139,6 +141,7 @@ class Judging:
         """Whether hints are only taught while the model does what they ask."""
         self._waits = waits
         self._rests = rests
+        self._silent_s = silent_s
         self._concurrency = concurrency
         self._queue: dict[int, bool] = {}
         """Turns to advance, oldest first, and whether each has a verdict."""
@@ -210,6 +213,8 @@ class Judging:
             if turn_id in self._in_hand or (rest is not None and rest.until > now):
                 continue
             if self._asks(turn_id):
+                if self._needs_none():
+                    continue
                 if self._heard.trouble and (self._asking or self._probe_at > now):
                     continue
                 self._asking.add(turn_id)
@@ -220,6 +225,10 @@ class Judging:
         """Return whether a turn waits for the judge's verdict."""
         turns = self._parts.ledger.turns
         return not self._queue[turn_id] and not (self._by_outcome and turns.get(turn_id).episode)
+
+    def _needs_none(self) -> bool:
+        """Return whether no verdict would be used: learning has ended, and no lesson is told."""
+        return self._parts.health.learner.ended and self._parts.training.lessons == "off"
 
     def _due_after(self, now: float) -> float | None:
         """Return when something is due that waits for time alone; None: nothing is."""
@@ -405,19 +414,28 @@ class Judging:
     async def _answered(self, turn: Turn, state: NextState, lessons: Sequence[Lesson]) -> Judgement:
         self._check(turn.id)  # forgotten while waiting for budget?
         redact = self._redact
-        with self._parts.spending.paying("judge", turn_id=turn.id):
-            return await self._judge.judge(
-                redact(turn.request_text),
-                redact(turn.reply_text),
-                replace(
-                    state,
-                    text=redact(state.text),
-                    beside=tuple((writer, redact(text)) for writer, text in state.beside),
-                ),
-                asked_by=turn.asked_by,
-                images=turn.images,
-                lessons=[lesson.text for lesson in lessons],
-            )
+        silent = asyncio.get_running_loop().call_later(self._silent_s, self._is_silent)
+        try:
+            with self._parts.spending.paying("judge", turn_id=turn.id):
+                return await self._judge.judge(
+                    redact(turn.request_text),
+                    redact(turn.reply_text),
+                    replace(
+                        state,
+                        text=redact(state.text),
+                        beside=tuple((writer, redact(text)) for writer, text in state.beside),
+                    ),
+                    asked_by=turn.asked_by,
+                    images=turn.images,
+                    lessons=[lesson.text for lesson in lessons],
+                )
+        finally:
+            silent.cancel()
+
+    def _is_silent(self) -> None:
+        """Report that the judge has not answered for long; an answer reports that it is back."""
+        told = f"the judge has not answered for {self._silent_s:g} s; its answer is waited for"
+        self._parts.health.judge_is("failing", told)
 
     def _told(self, turn: Turn, verdict: Verdict, hints: tuple[str, ...]) -> tuple[str, ...]:
         """Return the texts that the teacher can be told; () where its prompt has no place for
