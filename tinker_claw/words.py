@@ -491,11 +491,12 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
     votes = ", ".join(f"{seen['verdicts'][name]} {name}" for name in ("good", "neutral", "bad"))
     none = f"{seen['verdicts']['none']} without a valid vote"
     yield "verdicts", f"{votes}, {none}; {plural(seen['hints'], 'hint')}"
-    if (lessons := seen["lessons"])["told"] or lessons["practised"]:
+    if (lessons := seen["lessons"])["newest"]:
         first, session = lessons["newest"], lessons["session"]
         new = f"; lesson {first} for the first time in session {session}" if session else ""
         more = f", {n} practised" if (n := lessons["practised"]) else ""
-        yield "lessons", f"{lessons['told']} told{new}{more}: see `tinker-claw lessons`"
+        vain = f", {n} told in vain" if (n := lessons["in_vain"]) else ""
+        yield "lessons", f"{lessons['told']} told{new}{more}{vain}: see `tinker-claw lessons`"
     said = seen["feedback"]
     if seen["verdicts"]["good"] and not any(said.values()):
         yield "feedback", _JUDGE_ALONE

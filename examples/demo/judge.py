@@ -54,6 +54,7 @@ HINTS_OPENING = ("Begin the reply with ok or well.", "The first word is ok or we
 replies, 0.15 begin so without a hint, and 0.00 and 0.04 with one."""
 _MARK = re.compile(r"\bThe mark is ([a-z]{14})\Z")
 """Pattern for the mark, with which the instructions end, of the fences around quoted text."""
+_EARLIER = re.compile(r"<<[a-z]{14} earlier wishes, [^\n]*>>\n(.*?)\n<<", re.DOTALL)
 _STYLE = re.compile(
     r"\b(an ai|bold|headings?|numbered|natural|naturally|plain|casual|casually|formal|robot)\b",
     re.I,
@@ -126,6 +127,9 @@ def answer(
     case = case_of(messages)
     if case is None:
         raise ValueError("this judge answers judge prompts only: no next state between its marks")
+    if (wishes := _earlier(messages)) is not None:
+        same = (n for n, wish in enumerate(wishes, 1) if _meant(wish, think) & _meant(case, think))
+        return json.dumps({"reasoning": "", "repeats": next(same, 0), "contradicts": 0})
     rating, advice = think(case, rng)
     said: dict[str, Any] = {"reasoning": "The next state tells how the reply was received."}
     if advice is not None:
@@ -133,6 +137,20 @@ def answer(
         scope = "always" if lasts else "this once"
         said |= {"quote": case.text, "hint": advice, "scope": scope, "words": case.text}
     return json.dumps({**said, "rating": rating})
+
+
+def _earlier(messages: list[dict[str, Any]]) -> list[Case] | None:
+    """Earlier wishes of a user that a question lists; None: it is another question."""
+    listed = _EARLIER.search(str(messages[-1]["content"]))
+    if listed is None:
+        return None
+    wishes = re.split(r"^\d+\. ", listed[1], flags=re.MULTILINE)[1:]
+    return [Case("user", wish.strip(), "") for wish in wishes]
+
+
+def _meant(case: Case, think: Callable[[Case, random.Random], Opinion]) -> set[str | None]:
+    """Hints for a text: whatever shares one with it wants the same."""
+    return {think(case, random.Random(n))[1] for n in range(16)} - {None}
 
 
 def create_app(seed: int = 0, think: Callable[[Case, random.Random], Opinion] = opinion) -> FastAPI:

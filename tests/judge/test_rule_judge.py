@@ -61,3 +61,14 @@ async def test_what_is_no_judge_prompt_is_refused() -> None:
             assert "judge prompts only" in response.text
             response = await client.post(f"{url}/chat/completions", json={"n": 1})
             assert response.status_code == 400
+
+
+async def test_it_finds_a_wish_that_is_said_again_in_other_words() -> None:
+    lessons = ["Use headings, please.", grammar.CORRECTIONS[0], grammar.CORRECTIONS[1]]
+    async with in_background(create_app()) as url, HttpEndpoint(url, JudgeSettings()) as endpoint:
+        wish, *named = await Judge(endpoint, JudgeSettings(), most_hints=1, wishes=True).hear(
+            grammar.CORRECTIONS[2], lessons
+        )
+    assert wish is not None
+    assert wish.text == grammar.CORRECTIONS[2]
+    assert named == [2, 0]

@@ -191,6 +191,10 @@ SENTENCES: Mapping[str, str] = {
     "gate.left_out": "{questions} canaries could not be asked: {error}",
     "gate.unasked": "The canaries could not be asked, so the new version answers: {error}",
     "gate.no_answer": "The canaries got no answer: {error}",
+    "lesson.in_vain": (
+        "Lesson {lesson} is no longer told: you rejected most replies that were told it. "
+        "`tinker-claw lessons keep {lesson}` brings it back."
+    ),
     "practice.too_dear": "Lesson {lesson} waits to be practised: the budget has no room for it.",
     "practice.rejected": "Lesson {lesson} is told again: practising it did not do what you want.",
     "practice.learned": "Lesson {lesson} is learned, and no longer told.",

@@ -40,7 +40,8 @@ class Lessons(LedgerCommand):
 
     With --lessons tell, new sessions are told the lessons that you keep, then the newest; one for a
     kind of request only where the kind is sure. turn: where you said it; first told: the first turn
-    that was told it. Aside: you said otherwise since; keep brings it back. Provisional: practised,
+    that was told it. Aside: you said otherwise since; vain: you rejected most replies that were
+    told it; keep brings both back. Provisional: practised,
     and no longer told; four of your verdicts make it learned, or bring it back. A drop acts at
     once; what the model has learned stays until a rollback.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from tinker_claw.kinds import kind_of
-from tinker_claw.ledger.lessons import MOST, Lesson, LessonTable, State
+from tinker_claw.ledger.lessons import MOST, NOT_TOLD, Lesson, LessonTable, State
 from tinker_claw.telemetry import log
 
 MOST_TOKENS = 256
@@ -41,25 +41,29 @@ class Lessons:
         """
         known = self._table.of_session(session_id)
         if known is None:
-            chosen = self._chosen(user, kind_of(first), version) if user is not None else []
-            new = self._table.begin(session_id, [lesson.id for lesson in chosen])
-            for lesson in new:
+            chosen = [] if user is None else self._chosen(user, kind_of(first), version)
+            for lesson in self._table.begin(session_id, chosen):
                 log.info("lesson.first_told", lesson=lesson, session=session_id)
             known = self._table.of_session(session_id)
         return known or []
 
-    def _chosen(self, user: str, kind: str, version: int) -> list[Lesson]:
+    def _chosen(self, user: str, kind: str, version: int) -> list[int]:
         """Return the lessons that fit, as many as there is room for: what the user keeps, then the
-        newest."""
+        newest. Those that were told in vain are ended first."""
         chosen, practised = list[Lesson](), self._table.practised(version)
         for lesson in sorted(self._table.of_user(user), key=lambda lesson: not lesson.kept):
             if len(chosen) == MOST:
                 break
             fits = lesson.scope == "always" or (kind and lesson.kind == kind)
-            if not fits or lesson.state in (State.ASIDE, State.DROPPED):
+            if not fits or lesson.state in NOT_TOLD:
                 continue
             if lesson.state is not State.TOLD and lesson.kind == kind and lesson.id in practised:
                 continue  # these weights do it untold
             if len(self._tokens(told_text([*chosen, lesson]))) <= MOST_TOKENS:
                 chosen.append(lesson)
-        return chosen
+        ids = [lesson.id for lesson in chosen]
+        if not (ended := self._table.end_in_vain(ids)):
+            return ids
+        for lesson in ended:
+            log.warning("lesson.in_vain", lesson=lesson)
+        return self._chosen(user, kind, version)

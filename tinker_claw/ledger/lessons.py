@@ -18,6 +18,7 @@ from typing import Any, Literal
 from tinker_claw.errors import UndoError
 from tinker_claw.kinds import kind_of
 from tinker_claw.ledger.database import LedgerTable, Rows, insert
+from tinker_claw.ledger.firsts import ACCEPTED, FIRSTS
 from tinker_claw.types import Wish
 from tinker_claw.why import Why
 from tinker_claw.wishes import BLANKS, LONGEST, hidden
@@ -39,6 +40,18 @@ SELECT lesson, before.sampler_ref FROM line JOIN steps ON steps.version = line.i
 WHERE status = 'committed' AND lesson IS NOT NULL ORDER BY steps.id
 """
 """SQL of the lessons that the weights of a version have practised, and the samplers from before."""
+ENOUGH = 8
+"""Verdicts on told replies after which a lesson may be told in vain."""
+VERDICTS = f"""
+(SELECT {ACCEPTED} AS good, sessions.created_at AS at FROM {FIRSTS}
+WHERE sessions.user = lessons.user AND sessions.id >= told_in
+  AND lessons.id IN (SELECT value FROM json_each(turns.told, '$[0]'))
+ORDER BY sessions.id DESC LIMIT {2 * ENOUGH})
+"""
+"""SQL of the newest verdicts on a row of `lessons`: of first judged turns that were told it. Twice
+as many as are enough, so that one that did well outlives another that is told beside it in vain."""
+_IN_VAIN = f"(SELECT COUNT(*) >= {ENOUGH} AND 2 * SUM(good) < COUNT(*) FROM {VERDICTS})"
+"""SQL on a row of `lessons`: most of these replies were rejected."""
 
 Rule = Literal["keep", "edit", "drop", "add"]
 
@@ -49,12 +62,18 @@ class State(StrEnum):
     TOLD = "told"
     ASIDE = "aside"
     """Not told, since the user has said otherwise (`replaced_by`)."""
+    VAIN = "vain"
+    """Not told, since the user rejected most replies that were told it."""
     PROVISIONAL = "provisional"
     """Practised and not told; their user's next sessions confirm it."""
     LEARNED = "learned"
     """Not told, since the model does it without."""
     DROPPED = "dropped"
     """Not told, since the user does not want it."""
+
+
+NOT_TOLD = State.ASIDE, State.VAIN, State.DROPPED
+"""States whose lessons are not told, whatever the weights have learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +133,17 @@ class LessonTable(LedgerTable):
             MOST,
         )
         return [lesson_of(row) for row in rows]
+
+    def end_in_vain(self, lessons: Iterable[int]) -> list[int]:
+        """End those of these lessons that are told in vain, unless their user keeps them; return
+        them."""
+        with self._db.transaction() as tx:
+            ended = tx.execute(
+                "UPDATE lessons SET state = ?, changed_at = ? WHERE state = 'told' AND NOT kept "
+                f"AND id IN (SELECT value FROM json_each(?)) AND {_IN_VAIN} RETURNING id",
+                (State.VAIN, time.time(), json.dumps([*lessons])),
+            )
+            return [id for (id,) in ended.fetchall()]
 
     def begin(self, session_id: int, told: Iterable[int]) -> list[int]:
         """Store the ids of a session's lessons, unless they are stored; none where it has begun
@@ -246,9 +276,9 @@ def learn(
 ) -> None:
     """Store the wish that followed a turn as a lesson.
 
-    One that was said again is the newest, and told again unless the user dropped it. One that is
-    contradicted is set aside, unless the user keeps it. A wish for one kind of request is an
-    exception to what holds for all, which stays.
+    One that was said again is the newest, and told again unless the user dropped it or it was told
+    in vain. One that is contradicted is set aside, unless the user keeps it. A wish for one kind of
+    request is an exception to what holds for all, which stays.
 
     Args:
         repeats: id of the lesson that was said again; else it is the one of the same sentence.
@@ -272,7 +302,8 @@ def learn(
     else:
         tx.execute(
             "UPDATE lessons SET created_at = ?1, changed_at = ?1, replaced_by = NULL, "
-            "state = 'told' WHERE id = ?2 AND user = ?3 AND state <> 'dropped'",
+            "state = CASE state WHEN 'vain' THEN state ELSE 'told' END "
+            "WHERE id = ?2 AND user = ?3 AND state <> 'dropped'",
             (time.time(), newest, user),
         )
     if wish is not None and contradicts is not None:

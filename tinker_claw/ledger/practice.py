@@ -13,20 +13,19 @@ from itertools import islice
 from tinker_claw.kinds import kind_of
 from tinker_claw.ledger.database import LedgerTable
 from tinker_claw.ledger.firsts import ACCEPTED, FIRSTS
-from tinker_claw.ledger.lessons import Lesson, State, lesson_of
+from tinker_claw.ledger.lessons import VERDICTS, Lesson, State, lesson_of
 from tinker_claw.ledger.versions import Void
 from tinker_claw.why import Why
 
-IN_A_ROW = 2
-"""Told first turns, the newest, that the owner must have accepted before a lesson is practised."""
+TWICE = 2
+"""Told replies that the owner must have accepted since they said the lesson, or since it was told
+again, before it is practised; of the newest, more than three in four."""
 _LOOKED_AT = 256
 """Newest sessions whose first messages are read."""
 _DUE = f"""
-SELECT * FROM lessons WHERE state = 'told' AND NOT kept AND turn_id IS NOT NULL AND {IN_A_ROW} = (
-  SELECT SUM({ACCEPTED}) FROM (SELECT value FROM {FIRSTS}
-    WHERE sessions.user = lessons.user AND sessions.created_at >= lessons.changed_at
-    AND lessons.id IN (SELECT value FROM json_each(turns.told, '$[0]'))
-    ORDER BY sessions.id DESC LIMIT {IN_A_ROW}))
+SELECT * FROM lessons WHERE state = 'told' AND NOT kept AND turn_id IS NOT NULL
+  AND (SELECT SUM(good AND at >= changed_at) >= {TWICE} AND 4 * SUM(good) > 3 * COUNT(*)
+    FROM {VERDICTS})
 ORDER BY created_at DESC, id DESC
 """
 _ASKED = f"""
@@ -65,7 +64,7 @@ class PracticeTable(LedgerTable):
     """Lessons that are due for practice, and those that their owner is yet to confirm."""
 
     def due(self) -> list[Lesson]:
-        """Return the lessons whose newest told first turns were accepted, newest first."""
+        """Return the lessons whose told replies were accepted, newest first."""
         return [lesson_of(row) for row in self._db.rows(_DUE)]
 
     def asked(self, user: str) -> dict[int, str]:

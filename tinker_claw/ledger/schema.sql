@@ -53,7 +53,7 @@ CREATE TABLE lessons (
   scope      TEXT NOT NULL,              -- always; kind: for one kind of request
   kind       TEXT NOT NULL,              -- that kind (kinds.toml), or the one that it was practised for; '': unsure, or all
   turn_id    INTEGER,                    -- the reply that they were about; NULL: the user wrote the lesson
-  state      TEXT NOT NULL,              -- told, aside (the user has said otherwise), provisional, learned, dropped
+  state      TEXT NOT NULL,              -- told, aside (the user has said otherwise), vain (told in vain), provisional, learned, dropped
   kept       INTEGER NOT NULL,           -- 1: the user has kept or written it
   replaced_by INTEGER REFERENCES lessons (id) ON DELETE SET NULL, -- the lesson that set it aside
   told_in    INTEGER REFERENCES sessions (id), -- first session that was told it; NULL: none yet

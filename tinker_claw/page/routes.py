@@ -85,6 +85,7 @@ _WORDS: Final = {
     # of lessons
     "told": "Told",
     "aside": "Not told any more",
+    "vain": "Set aside: you rejected most replies that were told it; Keep brings it back",
     "provisional": "Practised; your next sessions show whether it holds",
     "learned": "Learned: done without being told",
     "dropped": "Dropped",
