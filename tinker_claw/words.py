@@ -236,7 +236,7 @@ def practised(run: Record) -> str:
         return f"{told}; it is under way."
     if (figures := run["figures"]) is None:
         return f"{told}. It failed: {run['error'].rstrip('.')}."
-    held = f"those of turns {of['checked']}" if "checked" in of else "both halves of the same"
+    held = f"those of turns {of['checked']}" if "checked" in of else "the same"
     return (
         f"{told}: in {plural(figures['optimizer_steps'], 'optimizer step')} replies without it "
         f"went from {figures['before']:.4f} to {figures['after']:.4f} nats a token from what it "
@@ -491,7 +491,8 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
     votes = ", ".join(f"{seen['verdicts'][name]} {name}" for name in ("good", "neutral", "bad"))
     none = f"{seen['verdicts']['none']} without a valid vote"
     yield "verdicts", f"{votes}, {none}; {plural(seen['hints'], 'hint')}"
-    if (lessons := seen["lessons"])["newest"]:
+    lessons = seen["lessons"]
+    if lessons["told"] or lessons["practised"] or lessons["in_vain"]:
         first, session = lessons["newest"], lessons["session"]
         new = f"; lesson {first} for the first time in session {session}" if session else ""
         more = f", {n} practised" if (n := lessons["practised"]) else ""

@@ -725,7 +725,7 @@ async def test_names_of_the_ledger_are_not_shown(tmp_path: Path) -> None:
         ledger = opened.ledger
         ledger._db.rows("UPDATE samples SET state = 'quarantined' WHERE id = 5")
         ledger._db.rows("UPDATE turns SET lost = 'unknown reply' WHERE id = 9")
-        states = ("aside", "provisional", "learned", "dropped")
+        states = ("aside", "vain", "provisional", "learned", "dropped")
         for number, state in enumerate(states):
             one = ledger.lessons.rule("add", "anna", None, f"Sentence {number}.")
             ledger._db.rows("UPDATE lessons SET state = ? WHERE id = ?", state, one)
