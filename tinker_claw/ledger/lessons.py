@@ -43,7 +43,7 @@ ENOUGH = 8
 """Verdicts on told replies after which a lesson may be told in vain."""
 VERDICTS = f"""
 (SELECT {ACCEPTED} AS good, sessions.created_at AS at FROM {FIRSTS}
-WHERE sessions.user = lessons.user AND sessions.id >= told_in
+WHERE sessions.user = lessons.user AND sessions.lessons <> '[]'
   AND lessons.id IN (SELECT value FROM json_each(turns.told, '$[0]'))
 ORDER BY sessions.id DESC LIMIT {3 * ENOUGH})
 """

@@ -20,6 +20,7 @@ CREATE TABLE sessions (
   UNIQUE (user, key)
 ) STRICT;
 CREATE INDEX sessions_by_user ON sessions (user); -- in the order of their ids
+CREATE INDEX sessions_told ON sessions (user) WHERE lessons <> '[]';
 CREATE INDEX sessions_by_group ON sessions (group_id) WHERE group_id IS NOT NULL;
 CREATE INDEX sessions_running ON sessions (id) WHERE episode = 1;
 CREATE INDEX sessions_episodes ON sessions (id) WHERE episode > 0;
