@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.many_turns import fill
+from tests.support.many_turns import fill
 from tests.support.processes import ROOT
 from tests.support.stories import SECRET, Told, every_state, run
 from tests.support.terminals import on_a_terminal

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.many_turns import fill
 from tests.support.clients import learn, rows
+from tests.support.many_turns import fill
 from tests.support.processes import product
 from tests.support.stories import run
 from tinker_claw.cli.status import board

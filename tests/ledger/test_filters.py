@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.many_turns import fill
+from tests.support.many_turns import fill
 from tinker_claw.ledger.database import FILE, Outside, reading
 from tinker_claw.ledger.views import Filter, read
 
