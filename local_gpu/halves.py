@@ -50,16 +50,12 @@ BASE_REF = "base"
 class Facts:
     """Facts about a base model, known once it is loaded."""
 
-    fingerprint: str
-    """Hash of a sample of the weights' values, which identifies the model."""
     vocabulary: int
     context_tokens: int
     """Longest sequence: the length its positions were trained for, or the setting if that is
     less."""
     notes: tuple[str, ...] = ()
     """Sentences about this model that a user should know."""
-    parameters: int = 0
-    """Number of parameters, from which the cost of a token follows."""
     image_token: int | None = None
     """Id of the token that stands for a part of an image; None: the model reads text only."""
     mixture: bool = False
@@ -197,7 +193,7 @@ class Learning(Protocol):
         """Add the gradients of the records to the accumulated ones.
 
         Raises:
-            StepError: `optim_step` will refuse what has been added up since the last one.
+            StepError: all that has been added up since the last step is forgotten.
         """
         ...
 

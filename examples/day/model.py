@@ -213,7 +213,7 @@ def _falling(tokens: Tokens, k: int) -> tuple[tuple[float, ...], ...]:
 class Learning:
     """The training half: it takes every step and changes nothing."""
 
-    facts = Facts("scripted", VOCABULARY, CONTEXT)
+    facts = Facts(VOCABULARY, CONTEXT)
 
     def create(self, model: str, shape: object, seed: int) -> None: ...
 

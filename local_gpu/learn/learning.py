@@ -127,11 +127,12 @@ class LearningCore:
                     context_tokens=context,
                 )
                 tokens = tokens or fitting
-        count = sum(p.numel() for p in base.module.parameters())
         self.vision = Vision.of(base) if shards is None else None
         """The vision half of the base; None: no image is trained on or scored."""
         self.facts = Facts(
-            *(base.fingerprint, base.vocabulary, context, base.notes, count),
+            base.vocabulary,
+            context,
+            base.notes,
             image_token=image_token(base.source),
             mixture=bool(fused_experts(base.module)),
             trains_images=self.vision is not None,

@@ -72,7 +72,6 @@ class LoraOptimizer:
         copies = adapter_parameters(module)
         self._masters = Masters(adapter, {n: copy for n, copy in copies.items() if n in adapter})
         self._pending = False
-        self._spoiled: str | None = None
         self.steps = 0
 
     def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
@@ -103,9 +102,9 @@ class LoraOptimizer:
         """Add the gradients of the records to the accumulated ones.
 
         Raises:
-            StepError: `optim_step` will refuse what has been added up since the last one.
+            StepError: all that has been added up since the last step is forgotten.
         """
-        with _void(self._spoil):
+        with _void(self.discard):
             return self._learn(_jobs(wanted))
 
     def forward(self, wanted: RecordPass) -> list[Scored]:
@@ -120,10 +119,6 @@ class LoraOptimizer:
             StepError: a gradient is missing or not finite; all of them are forgotten.
         """
         with _void(self.discard):
-            if self._spoiled is not None:
-                raise StepError(
-                    f"The step is void, because a part of its gradient failed: {self._spoiled}"
-                )
             if not self._pending:
                 raise StepError("There are no gradients: no forward_backward since the last step.")
             self.passes.world.sum(self._masters.gradient)
@@ -132,11 +127,10 @@ class LoraOptimizer:
         self.steps += 1
         return norm
 
-    def discard(self, _reason: str = "") -> None:
+    def discard(self) -> None:
         """Forget the gradients added up since the last step."""
         self._masters.zero()
         self._pending = False
-        self._spoiled = None
 
     def wear(self) -> None:
         """Copy these weights into the shared module."""
@@ -158,11 +152,6 @@ class LoraOptimizer:
         self._masters.load(state)
         self.discard()
         self.steps = state.steps
-
-    def _spoil(self, reason: str) -> None:
-        """Make the next `optim_step` fail, as a part of its gradient is missing."""
-        self._masters.zero()
-        self._spoiled = self._spoiled or reason
 
     def _learn(self, jobs: Sequence[_Job]) -> list[Scored]:
         done = self._run(jobs, learn=True)
@@ -273,14 +262,12 @@ def _jobs(wanted: RecordPass) -> list[_Job]:
 
 
 @contextmanager
-def _void(undo: Callable[[str], None] | None = None) -> Generator[None]:
-    """Turn torch's errors into a StepError, or an OutageError for lack of memory, after `undo` was
-    called with the reason."""
+def _void(undo: Callable[[], None] = lambda: None) -> Generator[None]:
+    """Turn torch's errors into a StepError, or an OutageError for lack of memory, after `undo`."""
     try:
         yield
     except FAILURES as error:
-        if undo is not None:
-            undo(str(error))
+        undo()
         if isinstance(error, StepError | OutageError):
             raise
         if isinstance(error, RuntimeError) and out_of_memory(error):

@@ -455,7 +455,7 @@ class EmbeddedServing:
             raise BackendError(str(error)) from error
 
     def _sampler(self, ref: str, module: object, recent: RecentPrompts) -> LocalSampler:
-        facts = Facts(self._base.fingerprint, self._size.vocabulary, self._size.context_tokens)
+        facts = Facts(self._size.vocabulary, self._size.context_tokens)
         engine = Engine(module, self._size, self.vision)
         sampler = LocalSampler(ref, engine, facts, self._score, recent, self._open.discard)
         self._open.add(sampler)

@@ -96,7 +96,6 @@ class TrainingRun:
                     message,
                     vocabulary=facts.vocabulary,
                     context_tokens=facts.context_tokens,
-                    most_cells=self._shared.config.most_logprobs,
                     vision=vision,
                 )
             )

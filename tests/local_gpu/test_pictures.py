@@ -226,7 +226,7 @@ def test_scores_are_those_of_the_whole_model(
     learner = optimizer(base, vision)
     write_adapter(tmp_path, base, SHAPE, learner.adapter())
     whole = reference(model, tmp_path)
-    facts = Facts("", base.vocabulary, base.context_tokens)
+    facts = Facts(base.vocabulary, base.context_tokens)
     datums = batch(vision)[:-1]
     asks = [ScoreAsk.of(facts, d.tokens, d.start, None, 2, d.images) for d in datums]
     scored = score(learner.passes, learner.module, asks)

@@ -36,7 +36,7 @@ TEXT = tuple((i * i * 7919 + i * 104_729 + 11) % (VOCABULARY // 2) for i in rang
 
 
 def facts_of(base: BaseModel) -> Facts:
-    return Facts(base.fingerprint, base.vocabulary, base.context_tokens)
+    return Facts(base.vocabulary, base.context_tokens)
 
 
 def make_adapter(folder: Path, base: BaseModel, *, change: float, seed: int = 0) -> Path:

@@ -52,7 +52,7 @@ class Echo:
     def __init__(self, config: LocalConfig, world: World) -> None:
         self._world = world
         self._tokens = config.micro_batch_tokens
-        self.facts = Facts(config.model, world.size, 0)
+        self.facts = Facts(world.size, 0)
         print(f"an echo of rank {world.rank}")
         if config.model == "missing" and world.rank == 1:
             raise ContextLengthError(1, 2, 3)

@@ -155,7 +155,7 @@ async def start_table(
     """Start a backend over the table, as `LocalBackend.start` does over a model."""
     told = json.loads((Path(config.model) / "config.json").read_text())
     context = config.context_tokens or told["max_position_embeddings"]
-    facts = Facts("table", told["vocab_size"], context)
+    facts = Facts(told["vocab_size"], context)
     learning: Any = TableLearning(facts)
     backend = LocalBackend(config, learning, ThreadPoolExecutor(1), adapter)
     serving: Any = TableServing(facts)
