@@ -95,6 +95,18 @@ def free_bytes(device: torch.device) -> int:
     return min(_free_here(), default=_UNSAID)
 
 
+def machine_bytes() -> int | None:
+    """Bytes of memory of this machine, or of this process's cgroup where that has fewer; None: the
+    system does not say."""
+    found = list[int]()
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found.append(1024 * next(int(s.split()[1]) for s in lines if s.startswith("MemTotal:")))
+    with suppress(OSError, ValueError):
+        found.append(int((_GROUP / "memory.max").read_text()))
+    return min(found, default=None)
+
+
 def release_free() -> None:
     """Return memory that is free in this process to the system, where its C library can. glibc
     keeps what lies between blocks in use, which adds up to several times as much."""

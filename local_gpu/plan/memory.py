@@ -152,6 +152,8 @@ _HEAD: Final = 4 * 4 * (1 << 24)
 """A chunk of logits, with what its backward pass keeps."""
 _TRAINER_RESERVE: Final = 1.5 * GIB
 """CUDA's context, its libraries and their workspaces."""
+_PROCESS: Final = 1.0 * GIB
+"""A gateway's process on a CPU, with the weights' pages aside."""
 _SPARE: Final = 0.04
 """Share of a GPU for fragmentation and what its driver keeps."""
 _SAMPLER_RESERVE: Final = 2.5 * GIB
@@ -231,6 +233,26 @@ def sharded_bytes(model: ModelSize, ranks: int) -> float:
 def adapter_part(model: ModelSize, rank: int) -> MemoryPart:
     count = model.lora * rank
     return MemoryPart(f"adapter and Adam: {count / 1e6:.1f} million parameters", count * _ADAPTER)
+
+
+def cpu_parts(
+    model: ModelSize, rank: int, dtype: Literal["float32", "bfloat16"]
+) -> list[MemoryPart]:
+    """Memory of a CPU that learns and samples, before any sequence is computed."""
+    width = 2 if dtype == "bfloat16" else 4
+    return [
+        MemoryPart(f"base, {dtype}", model.parameters * width),
+        adapter_part(model, rank),
+        MemoryPart("Python, torch and the gateway", _PROCESS),
+    ]
+
+
+def sequence_bytes(model: ModelSize, dtype: Literal["float32", "bfloat16"]) -> float:
+    """Bytes per token of a sequence on a CPU: one and a half in the sampler's cache, and a pass of
+    the learner, which takes half of what is free."""
+    width = 2 if dtype == "bfloat16" else 4
+    kept = 1.5 * model.kv_bytes * width / 2
+    return kept + token_bytes(model, checkpointing=True, width=width)
 
 
 def trainer_reserve(total: int) -> MemoryPart:

@@ -1,6 +1,7 @@
 """Settings: order of the sources, refusal by name, secrets."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -252,7 +253,7 @@ def test_every_setting_is_declared_whole() -> None:
         extra = cast("dict[str, str]", field.json_schema_extra)
         assert field.description, name
         annotation = str(field.annotation)
-        counts = "int" in annotation or "float" in annotation
+        counts = bool(re.search(r"\b(int|float)\b", annotation))
         pure = {"port", "seed", "learning_rate", "lora_rank"}
         pure |= {"w_rl", "w_opd"}
         assert bool(extra["unit"]) == (counts and name not in pure), name

@@ -301,9 +301,12 @@ def test_what_the_trainer_is_told(model: str, box: Callable[..., None], vllm: Pa
     at_one = load([*flags, "--device", "cuda:1"])
     told = local_config(at_one, model, arrange(at_one), ())
     assert (told.device, told.train_gpus) == ("cuda:1", (1,))
-    on_cpu = load([*LOCAL, "--model-name", model, "--device", "cpu"])
+    on_cpu = load([*LOCAL, "--model-name", model, "--device", "cpu", "--base-dtype", "bfloat16"])
     told = local_config(on_cpu, model, arrange(on_cpu), ())
     assert (told.device, told.ranks, told.train_gpus) == ("cpu", 1, ())
+    assert told.dtype == "bfloat16"
+    with pytest.raises(ConfigError, match="float32 is for a CPU"):
+        arrange(load([*flags, "--base-dtype", "float32"]))
     assert (told.shard, told.micro_batch_tokens) == ("off", None)
     demo = load([*LOCAL, "--model-name", "demo"])
     told = local_config(demo, model, arrange(demo), ())
@@ -471,6 +474,36 @@ def test_the_doctor_reckons_before_vllm_is_there(
     table = section(capsys.readouterr().out, "memory")
     assert table.startswith("FAIL memory")
     assert "It does not fit, by arithmetic." in table
+
+
+def test_the_doctor_reckons_the_memory_of_a_cpu_and_a_start_refuses_what_does_not_fit(
+    model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("local_gpu.learn.memory._GROUP", tmp_path)
+    flags = ("--data-dir", str(tmp_path / "d"), "--device", "cpu", "--model-name", model)
+
+    def told(limit: str, *more: str) -> str:
+        (tmp_path / "memory.max").write_text(limit)
+        doctor(*flags, *more)
+        return section(capsys.readouterr().out, "memory")
+
+    assert told("max\n").startswith("ok   memory")
+    assert "base, float32 0.0" in told("max\n")
+    short = told(f"{(1 << 30) + 1_000_000}\n")
+    assert short.startswith("warn memory")
+    assert "has 1.0, too little for a context of" in short
+    longest = short.rpartition("--context-tokens ")[2]
+    enough = ("--context-tokens", longest)
+    assert told(f"{(1 << 30) + 1_000_000}\n", *enough).startswith("ok   memory")
+    none = told("1000000000\n", "--base-dtype", "bfloat16")
+    assert none.startswith("FAIL memory")
+    assert "bfloat16" in none
+    assert none.endswith("take a smaller model")
+    with pytest.raises(ConfigError, match=r"container, has 0.9: take --base-dtype bfloat16"):
+        check_fit(load([*LOCAL, *flags]))
 
 
 def test_the_doctor_asks_samplers_that_run_elsewhere(

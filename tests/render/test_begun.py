@@ -100,6 +100,10 @@ def test_no_call_is_begun_with_a_name_that_would_keep_others_waiting(renderer: R
     assert renderer.begin_call(["a", "x" * 100_000]) is None
 
 
-def test_a_model_rendered_by_its_own_template_is_not_known_to_have_calls() -> None:
-    own = Renderer(tokenizer_for("qwen3"), renderers.config_from_name("default"))
+def test_a_model_whose_own_template_writes_no_calls_is_not_known_to_have_any() -> None:
+    tokenizer = tokenizer_for("qwen3")
+    own = Renderer(tokenizer, renderers.config_from_name("default"))
+    assert own.begin_call(["look"]), "Qwen3's own template writes them as Hermes models do"
+    tokenizer.chat_template = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"
+    own = Renderer(tokenizer, renderers.config_from_name("default"))
     assert own.begin_call(["look"]) is None

@@ -362,18 +362,43 @@ async def test_results_that_a_template_leaves_out_are_refused_in_every_format(
             assert (world.turns(), world.sampler.prompts) == ([], [])
 
 
-HERMES = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.tool_calls %}"
-    '{% for c in m.tool_calls %}\n<tool_call>\n{"name": "{{ c.function.name }}", '
-    '"arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}{% endif %}'
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+QWEN25 = (
+    "<|im_start|>system\n{{ messages[0].content if messages[0].role == 'system' else "
+    "'You are Qwen, created by Alibaba Cloud. You are a helpful assistant.' }}{% if tools %}"
+    "{{ '\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>' }}"
+    "{% for one in tools %}{{ '\n' }}{{ one | tojson }}{% endfor %}"
+    "{{ '\n</tools>\n\nFor each function call, return a json object with function name and "
+    'arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n{{"name": '
+    '<function-name>, "arguments": <args-json-object>}}\n</tool_call>\' }}{% endif %}'
+    "{{ '<|im_end|>\n' }}"
+    "{% for m in messages %}{% if not loop.first or m.role != 'system' %}"
+    "{% set result = m.role == 'tool' %}"
+    "{% if not result or loop.first or loop.previtem.role != 'tool' %}"
+    "{{ '<|im_start|>' + ('user' if result else m.role) }}{% endif %}"
+    "{% if result %}{{ '\n<tool_response>\n' + m.content + '\n</tool_response>' }}"
+    "{% elif m.content or not m.tool_calls %}{{ '\n' + m.content }}{% endif %}"
+    "{% for call in m.tool_calls or [] %}"
+    '{{ \'\n<tool_call>\n{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{ call.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}"
+    "{% if not result or loop.last or loop.nextitem.role != 'tool' %}{{ '<|im_end|>\n' }}"
+    "{% endif %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""Writes calls as Qwen2.5's does."""
+"""Writes, letter for letter, what Qwen2.5's writes."""
 WRITTEN = 'So.\n<tool_call>\n{"name": "ls", "arguments": {"p": "x"}}\n</tool_call>'
+LS = {"type": "function", "function": {"name": "ls", "description": "", "parameters": {}}}
 
 
-def test_calls_of_a_template_that_writes_them_as_hermes_are_read(tmp_path: Path) -> None:
-    renderer = Renderer.load(str(folder(tmp_path / "m", HERMES, "<|im_end|>")))
+@pytest.fixture(scope="module")
+def qwen25(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    at = tmp_path_factory.mktemp("qwen25") / "m"
+    return Renderer.load(str(folder(at, QWEN25, "<|im_end|>")))
+
+
+def test_calls_of_a_template_that_writes_them_as_hermes_are_read(qwen25: Renderer) -> None:
+    renderer = qwen25
+    assert renderer.refusals == ()
     prompt = renderer.prompt(chat("So?")).tokens
     reply = renderer.parse(renderer._encode(f"{WRITTEN}<|im_end|>"), prompt)
     (call,) = reply.tool_calls
@@ -393,3 +418,43 @@ def test_marks_of_calls_that_a_template_does_not_write_are_text(
     for said in (WRITTEN, '[TOOL_CALLS][{"name": "ls", "arguments": {}}]'):
         reply = renderer.parse(renderer._encode(f"{said}<|im_end|>"), prompt)
         assert (reply.text, reply.tool_calls) == (said, ())
+
+
+def test_a_call_of_such_a_template_is_begun_as_it_writes_it(qwen25: Renderer) -> None:
+    prompt = qwen25.prompt(chat("So?"), [LS]).tokens
+    begun = qwen25.begin_call(["ls"])
+    assert begun
+    assert qwen25.decode(begun) == '<tool_call>\n{"name": "ls", "arguments":'
+    told = (*begun, *qwen25._encode(' {"p": "x"}}\n</tool_call><|im_end|>'))
+    (call,) = qwen25.parse(told, prompt, [LS]).tool_calls
+    assert (call.name, call.arguments) == ("ls", '{"p":"x"}')
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_its_call_is_one_for_the_openai_client_and_its_result_follows_it(
+    tmp_path: Path, qwen25: Renderer, stream: bool
+) -> None:
+    async with gateway(tmp_path, qwen25) as world:
+        world.say(WRITTEN)
+        asked: Any = chat("So?")
+        tools: Any = [LS]
+        if stream:
+            async with world.openai.chat.completions.stream(
+                model=MODEL, messages=asked, tools=tools
+            ) as events:
+                said = (await events.get_final_completion()).choices[0].message
+        else:
+            found = await world.openai.chat.completions.create(
+                model=MODEL, messages=asked, tools=tools
+            )
+            said = found.choices[0].message
+        (call,) = said.tool_calls or ()
+        result = {"role": "tool", "tool_call_id": call.id, "content": "y"}
+        world.say("There is y.")
+        await world.openai.chat.completions.create(
+            model=MODEL, messages=[*asked, said.to_dict(), result], tools=tools
+        )
+        shown = qwen25.decode(world.sampler.prompts[-1])
+    assert said.content == "So."
+    behind = "<|im_end|>\n<|im_start|>user\n<tool_response>\ny\n</tool_response><|im_end|>\n"
+    assert shown.endswith(f"{WRITTEN}{behind}<|im_start|>assistant\n")

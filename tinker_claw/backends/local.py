@@ -83,6 +83,8 @@ def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
     vllm = find_vllm()
     if not gpus:
         return Arrangement(Layout((), ()), (), 0, None, None, None, 1)
+    if local.base_dtype == "float32":
+        raise ConfigError("--base-dtype float32 is for a CPU, and GPUs take bfloat16: leave it out")
     if vllm is None and not only_reckon:
         refuse_without_vllm(settings)
     layout = plan(
@@ -107,6 +109,36 @@ def why_not(arranged: Arrangement) -> str | None:
         return None
     would = cure(arranged.layout, arranged.gpus, demand)
     return f"It does not fit, by arithmetic. {'. '.join(fit.short)}. What would fit: {would}"
+
+
+def cpu_memory(settings: Settings) -> tuple[str, str | None]:
+    """Describe the memory that a model takes on this CPU's machine, and a cure where its context
+    does not fit.
+
+    Raises:
+        ConfigError: the model does not fit.
+    """
+    from local_gpu.learn.memory import machine_bytes
+    from local_gpu.plan.memory import GIB, cpu_parts, sequence_bytes, total_of
+
+    demand, has = _demand(settings), machine_bytes()
+    dtype = settings.local.base_dtype
+    dtype = "float32" if dtype == "auto" else dtype
+    parts = cpu_parts(demand.model, demand.rank, dtype)
+    needs, each = total_of(parts), sequence_bytes(demand.model, dtype)
+    told = f"{needs / GIB:.1f} GiB ({', '.join(f'{p.what} {p.size / GIB:.1f}' for p in parts)})"
+    told += f" and {each * 1000 / GIB:.2f} for 1,000 tokens of a sequence, estimated"
+    if has is None:
+        return told, None
+    told += f"; this machine, or its container, has {has / GIB:.1f}"
+    if needs > has:
+        smaller = "a smaller model" if dtype == "bfloat16" else "--base-dtype bfloat16"
+        raise ConfigError(f"--model-name {settings.run.model_name} needs {told}: take {smaller}")
+    longest = int((has - needs) / each)
+    if longest >= demand.context_tokens:
+        return told, None
+    told += f", too little for a context of {demand.context_tokens:,} tokens"
+    return told, f"--context-tokens {longest // 256 * 256 or longest}"
 
 
 async def served_at(url: str, settings: Settings) -> str:
@@ -200,6 +232,8 @@ def check_fit(settings: Settings) -> Arrangement:
         ConfigError: says what would fit.
     """
     arranged = arrange(settings)
+    if not arranged.gpus and settings.run.model_name not in MODELS:
+        cpu_memory(settings)
     if (wrong := why_not(arranged)) is not None:
         raise ConfigError(f"{wrong}. `tinker-claw doctor` with these flags shows the sum")
     fit, more = arranged.fit, dict[str, object]()
@@ -320,6 +354,7 @@ def local_config(
         alpha=LORA_ALPHA,
         seed=settings.run.seed,
         device="cpu" if shipped and local.device == "auto" else local.device,
+        dtype=local.base_dtype,
         quantization=local.base_quantization,
         ranks=arranged.ranks,
         sampler_urls=urls,

@@ -212,7 +212,8 @@ class Checks:
         arranged = local.arrange(self.settings, only_reckon=True)
         told = arranged.layout.told()
         if arranged.fit is None or arranged.demand is None:
-            return Finding(told)
+            needs, cure = local.cpu_memory(self.settings)
+            return Finding(f"{told}: {needs}", "warn" if cure else "ok", cure)
         told = "\n".join([f"{told}. {arranged.demand.told()}", *arranged.fit.lines()])
         if (wrong := local.why_not(arranged)) is not None:
             raise ConfigError(f"{told}\n{wrong}")

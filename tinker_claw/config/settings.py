@@ -439,6 +439,11 @@ class Local(Section):
     base_quantization: Literal["none", "4bit"] = _setting(
         "none", "quantization of the base that learns (bitsandbytes nf4); GPU only"
     )
+    base_dtype: Literal["auto", "float32", "bfloat16"] = _setting(
+        "auto",
+        "number format of the base on a CPU; auto: float32 (GPUs take bfloat16)",
+        when="memory is short, or the CPU computes in bfloat16 (bfloat16)",
+    )
     device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
 
     def given(self, *names: str) -> str:

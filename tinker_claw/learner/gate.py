@@ -216,8 +216,9 @@ AGAIN_S = 3600.0
 """Seconds after which a batch is tried again, where earlier ones were refused."""
 LATER = "The next batch is tried an hour later; after `tinker-claw rollback vN` at once"
 """How the hold after refusals ends."""
-SECONDS = 120.0
-"""Seconds that the questions may take."""
+SECONDS = 600.0
+"""Seconds that the questions may take. Only the learner waits; a busy CPU takes more than two
+minutes for a model of 1.5 billion parameters."""
 AFTER_REFUSAL = 0.25
 """Share of the rate for a step whose optimizer starts anew: Adam's first step is its largest."""
 

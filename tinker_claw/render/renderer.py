@@ -296,7 +296,8 @@ class Renderer:
             unthought = tuple(self._encode(f"\n{THINK[1]}\n\n"))
         if not names:
             return unthought if self.thinking.on is not None else ()
-        begun = None if found.own else found.beginnings.ids(names, self.parse)
+        known = found.own is None or found.own.calls
+        begun = found.beginnings.ids(names, self.parse) if known else None
         if begun and unthought and self.thinking.on is None:
             # The format shows that a reply has no thinking, and this model never writes that.
             return begun[len(unthought) :] if begun[: len(unthought)] == unthought else begun
