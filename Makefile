@@ -3,6 +3,7 @@
 # soak: twenty minutes under load, with everything going wrong in turn.
 # real: a real model of 135 million parameters learns on this CPU: fetches 93 MB, writes 540 MB, takes hours; goes on where it was.
 # real-judge: the same small model under the judge of `make judge` in place of rules; goes on where it was.
+# real-chat: that judge's model as the policy, through the whole product, for ten minutes: 8 GB of memory, 3.1 GB of disk.
 # judge: a real model of 1.5 billion parameters judges: fetches 1.1 GB, takes 20 minutes of one core; goes on where it was.
 #   ARGS=--all judges everything.
 # bench: the benchmarks of the local backend (docs/benchmarks.md has the others).
@@ -25,7 +26,7 @@ BITS := .venv-4bit
 JUDGE := .venv-judge
 SBOM := .venv-sbom
 
-.PHONY: setup dist demo real real-judge judge test test-all test-part soak check test-4bit vllm test-vllm cookbook test-cookbook verifiers test-verifiers trackers test-trackers tracks bench clean
+.PHONY: setup dist demo real real-judge real-chat judge test test-all test-part soak check test-4bit vllm test-vllm cookbook test-cookbook verifiers test-verifiers trackers test-trackers tracks bench clean
 .DEFAULT_GOAL := setup
 # Images often set this; every worker and process of the tests would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -52,6 +53,9 @@ real: $(READY)
 real-judge: $(READY) $(JUDGE)/.ready
 	$(BIN)/python -m examples.personalize.smollm2
 	$(BIN)/python -m examples.personalize configs/personalize/judged.toml --real-judge $(ARGS)
+
+real-chat: $(READY)
+	$(BIN)/python -m examples.real_chat $(ARGS)
 
 # xllamacpp serves the model: 34 MB, in an environment of its own.
 $(JUDGE)/.ready:

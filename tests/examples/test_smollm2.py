@@ -6,6 +6,7 @@ Rule: nothing is fetched here. The file that is converted is a tiny one of the s
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def tiny(at: Path) -> dict[str, torch.Tensor]:
 
 def test_a_file_of_its_form_becomes_a_folder_that_is_like_any_model(tmp_path: Path) -> None:
     weights = tiny(tmp_path / "source")
-    smollm2.convert(tmp_path / "source", tmp_path / "made")
+    assert smollm2.convert(tmp_path / "source", tmp_path / "made") == tmp_path / "made"
     model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "made")
     said = json.loads((tmp_path / "made" / "config.json").read_text())
     assert "quantization_config" not in said
@@ -130,6 +131,26 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     (tmp_path / smollm2.FOLDER).mkdir()
     assert smollm2.ready(tmp_path, len) == tmp_path / smollm2.FOLDER
     assert [*tmp_path.iterdir()] == [tmp_path / smollm2.FOLDER]
+
+
+@pytest.mark.parametrize("how", ["cut", "no model", "full disk"])
+def test_what_cannot_be_converted_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, how: str
+) -> None:
+    tiny(tmp_path / "source")
+    file, made = tmp_path / "source" / smollm2.WEIGHTS, tmp_path / "cache" / "made"
+    if how != "full disk":
+        file.write_bytes(file.read_bytes()[:-5_000] if how == "cut" else b"something else")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if how == "full disk":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(smollm2.NotHere, match=r"could not be written as .*start again") as said:
+            smollm2.convert(tmp_path / "source", made)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "\n" not in str(said.value)
+    assert [*made.parent.iterdir()] == []
 
 
 def test_the_experiment_asks_what_nobody_talks_about(monkeypatch: pytest.MonkeyPatch) -> None:
