@@ -188,12 +188,7 @@ class LocalBackend:
                 servers, facts, self.score, text, options, self._write_probe
             )
             return
-        size = EngineSize.fit(
-            base,
-            context_tokens=config.context_tokens,
-            kv_cache_tokens=config.kv_cache_tokens,
-            max_batch_tokens=config.max_batch_tokens,
-        )
+        size = EngineSize.fit(base, config.context_tokens)
         learning = self.learning
         vision = learning.vision if isinstance(learning, LearningCore) else Vision.of(base)
         self.serving = EmbeddedServing(base, size, self.score, self.aside, vision)

@@ -31,20 +31,12 @@ class LocalConfig:
     """Seed of the initial adapter's weights."""
     policy: bool = True
     """Train a model of this rank from the start; False: only models that clients ask for."""
-    models_bytes: int | None = None
-    """Bytes of memory for models that clients ask for; None: half of what is free after loading."""
     device: str = "auto"
     """auto, or torch's name of a device; auto is CUDA where available, else the CPU."""
     dtype: Dtype = "auto"
     """Number format of the base; adapters are float32. auto: bfloat16 on CUDA, else float32."""
     quantization: Literal["none", "4bit"] = "none"
     """Quantization of the base's linear layers (bitsandbytes, nf4)."""
-    checkpointing: Literal["auto", "on", "off"] = "auto"
-    """Activation checkpointing in training; auto: on for CUDA, and where a long sample would not
-    fit into the memory of a CPU's machine."""
-    attention: Literal["auto", "sdpa", "merged", "fa3"] = "auto"
-    """Attention kernel of training and scoring; auto is the first that agrees with the
-    reference."""
     micro_batch_tokens: int | None = None
     """Tokens of one forward and backward pass, each shared prefix counted once; None: by the
     memory."""
@@ -67,11 +59,6 @@ class LocalConfig:
     """Top-k logprobs per token that will be asked for; servers that give fewer are refused."""
     context_tokens: int | None = None
     """Longest prompt and reply together; None: as many tokens as the model has positions."""
-    kv_cache_tokens: int | None = None
-    """Tokens of KV cache per live version that samples; None: one and a half contexts. It bounds
-    the context too."""
-    max_batch_tokens: int = 512
-    """Tokens of one sampling pass, which bounds how long a long prompt delays other requests."""
     keep_states: int = KEPT_STATES
     """Newest states that are kept, each with optimizer moments three times an adapter's size."""
     keep_adapters: int = KEPT_SAMPLERS
@@ -84,8 +71,6 @@ class LocalConfig:
             "rank": self.rank,
             "alpha": self.alpha,
             "context_tokens": self.context_tokens,
-            "kv_cache_tokens": self.kv_cache_tokens,
-            "max_batch_tokens": self.max_batch_tokens,
             "keep_states": self.keep_states,
             "keep_adapters": self.keep_adapters,
             "micro_batch_tokens": self.micro_batch_tokens,

@@ -49,7 +49,7 @@ from local_gpu.model.lora import (
 from local_gpu.model.vision import Vision
 from local_gpu.plan.memory import counted
 from local_gpu.tree.body import Body
-from local_gpu.tree.choice import Heads, Setting, choose
+from local_gpu.tree.choice import Heads, choose
 from local_gpu.tree.kernels import Kernel, SdpaKernel
 from tinker_claw.errors import (
     BackendError,
@@ -64,20 +64,6 @@ T = TypeVar("T")
 
 _SCORED_VERSIONS: Final = 2
 """Modules of published adapters that are kept for scoring, besides those in training."""
-
-
-def kernel_for(base: BaseModel, setting: Setting, say: Say) -> Kernel:
-    """Return the attention kernel that a setting selects for a model on its device.
-
-    Raises:
-        ConfigError: the one that was asked for does not work here.
-    """
-    text = base.module.config.get_text_config()
-    queries = int(text.num_attention_heads)
-    width = getattr(text, "head_dim", None) or text.hidden_size // queries
-    keys = getattr(text, "num_key_value_heads", None) or queries
-    heads = Heads(queries, int(keys), int(width))
-    return choose(setting, device=base.device, dtype=base.dtype, heads=heads, say=say)
 
 
 class LearningCore:
@@ -98,9 +84,6 @@ class LearningCore:
             world: the ranks; None is this process alone.
             shards: of the base; None where it is whole.
             say: called with sentences about what was chosen.
-
-        Raises:
-            ConfigError: the attention kernel that was asked for does not work here.
         """
         self._base = base
         self._shares = base.device.type == "cuda" and config.gpu_memory is not None
@@ -112,10 +95,8 @@ class LearningCore:
         """Shape of the policy's LoRA; over a sharded base, of the one module that all models
         share."""
         context = min(base.context_tokens, config.context_tokens or base.context_tokens)
-        usual = base.device.type == "cuda"  # where memory is what a long sequence runs out of
-        self._checkpointing = (
-            usual if config.checkpointing == "auto" else config.checkpointing == "on"
-        )
+        # Where memory is what a long sequence runs out of.
+        self._checkpointing = base.device.type == "cuda" or shards is not None
         tokens = config.micro_batch_tokens
         if base.device.type == "cpu" and self._world.size == 1:
             with suppress(ModelFileError):  # else as where memory is no worry
@@ -123,7 +104,6 @@ class LearningCore:
                     counted(base.module),
                     free=free_bytes(base.device),
                     width=base.dtype.itemsize,
-                    checkpointing=config.checkpointing,
                     context_tokens=context,
                 )
                 tokens = tokens or fitting
@@ -139,8 +119,7 @@ class LearningCore:
         )
         if base.device.type == "cuda":
             fuse(base.module, dtype=base.dtype, say=say)
-        kernel = self._kernel(config.attention, say)
-        body = Body(kernel, base.device, packs=base.packs)
+        body = Body(self._kernel(say), base.device, packs=base.packs)
         self._passes = Passes(
             body, PassBudget(tokens), self._world, self.vision, together=shards is not None
         )
@@ -157,7 +136,7 @@ class LearningCore:
             self._make(POLICY, self._shape, config.seed)
         if not config.policy:
             self._models.clear()
-        self._memory = ModelMemory(base, config.models_bytes)  # once a sharded base is on its GPUs
+        self._memory = ModelMemory(base)  # once a sharded base is on its GPUs
 
     def create(self, model: str, shape: LoraShape, seed: int) -> None:
         self.drop(model)
@@ -343,18 +322,15 @@ class LearningCore:
     def _read(self, adapter: Path) -> SavedAdapter:
         return self._first_rank(lambda: read_adapter(adapter, self._base))
 
-    def _kernel(self, setting: Setting, say: Say) -> Kernel:
+    def _kernel(self, say: Say) -> Kernel:
         """Choose one attention kernel for all ranks: the first one checks it."""
-        if not self._base.packs:
+        base = self._base
+        if not base.packs:
             return SdpaKernel()
-        chosen: list[Kernel] = []
-
-        def choose() -> Setting:
-            chosen.append(kernel_for(self._base, setting, say))
-            return cast(Setting, chosen[0].name)
-
-        named = self._first_rank(choose)
-        return chosen[0] if chosen else kernel_for(self._base, named, say)
+        heads = Heads.of(base.module.config)
+        return self._first_rank(
+            lambda: choose(device=base.device, dtype=base.dtype, heads=heads, say=say)
+        )
 
     def _first_rank(self, call: Callable[[], T]) -> T:
         """Run a call on the first rank only and return its result, or raise its error, on every

@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import torch
 
@@ -30,9 +30,10 @@ _MIB: Final = 1 << 20
 class ModelMemory:
     """Memory of all models in training besides the policy."""
 
-    def __init__(self, base: BaseModel, limit: int | None) -> None:
+    def __init__(self, base: BaseModel) -> None:
         self._base = base
-        self._limit = int(_SHARE * free_bytes(base.device)) if limit is None else limit
+        self.limit = int(_SHARE * free_bytes(base.device))
+        """Bytes for all of them: half of what is free after loading."""
         self.taken: dict[str, int] = {}
         """Bytes by model."""
 
@@ -46,10 +47,10 @@ class ModelMemory:
         width = _MASTER_BYTES + 2 * self._base.dtype.itemsize
         needs = width * lora_parameters(self._base, shape)
         others = sum(self.taken.values())
-        if others + needs > self._limit:
+        if others + needs > self.limit:
             raise RequestError(
                 f"A model of rank {shape.rank} takes {needs / _MIB:.1f} MiB, and of the "
-                f"{self._limit / _MIB:.1f} MiB for models in training {others / _MIB:.1f} are "
+                f"{self.limit / _MIB:.1f} MiB for models in training {others / _MIB:.1f} are "
                 f"taken by {len(self.taken)}: close a session that is not used, or take a lower "
                 "rank."
             )
@@ -64,7 +65,6 @@ def passes_in_memory(
     *,
     free: int,
     width: int,
-    checkpointing: Literal["auto", "on", "off"],
     context_tokens: int,
 ) -> tuple[bool, int]:
     """Whether activations are checkpointed, and how many tokens a pass has, on a CPU.
@@ -82,9 +82,7 @@ def passes_in_memory(
         each = token_bytes(model, checkpointing=saving, width=width)
         return max(1, min(DEFAULT_TOKENS, int(_SHARE * free / each)))
 
-    saves = checkpointing == "on"
-    if checkpointing == "auto":
-        saves = fitting(False) < min(context_tokens, DEFAULT_TOKENS)
+    saves = fitting(False) < min(context_tokens, DEFAULT_TOKENS)
     return saves, fitting(saves)
 
 

@@ -55,21 +55,15 @@ _THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="tinker-claw-sampler")
 class EngineSize:
     vocabulary: int
     context_tokens: int
-    """Longest prompt and reply together; never more than the cache holds."""
+    """Longest prompt and reply together."""
     kv_cache_tokens: int
-    max_batch_tokens: int
+    """Tokens whose keys and values an engine keeps: at least one context."""
+    max_batch_tokens: int = 512
     """Tokens per forward pass, which bounds how long a long prompt delays other requests."""
 
     @classmethod
-    def fit(
-        cls,
-        base: BaseModel,
-        *,
-        context_tokens: int | None,
-        kv_cache_tokens: int | None,
-        max_batch_tokens: int,
-    ) -> EngineSize:
-        """Choose the sizes. None: the model's own context, and a cache of one and a half contexts.
+    def fit(cls, base: BaseModel, context_tokens: int | None) -> EngineSize:
+        """Choose the sizes: a cache of one and a half contexts. None: the model's own context.
 
         Raises:
             ConfigError: this sampler would compute the model wrongly.
@@ -81,8 +75,7 @@ class EngineSize:
                 "with --sampler-urls http://HOST:PORT."
             )
         context = min(base.context_tokens, context_tokens or base.context_tokens)
-        cache = kv_cache_tokens or context * 3 // 2
-        return cls(base.vocabulary, min(context, cache), cache, max_batch_tokens)
+        return cls(base.vocabulary, context, context * 3 // 2)
 
 
 @dataclass(eq=False, slots=True)

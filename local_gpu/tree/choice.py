@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from local_gpu.config import Say
 from local_gpu.device import device_fault
 from local_gpu.tree.kernels import Fa3Kernel, Kernel, MergedKernel, SdpaKernel
 from local_gpu.tree.prefix_tree import PrefixTree, grow
-from tinker_claw.errors import ConfigError
-
-Setting = Literal["auto", "sdpa", "merged", "fa3"]
 
 _SLACK: Final = 4.0
 """Largest accepted error of a kernel, as a multiple of PyTorch's own rounding error in the same
@@ -36,6 +33,15 @@ class Heads:
     queries: int
     keys: int
     width: int
+
+    @classmethod
+    def of(cls, config: Any) -> Heads:
+        """Read a transformers model's configuration."""
+        text = config.get_text_config()
+        queries = int(text.num_attention_heads)
+        width = getattr(text, "head_dim", None) or text.hidden_size // queries
+        keys = getattr(text, "num_key_value_heads", None) or queries
+        return cls(queries, int(keys), int(width))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,32 +84,29 @@ class Trial:
 
 
 def choose(
-    setting: Setting, *, device: torch.device, dtype: torch.dtype, heads: Heads, say: Say
+    *, device: torch.device, dtype: torch.dtype, heads: Heads, say: Say, only: str | None = None
 ) -> Kernel:
-    """Return the kernel of a setting after the check; auto takes the first that passes.
+    """Return the first kernel that passes the check; the reference where none does.
 
     Args:
         dtype: what queries, keys and values are computed in.
         say: called with sentences on which kernels are left out.
+        only: name of the one that is tried; None: all that are made for the device.
 
     Raises:
-        ConfigError: the kernel that was asked for does not work here.
         RuntimeError: one has broken the device.
     """
-    if setting == "sdpa":
-        return SdpaKernel()
-    named = {"fa3": Fa3Kernel(), "merged": MergedKernel()}
-    kernels = [named[setting]] if setting in named else [*named.values()]
-    if setting == "auto" and device.type == "cpu":
-        kernels = [named["merged"]]
+    kernels = [Fa3Kernel(), MergedKernel()]
+    if only is None and device.type == "cpu":
+        kernels = [MergedKernel()]
     try:
         for kernel in kernels:
+            if only not in (None, kernel.name):
+                continue
             if (problem := checked(kernel, device, dtype, heads)) is None:
                 return kernel
             if kernel.name == Fa3Kernel.name:
                 Fa3Kernel.release()
-            if setting != "auto":
-                raise ConfigError(f"attention = {setting} does not work here: {problem} Use auto.")
             say(f"Attention by {kernel.name} is left out: {problem}")
         return SdpaKernel()
     finally:

@@ -180,7 +180,7 @@ async def running(
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     monkeypatch.setattr(recovery, "WAITS", Backoff(0.05, 0.2))
     speaks = Unloads()
-    options = {"model": "demo", "name": "demo", "root": directory / "box", "kv_cache_tokens": None}
+    options = {"model": "demo", "name": "demo", "root": directory / "box"}
     there = await asyncio.to_thread(lambda: served(directory, speaking=speaks, **options))
     flags = ("--model-name", "demo", "--base-url", there.url, "--data-dir", str(directory / "data"))
     settings = load([*flags, "--batch-size", "2", "--gate", "off", *more])

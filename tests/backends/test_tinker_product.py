@@ -206,7 +206,6 @@ def test_server_with_paths_of_another_shape_is_learned_on_rolled_back_and_pruned
         model="demo",
         name="demo",
         root=tmp_path / "box",
-        kv_cache_tokens=None,
     )
     flags = ("--backend", "tinker", "--base-url", there.url, *FLAGS, "--batch-size", "2")
 
@@ -257,7 +256,6 @@ def test_start_without_the_model_in_the_line_up_serves_what_it_can_and_offers_th
         model="demo",
         name="demo",
         root=tmp_path / "box",
-        kv_cache_tokens=None,
     )
     flags = ("--backend", "tinker", "--base-url", there.url, *FLAGS)
 

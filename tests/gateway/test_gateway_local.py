@@ -46,7 +46,6 @@ async def trainer(tmp_path: Path, renderer: Renderer) -> AsyncIterator[LocalTrai
             alpha=8,
             threads=1,
             context_tokens=CONTEXT,
-            kv_cache_tokens=CONTEXT,
         )
     )
     module: Any = (await trainer.base())._engine._module

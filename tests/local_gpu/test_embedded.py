@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,12 @@ async def trainer(tmp_path: Path) -> AsyncIterator[LocalTrainer]:
 
 def prompt(length: int, salt: int = 1) -> tuple[int, ...]:
     return tuple((salt * 29 + i * i * 3 + i * salt) % VOCABULARY for i in range(length))
+
+
+def resized(trainer: LocalTrainer, **sizes: int) -> None:
+    """Give the samplers that are opened from now on other sizes."""
+    serving: Any = trainer._backend.serving
+    serving._size = replace(serving._size, **sizes)
 
 
 async def one(sampler: LocalSampler, tokens: tuple[int, ...], **params: Any) -> Completion:
@@ -206,7 +213,8 @@ async def test_the_global_generator_is_left_alone(trainer: LocalTrainer) -> None
 
 
 async def test_more_requests_than_the_cache_holds_are_all_served_exactly(tmp_path: Path) -> None:
-    trainer = await start_local(tmp_path, kv_cache_tokens=320)
+    trainer = await start_local(tmp_path)
+    resized(trainer, context_tokens=320, kv_cache_tokens=320)
     sampler = await trainer.base()
     prompts = [prompt(90 + i, salt=i) for i in range(8)]
     drawn = await asyncio.gather(*(one(sampler, p, max_tokens=100) for p in prompts))
@@ -220,7 +228,8 @@ async def test_more_requests_than_the_cache_holds_are_all_served_exactly(tmp_pat
 
 
 async def test_a_short_prompt_passes_a_long_one(tmp_path: Path) -> None:
-    trainer = await start_local(tmp_path, max_batch_tokens=32)
+    trainer = await start_local(tmp_path)
+    resized(trainer, max_batch_tokens=32)
     sampler = await trainer.base()
     order: list[str] = []
     both = threading.Event()
@@ -365,7 +374,7 @@ async def test_a_bad_setting_is_refused_by_its_name(
 
 
 async def test_prompts_that_cannot_be_served_are_refused_at_once(tmp_path: Path) -> None:
-    trainer = await start_local(tmp_path, kv_cache_tokens=256)
+    trainer = await start_local(tmp_path, context_tokens=256)
     sampler = await trainer.base()
     assert (await trainer.capabilities()).context_tokens == 256
     with pytest.raises(ContextLengthError, match="256"):

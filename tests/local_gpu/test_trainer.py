@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import PretrainedConfig
 
 from local_gpu.config import LocalConfig
-from local_gpu.learn import memory
+from local_gpu.learn import learning, memory
 from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.memory import passes_in_memory
 from local_gpu.model.load import load_base, open_base
@@ -111,11 +111,18 @@ async def test_a_step_without_datums_or_with_an_unknown_loss_is_refused(
         await trainer.train_step([LossPass(unknown, (rl_datum(9, 3, 1),))], WARM)
 
 
-async def test_checkpointed_activations_give_the_same_step(tmp_path: Path) -> None:
+PLENTY, TIGHT = 1 << 40, 1 << 24
+"""Free bytes with which activations are kept, or computed again."""
+
+
+async def test_checkpointed_activations_give_the_same_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     adapters: list[dict[str, Any]] = []
-    for checkpointing in ("off", "on"):
-        folder = tmp_path / checkpointing
-        trainer = await start_local(folder, checkpointing=checkpointing)
+    for free in (PLENTY, TIGHT):
+        monkeypatch.setattr(learning, "free_bytes", lambda _, free=free: free)
+        folder = tmp_path / str(free)
+        trainer = await start_local(folder)
         for salt in (1, 2):
             await trainer.train_step([LossPass("ppo", (rl_datum(60, 20, salt),))], WARM)
         adapters.append(await adapter_of(trainer, folder / "export"))
@@ -137,8 +144,9 @@ async def test_checkpointing_computes_activations_again(
 
     monkeypatch.setattr(kernels, "attend", counted)
     seen: list[int] = []
-    for checkpointing in ("off", "on"):
-        trainer = await start_local(tmp_path / checkpointing, checkpointing=checkpointing)
+    for free in (PLENTY, TIGHT):
+        monkeypatch.setattr(learning, "free_bytes", lambda _, free=free: free)
+        trainer = await start_local(tmp_path / str(free))
         calls = 0
         await trainer.train_step([LossPass("ppo", (rl_datum(20, 5, 1),))], WARM)
         seen.append(calls)
@@ -330,12 +338,11 @@ async def test_a_device_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
             await start_local(tmp_path, device=device)
 
 
-async def test_the_context_is_the_least_of_model_setting_and_cache(tmp_path: Path) -> None:
+async def test_the_context_is_the_less_of_model_and_setting(tmp_path: Path) -> None:
     for settings, expected in (
-        ({"kv_cache_tokens": None}, CONTEXT),
-        ({"context_tokens": 500, "kv_cache_tokens": None}, 500),
-        ({"context_tokens": 10**6, "kv_cache_tokens": 10**4}, CONTEXT),
-        ({"kv_cache_tokens": 300}, 300),
+        ({}, CONTEXT),
+        ({"context_tokens": 500}, 500),
+        ({"context_tokens": 10**6}, CONTEXT),
     ):
         trainer = await start_local(tmp_path, **settings)
         assert (await trainer.capabilities()).context_tokens == expected
@@ -432,10 +439,8 @@ def test_memory_of_a_cpu_bounds_a_pass_before_it_is_tried() -> None:
         targets=("q_proj",),
     )
 
-    def fits(gigabytes: int, context: int, setting: Any = "auto") -> tuple[bool, int]:
-        return passes_in_memory(
-            model, free=gigabytes << 30, width=4, checkpointing=setting, context_tokens=context
-        )
+    def fits(gigabytes: int, context: int) -> tuple[bool, int]:
+        return passes_in_memory(model, free=gigabytes << 30, width=4, context_tokens=context)
 
     plenty, checkpoints = fits(1000, 8192), fits(8, 8192)
     assert plenty == (False, DEFAULT_TOKENS)
@@ -444,6 +449,4 @@ def test_memory_of_a_cpu_bounds_a_pass_before_it_is_tried() -> None:
     saves, tokens = fits(8, 2048)
     assert not saves
     assert 2048 < tokens < 4096
-    assert fits(8, 8192, "off") == (False, tokens)
-    assert fits(8, 2048, "on") == checkpoints
     assert fits(0, 8192) == (True, 1), "sample by sample"

@@ -61,7 +61,7 @@ def tiny_model(folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
 
 async def start_local(folder: Path, **settings: Any) -> LocalTrainer:
     model = tiny_model(folder / "model")
-    defaults: dict[str, Any] = {"rank": 4, "alpha": 8, "threads": 1, "kv_cache_tokens": CONTEXT}
+    defaults: dict[str, Any] = {"rank": 4, "alpha": 8, "threads": 1}
     config = LocalConfig(model=str(model), root=folder / "run", **(defaults | settings))
     return await LocalTrainer.start(config)
 

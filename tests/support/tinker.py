@@ -112,7 +112,6 @@ def wire_server(
         "name": NAME,
         "root": folder / "wire",
         "threads": 1,
-        "kv_cache_tokens": CONTEXT,
     }
     names = {field.name for field in fields(LocalConfig)}
     given = defaults | settings

@@ -61,7 +61,6 @@ def ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran
         model=str(model),
         micro_batch_tokens=90,
         shard="on",
-        checkpointing="on",
     )
     learning = RankedLearning(wanted, hangs_s=PATIENCE_S)
     yield learning

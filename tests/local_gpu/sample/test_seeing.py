@@ -62,7 +62,7 @@ def asked(renderer: Renderer, *files: bytes) -> tuple[tuple[int, ...], SamplingP
 
 async def local(model: Path, root: Path) -> LocalTrainer:
     config = LocalConfig(
-        model=str(model), root=root, rank=4, alpha=8, threads=1, kv_cache_tokens=2048
+        model=str(model), root=root, rank=4, alpha=8, threads=1, context_tokens=2048
     )
     return await LocalTrainer.start(config)
 

@@ -71,7 +71,6 @@ async def ground(
         rank=4,
         alpha=8,
         threads=1,
-        kv_cache_tokens=CONTEXT,
         dtype=numbers.dtype,
     )
     trainer = await LocalTrainer.start(config)

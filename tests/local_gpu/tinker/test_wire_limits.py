@@ -306,7 +306,9 @@ def test_with_a_key_the_server_may_be_called_by_any_name(tmp_path: Path) -> None
 def test_models_in_training_have_so_much_memory_and_no_more(tmp_path: Path) -> None:
     with wire_server(tmp_path) as probe:
         (one,) = {raw_bytes(probe)}
-    with wire_server(tmp_path, models_bytes=int(2.5 * one)) as server:
+    with wire_server(tmp_path) as server:
+        learning: Any = server.service.shared.backend.learning
+        learning._memory.limit = int(2.5 * one)
         service = tinker.ServiceClient(base_url=server.url, api_key=KEY)
         first, second = (lora(service) for _ in range(2))
         with pytest.raises(tinker.RequestFailedError, match=r"rank 4 takes .* are taken by 2"):

@@ -14,7 +14,6 @@ from local_gpu.tree.choice import Heads, checked, choose
 from local_gpu.tree.kernels import Attend, Kernel, MergedKernel, SdpaKernel
 from local_gpu.tree.prefix_tree import PrefixTree, grow
 from tests.support.local_reference import SETTINGS, batches, tensors
-from tinker_claw.errors import ConfigError
 
 CPU = torch.device("cpu")
 TINY = Heads(4, 2, 8)
@@ -174,7 +173,7 @@ def test_a_kernel_that_is_wrong_does_not_pass(
 @pytest.mark.parametrize("heads", [TINY, Heads(4, 4, 16)])
 def test_merging_agrees_in_the_models_number_format(dtype: torch.dtype, heads: Heads) -> None:
     said: list[str] = []
-    taken = choose("auto", device=CPU, dtype=dtype, heads=heads, say=said.append)
+    taken = choose(device=CPU, dtype=dtype, heads=heads, say=said.append)
     assert isinstance(taken, MergedKernel)
     assert said == []
 
@@ -183,16 +182,9 @@ def test_where_merging_is_wrong_the_reference_goes_on(monkeypatch: pytest.Monkey
     monkeypatch.setattr("local_gpu.tree.choice.MergedKernel", lambda: WrongBackward("merged"))
     said: list[str] = []
     settings: dict[str, Any] = {"device": CPU, "dtype": torch.float32, "heads": TINY}
-    assert isinstance(choose("auto", say=said.append, **settings), SdpaKernel)
+    assert isinstance(choose(say=said.append, **settings), SdpaKernel)
     (sentence,) = said
     assert sentence.startswith("Attention by merged is left out: its gradient of the keys is off")
-    with pytest.raises(ConfigError, match="attention = merged does not work here: its gradient"):
-        choose("merged", say=print, **settings)
-
-
-def test_a_kernel_that_was_asked_for_and_does_not_work_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"attention = fa3 does not work here: .*is for CUDA"):
-        choose("fa3", device=CPU, dtype=torch.float32, heads=TINY, say=print)
 
 
 # On a GPU
