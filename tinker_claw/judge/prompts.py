@@ -46,45 +46,35 @@ _ODD: Final = re.compile(r"[^A-Za-z0-9_.:/-]+")
 """Characters that no tool name needs."""
 
 _VERDICT: Final = """\
-You judge one reply of an AI assistant by what happened right after it.
+You see what a user asked an AI assistant, its reply, and what came next: the user's next message,
+or the results of the tools that the reply called. Judge the reply by what came next alone.
 
-You see the request, the reply, and what came next: the user's next message, or the results of the
-tools that the reply called. What came next is your evidence. Do not rate the reply by how you would
-have written it.
-
-The rating says how the reply was received:
-1 if it did its job: the user accepts it, thanks, is pleased, asks a further question or moves on to
-something else; the tools worked and brought what was asked for.
--1 if it did not: the user corrects it, complains, mocks it, asks for it again, or wants it done
-another way, however politely; a tool call failed because of how it was made.
-0 if what came next does not tell: the user is busy, puts it off or has not decided; a tool still
-runs, or failed by no fault of the call."""
+The rating is
+-1 if the user is not content: corrects something, complains, or wants it changed or done again,
+however politely; or if a tool call failed because of how it was made;
+1 if the user is content: thanks, agrees, asks the next question, or goes on to something else; or
+if the tools worked;
+0 if neither: the user has no time now, puts it off or still thinks; or a tool still runs, or failed
+by no fault of the call."""
+"""Plain and short: a small model answers longer instructions worse."""
 
 _HINT: Final = """\
-A reply that was rejected may teach something. If the user says how it should have been, the words
-that say so are the quote, and the hint tells the assistant in one or two sentences what to do when
-such a request comes: concrete, and not what went wrong. A user who accepts the reply, moves on,
-only complains or only says "again" gives no quote and no hint."""
+If the user says how the reply should have been, copy those words as the quote, and write as the
+hint what the assistant should do instead. Otherwise leave both empty."""
 
 _REASONING: Final = (
-    "one or two sentences: what the last text says, and what that means for the reply"
+    "one short sentence: what came next, and whether it shows that the user is content"
 )
 _RATING: Final = "1, 0 or -1"
 _OF_HINT: Final = {
-    "quote": "the user's own words that ask for something else, copied letter for letter from what "
-    "came next, or empty",
-    "hint": "the hint, an order to the assistant that begins with a verb, as in "
-    '"Answer in French when asked in French", or empty',
+    "quote": "the user's words that ask for something else, letter for letter, or empty",
+    "hint": "one order to the assistant, which begins with a verb, or empty",
 }
 _CLOSING: Final = {
     "user": "The last text is what the user wrote after reading the reply. Is the user content "
-    "with the reply (1), is something in it wrong, missing or to be done another way (-1), or does "
-    "the message not tell (0)?",
-    "tool": "The last texts are what the tools returned to the calls of the reply. Did the calls "
-    "work and bring what they were made for (1), did one of them fail because of how it was made "
-    "(-1), or can neither be told (0)?",
-    "other": "The last texts came after the reply. Do they show that it was accepted (1), that "
-    "something in it is wrong, missing or to be done another way (-1), or do they not tell (0)?",
+    "with the reply? A further question is no complaint.",
+    "tool": "The last texts are what the tools returned. Did the calls work?",
+    "other": "The last texts came after the reply. Do they show that the user is content?",
 }
 """The question behind the texts, by who wrote the next state."""
 
