@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from tinker_claw.types import NextState, Vote
 
@@ -72,7 +72,12 @@ def read_injections() -> Sequence[Injection]:
     return [Injection(**line) for line in _lines("injections.jsonl")]
 
 
-Record = TypeVar("Record", Case, Injection)
+class _Record(Protocol):
+    @property
+    def id(self) -> int: ...
+
+
+Record = TypeVar("Record", bound=_Record)
 
 
 def drawn(records: Sequence[Record]) -> tuple[Sequence[Record], Sequence[Record]]:

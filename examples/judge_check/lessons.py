@@ -3,7 +3,8 @@
     python -m examples.judge_check.lessons --real               the model of `make judge`
     python -m examples.judge_check.lessons --judge-url https://host/v1 --judge-model NAME
 
-What was judged is kept in a file, and a run goes on there.
+47 of the 70 cases are judged; on the other third the questions are chosen (`--third`). What was
+judged is kept in a file, and a run goes on there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from examples import as_ctrl_c
+from examples.judge_check.cases import drawn
 from examples.judge_check.model import served
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import JudgeSettings
@@ -113,9 +115,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--real", action="store_true", help="the real model, at 0, one vote")
     made.add_argument("--cache", type=Path, default=Path("runs/models"), help="its folder")
     made.add_argument("--temperature", type=float, default=0.6)
+    made.add_argument("--third", action="store_true", help="those on which questions are chosen")
+    made.add_argument("--cases", type=int, help="number of cases (all)")
     own, rest = made.parse_known_args(arguments)
     as_ctrl_c()
-    cases = read_cases()
+    chosen, rest_of = drawn(read_cases())
+    cases = (chosen if own.third else rest_of)[: own.cases]
     own.runs.parent.mkdir(parents=True, exist_ok=True)
     with served(own.cache) if own.real else nullcontext("") as url:
         if own.real:
