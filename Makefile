@@ -3,7 +3,7 @@
 # soak: twenty minutes under load, with everything going wrong in turn.
 # real: a real model of 135 million parameters learns on this CPU: fetches 93 MB, writes 540 MB, takes hours; goes on where it was.
 # real-judge: the same small model under the judge of `make judge` in place of rules; goes on where it was.
-# real-chat: that judge's model as the policy, through the whole product, for ten minutes: 8 GB of memory, 3.1 GB of disk.
+# real-chat: that judge's model as the policy, through the whole product, for five minutes of processor: 8 GB of memory, 3.1 GB of disk.
 # judge: a real model of 1.5 billion parameters judges: fetches 1.1 GB, takes 20 minutes of one core; goes on where it was.
 #   ARGS=--all judges everything.
 # bench: the benchmarks of the local backend (docs/benchmarks.md has the others).
