@@ -259,6 +259,18 @@ async def test_nothing_is_practised_before_its_owner_accepted_it(
         assert o.practice.due() is None
 
 
+async def test_a_lesson_that_is_followed_now_and_then_is_not_practised(tmp_path: Path) -> None:
+    """The weights would learn what the base makes of it, three times in four at most."""
+    async with owner(tmp_path) as o:
+        lesson = o.wishes()
+        for _ in range(2):
+            o.asks(-1, told=(lesson,))
+        o.is_pleased(6)
+        assert o.practice.due() is None, "three in four"
+        o.is_pleased(1)
+        assert o.practice.due() is not None
+
+
 async def test_no_prompt_is_private_or_another_users_or_has_an_unsure_kind(tmp_path: Path) -> None:
     async with owner(tmp_path) as o:
         o.wishes()
