@@ -28,12 +28,12 @@ from benchmarks.training_peers import LossRows, Padded
 from benchmarks.training_reference import true_gradients
 from benchmarks.training_report import OURS, Figures, document, screen, show
 from benchmarks.training_run import Make, Measurement, Say
-from benchmarks.training_shapes import PRESETS, Preset, batches, build
+from benchmarks.training_shapes import PRESETS, Preset, batches
 from benchmarks.training_sides import Ours, Settings
 from benchmarks.training_work import ceiling
 from local_gpu.model.load import keep_memory_whole
 from local_gpu.model.lora import LoraShape
-from local_gpu.smoke import grown_adapter
+from local_gpu.smoke import grown_adapter, random_base
 from local_gpu.tree.choice import Heads, choose
 from tinker_claw.errors import ConfigError
 
@@ -70,14 +70,15 @@ def measure(options: Options, say: Say) -> Figures:
     """Build the model, then run every case with every side."""
     sizes = options.preset.batches
     context = max(sizes.shared + sizes.own, sizes.lengths[1], sizes.long)
-    base = build(options.preset.shape, device=options.device, dtype=options.dtype, context=context)
+    shape = options.preset.shape
+    base = random_base(shape, context=context, device=options.device, dtype=options.dtype)
     say("the ceiling: large matrix products")
     top = ceiling(options.device, options.dtype)
-    shape, lora = options.preset.shape, LoraShape(options.rank, options.rank)
+    lora = LoraShape(options.rank, options.rank)
     kernel = choose(
         device=options.device,
         dtype=options.dtype,
-        heads=Heads(shape.heads, shape.kv_heads, shape.head_dim),
+        heads=Heads.of(base.module.config),
         say=say,
         only=options.attention,
     )

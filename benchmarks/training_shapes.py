@@ -12,34 +12,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-import torch
-from transformers import Qwen3Config
-
-from local_gpu.model.lora import BaseModel
-from local_gpu.smoke import random_base, with_loss
+from local_gpu.smoke import QWEN3_8B, Shape, with_loss
 from tinker_claw.types import Datum
 
 FIRST_ID: Final = 10
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a dense Qwen3."""
-
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-
-    @property
-    def linear(self) -> tuple[tuple[int, int], ...]:
-        """(in, out) of a layer's matrices; the first three read the layer's input."""
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        h, f = self.hidden, self.ffn
-        return ((h, q), (h, kv), (h, kv), (q, h), (h, f), (h, f), (f, h))
 
 
 @dataclass(frozen=True)
@@ -69,31 +45,11 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
             Shape(4, 128, 384, 4, 2, 32, 4096), Batches(16, 2000, 300, (64, 1815), long=0)
         ),
         "8b": Preset(
-            Shape(36, 4096, 12_288, 32, 8, 128, 151_936),
+            QWEN3_8B,
             Batches(16, 20_000, 3000, (1000, 6000), long=32_000),
         ),
     }
 )
-
-
-def build(shape: Shape, *, device: torch.device, dtype: torch.dtype, context: int) -> BaseModel:
-    """Build a base with random weights on the device; torch's random state is kept."""
-    config = Qwen3Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.ffn,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=context,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-        dtype=dtype,
-    )
-    return random_base(config, device, dtype)
 
 
 def batches(preset: Preset) -> dict[str, tuple[Datum, ...]]:

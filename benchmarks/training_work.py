@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.training_shapes import Shape
+from local_gpu.smoke import Shape
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,11 @@ class Work:
 
 def flops(work: Work, shape: Shape, rank: int) -> int:
     """Floating-point operations of a step, as the module's docstring counts them."""
-    base = sum(2 * i * o for i, o in shape.linear)
-    lora = sum(2 * rank * (i + o) for i, o in shape.linear)
+    linear = _linear(shape)
+    base = sum(2 * i * o for i, o in linear)
+    lora = sum(2 * rank * (i + o) for i, o in linear)
     # Where the first layer's input takes none, three products of base and of A are not done.
-    first = sum(2 * i * o + 2 * rank * i for i, o in shape.linear[:3])
+    first = sum(2 * i * o + 2 * rank * i for i, o in linear[:3])
     forward = shape.layers * (base + lora)
     backward = shape.layers * (base + 2 * lora) - (0 if work.checkpointing else first)
     again = 2 if work.checkpointing else 1
@@ -62,6 +63,13 @@ def flops(work: Work, shape: Shape, rank: int) -> int:
     attention = work.pairs * shape.layers * shape.heads * shape.head_dim * (4 * again + 10)
     head = work.head_rows * work.head_products * 2 * shape.hidden * shape.vocabulary
     return body + attention + head
+
+
+def _linear(shape: Shape) -> tuple[tuple[int, int], ...]:
+    """(in, out) of a layer's matrices; the first three read the layer's input."""
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    h, f = shape.hidden, shape.feed_forward
+    return ((h, q), (h, kv), (h, kv), (q, h), (h, f), (h, f), (f, h))
 
 
 def causal_pairs(length: int) -> int:

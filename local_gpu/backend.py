@@ -24,7 +24,7 @@ from local_gpu.device import device_fault
 from local_gpu.halves import BASE_REF, Learning, Score, ScoreAsk, Serving
 from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.scores import ScoreQueue
-from local_gpu.model.load import open_base, real_text
+from local_gpu.model.load import base_of, real_text
 from local_gpu.model.lora import BaseModel
 from local_gpu.model.vision import Vision
 from local_gpu.ranks.remote import RankedLearning
@@ -247,13 +247,7 @@ def _learning(config: LocalConfig, say: Say) -> tuple[BaseModel | None, Learning
     """Start training; also return the base, where this process samples from it."""
     base, ranked = None, _ranked(config)
     if not (ranked and config.sampler_urls):
-        base = open_base(
-            config.model,
-            device=config.device,
-            dtype=config.dtype,
-            threads=config.threads,
-            quantization=config.quantization,
-        )
+        base = base_of(config)
     if ranked:
         return base, RankedLearning(config, told=say)
     assert base is not None

@@ -61,8 +61,8 @@ _PACKAGES: Final = ("transformers", "liger-kernel", "flash-attn-3", "bitsandbyte
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """Sizes of the checks."""
+class Shape:
+    """Sizes of a dense Qwen3."""
 
     layers: int
     hidden: int
@@ -71,18 +71,39 @@ class Size:
     kv_heads: int
     head_dim: int
     vocabulary: int
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Sizes of the checks."""
+
+    shape: Shape
     samples: int
     tokens: int
     """Tokens of each sample."""
     rank: int
 
 
-FULL: Final = Size(36, 4096, 12_288, 32, 8, 128, 151_936, samples=16, tokens=8192, rank=32)
-TINY: Final = Size(4, 64, 128, 4, 2, 16, 512, samples=4, tokens=64, rank=4)
+QWEN3_8B: Final = Shape(36, 4096, 12_288, 32, 8, 128, 151_936)
+FULL: Final = Size(QWEN3_8B, samples=16, tokens=8192, rank=32)
+TINY: Final = Size(Shape(4, 64, 128, 4, 2, 16, 512), samples=4, tokens=64, rank=4)
 
 
-def random_base(config: Qwen3Config, device: torch.device, dtype: torch.dtype) -> BaseModel:
+def random_base(
+    shape: Shape, *, context: int, device: torch.device, dtype: torch.dtype
+) -> BaseModel:
     """Make a base with random weights, the same each time; torch's random state is kept."""
+    config = Qwen3Config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.feed_forward,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=context,
+        tie_word_embeddings=False,
+    )
     before = torch.get_default_dtype()
     devices = [device] if device.type == "cuda" else []
     torch.set_default_dtype(dtype)
@@ -136,18 +157,7 @@ class Bench:
 
     def __init__(self, size: Size, device: torch.device, dtype: torch.dtype) -> None:
         self.size, self.lora = size, LoraShape(size.rank, size.rank)
-        config = Qwen3Config(
-            vocab_size=size.vocabulary,
-            hidden_size=size.hidden,
-            intermediate_size=size.feed_forward,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
-            num_key_value_heads=size.kv_heads,
-            head_dim=size.head_dim,
-            max_position_embeddings=size.tokens,
-            tie_word_embeddings=False,
-        )
-        self.base = random_base(config, device, dtype)
+        self.base = random_base(size.shape, context=size.tokens, device=device, dtype=dtype)
         self.adapter = grown_adapter(self.base, self.lora)
 
     def widened(self, dtype: torch.dtype) -> Bench:
@@ -158,8 +168,8 @@ class Bench:
     def samples(self, count: int, tokens: int, *, shared: int = 0) -> list[Datum]:
         """Draw samples whose last tenth is trained, and which begin with the same tokens."""
         rng = Random(0)
-        prompt = [rng.randrange(self.size.vocabulary) for _ in range(shared)]
-        words = self.size.vocabulary
+        words = self.size.shape.vocabulary
+        prompt = [rng.randrange(words) for _ in range(shared)]
         own = [[rng.randrange(words) for _ in range(tokens - shared)] for _ in range(count)]
         return [with_loss(rng, (*prompt, *rest), words) for rest in own]
 
@@ -206,7 +216,7 @@ def machine(device: torch.device) -> Row:
 
 def attention(size: Size, device: torch.device, dtype: torch.dtype) -> Row:
     """Compare merged attention with PyTorch's own, forward and backward."""
-    heads = Heads(size.heads, size.kv_heads, size.head_dim)
+    heads = Heads(size.shape.heads, size.shape.kv_heads, size.shape.head_dim)
     problem = checked(MergedKernel(), device, dtype, heads)
     return {"well": problem is None, "dtype": _name(dtype), "problem": problem}
 
@@ -214,7 +224,7 @@ def attention(size: Size, device: torch.device, dtype: torch.dtype) -> Row:
 def gradients(size: Size, device: torch.device, dtype: torch.dtype) -> Row:
     """Compare the gradients of a shared batch with those of plain attention in a wider format."""
     tokens = min(size.tokens, 2048)
-    bench = Bench(replace(size, layers=4), device, dtype)
+    bench = Bench(replace(size, shape=replace(size.shape, layers=4)), device, dtype)
     datums = bench.samples(4, tokens, shared=tokens // 2)
     ours = bench.gradients(bench.optimizer(MergedKernel(), 4 * tokens), datums)
     plain = bench.gradients(bench.optimizer(SdpaKernel(), tokens, share=False), datums)

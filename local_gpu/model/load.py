@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 from transformers.core_model_loading import PrefixChange
 
-from local_gpu.config import Dtype
+from local_gpu.config import Dtype, LocalConfig
 from local_gpu.device import first_line
 from local_gpu.model.lora import (
     BaseModel,
@@ -355,6 +355,17 @@ def open_base(
         device=place,
         dtype=formats[fitting if dtype == "auto" else dtype],
         quantization=quantization,
+    )
+
+
+def base_of(config: LocalConfig) -> BaseModel:
+    """Load the base model of a configuration, whole; see `open_base`."""
+    return open_base(
+        config.model,
+        device=config.device,
+        dtype=config.dtype,
+        threads=config.threads,
+        quantization=config.quantization,
     )
 
 

@@ -28,7 +28,7 @@ from local_gpu.device import device_fault
 from local_gpu.halves import Learning
 from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.world import Alone, OutOfStep, World
-from local_gpu.model.load import keep_memory_whole, open_base
+from local_gpu.model.load import base_of, keep_memory_whole, open_base
 from local_gpu.ranks.messages import (
     BUILD,
     COMMANDS,
@@ -86,14 +86,7 @@ def build_learner(config: LocalConfig, world: World) -> LearningCore:
     """Build a learner with the whole base on this rank's device, or with its layers sharded over
     all ranks."""
     if config.shard != "on" or not isinstance(world, Ranks):
-        base = open_base(
-            config.model,
-            device=config.device,
-            dtype=config.dtype,
-            threads=config.threads,
-            quantization=config.quantization,
-        )
-        return LearningCore(config, base, world)
+        return LearningCore(config, base_of(config), world)
     cuda = torch.device(config.device).type == "cuda"
     if cuda:
         keep_memory_whole()

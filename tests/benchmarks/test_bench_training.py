@@ -17,11 +17,11 @@ from benchmarks import training, training_report
 from benchmarks.training_peers import LossRows, Padded
 from benchmarks.training_reference import true_gradients
 from benchmarks.training_run import Measurement
-from benchmarks.training_shapes import Batches, Preset, Shape, batches, build
+from benchmarks.training_shapes import Batches, Preset, batches
 from benchmarks.training_sides import Gradients, Ours, Settings, Side, everywhere
 from benchmarks.training_work import Work, causal_pairs, flops
 from local_gpu.model.lora import LoraShape
-from local_gpu.smoke import distance, grown_adapter
+from local_gpu.smoke import Shape, distance, grown_adapter, random_base
 from local_gpu.tree.kernels import MergedKernel
 from tinker_claw.types import Datum
 
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 def settings(*, checkpointing: bool = False) -> Settings:
-    base = build(PRESET.shape, device=CPU, dtype=torch.float32, context=256)
+    base = random_base(PRESET.shape, context=256, device=CPU, dtype=torch.float32)
     lora = LoraShape(RANK, RANK)
     return Settings(base, lora, grown_adapter(base, lora), checkpointing, 1 << 16, MergedKernel())
 

@@ -131,41 +131,6 @@ async def test_replies_go_on_elsewhere_and_the_server_comes_back_with_every_vers
         assert await asyncio.to_thread(adapters, stopped.url) == {"v1", "v2"}
 
 
-@pytest.mark.slow  # test_pool_health has it for a server in this process
-async def test_a_publish_goes_on_without_a_server_that_stands_still(
-    stopped: Stoppable, tmp_path: Path
-) -> None:
-    async with beside(stopped, tmp_path, 1) as place:
-        await place.publish("v1")
-        stopped.stop()
-        async with asyncio.timeout(AT_MOST_S):
-            new = await place.publish("v2")
-        ((url, why),) = place.pool.away()
-        assert url == stopped.url
-        assert "hangs" in why or "not ready" in why
-        (drawn,) = await new.sample(prompt(1), SamplingParams(max_tokens=5))
-        assert place.errors("v2", prompt(1), drawn) < 1e-4
-
-
-@pytest.mark.slow  # test_pool_health has it for servers in this process
-async def test_the_only_server_is_an_outage_that_ends_when_it_goes_on(
-    stopped: Stoppable, tmp_path: Path
-) -> None:
-    async with beside(stopped, tmp_path, 0) as place:
-        sampler = await place.publish("v1")
-        reply = Reply(sampler, prompt(1), 60)
-        async with asyncio.timeout(AT_MOST_S), asyncio.TaskGroup() as group:
-            group.create_task(reply.run())
-            await reply.began.wait()
-            stopped.stop()
-            await eventually(lambda: place.pool.away() != ())
-            with pytest.raises(OutageError, match=r"No server .*hangs"):
-                await sampler.sample(prompt(2), SamplingParams(max_tokens=5))
-            stopped.go_on()
-        assert sum(len(part.tokens) for _, part in reply.parts) == 60
-        assert all(place.errors("v1", *part) < 1e-4 for part in reply.parts)
-
-
 @pytest.mark.slow
 async def test_a_server_that_only_pauses_keeps_its_requests(
     stopped: Stoppable, tmp_path: Path

@@ -330,19 +330,6 @@ async def test_what_a_server_says_of_itself_is_not_trusted_either(
         await vllm.info()
 
 
-async def test_an_answer_without_end_is_not_read_to_its_end(
-    script: Scripted, vllm: VllmServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server is not trusted for the size of what it sends."""
-    monkeypatch.setattr("local_gpu.sample.http._MOST_BYTES", 1000)
-    script.replies["/v1/completions"] = Reply(pieces=[b"data: " + b"1" * 600] * 4)
-    with pytest.raises(SamplerError, match="not JSON"):
-        await drained(vllm, PARAMS)
-    script.replies["/v1/models"] = Reply(pieces=[b" " * 600] * 4)
-    with pytest.raises(OutageError, match="more than any answer"):
-        await vllm.info()
-
-
 @pytest.mark.parametrize("cached", ["many", -3, 10**400, 2.5])
 async def test_a_count_of_cached_tokens_costs_no_reply(
     script: Scripted, vllm: VllmServer, cached: object

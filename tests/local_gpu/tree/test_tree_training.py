@@ -216,7 +216,7 @@ def test_work_is_balanced_by_the_operations_that_are_counted(preset: str) -> Non
     shape = PRESETS[preset].shape
     config = Qwen3Config(
         hidden_size=shape.hidden,
-        intermediate_size=shape.ffn,
+        intermediate_size=shape.feed_forward,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.kv_heads,
