@@ -89,10 +89,10 @@ async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it takes two cores")
-async def test_floods_and_histories_are_measured_on_every_wire(cache: Path) -> None:
+async def test_floods_are_measured_on_every_wire(cache: Path) -> None:
     what = "JSON nested 100,000 deep"
-    silences, turns = await gateway_floods.measure(
-        cache, lambda line: None, ids=IDS, floods=[what], lengths=[10], rounds=1, at_once=3
+    silences = await gateway_floods.measure(
+        cache, lambda line: None, ids=IDS, floods=[what], at_once=3
     )
     wires = ["chat", "responses", "messages"]
     assert [(one.wire, one.what, one.status) for one in silences] == [
@@ -100,11 +100,10 @@ async def test_floods_and_histories_are_measured_on_every_wire(cache: Path) -> N
         for wire in wires
         for row in ((wire, what, 400), (wire, "3 small requests at once", 200))
     ]
-    assert [(one.wire, one.messages) for one in turns] == [(wire, 10) for wire in wires]
     assert all(one.silence_s > 0 for one in silences)
     text = io.StringIO()
-    gateway_floods.show(Console(file=text, width=160), silences, turns)
-    assert "behind 10 messages" in text.getvalue()
+    gateway_floods.show(Console(file=text, width=160), silences)
+    assert what in text.getvalue()
 
 
 @pytest.mark.slow
