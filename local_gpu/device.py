@@ -18,14 +18,28 @@ _NO_ROOM: Final = (
 """Messages of an out-of-memory error from the CPU's allocator, CUDA's driver, and libraries that
 allocate beside PyTorch."""
 _REFUSED: Final = (
-    *("invalid argument", "invalid configuration argument"),
-    *("_INVALID_VALUE", "_BAD_PARAM", "_NOT_SUPPORTED"),
+    "invalid argument",
+    "invalid configuration argument",
+    "_INVALID_VALUE",
+    "_BAD_PARAM",
+    "_NOT_SUPPORTED",
 )
 """Messages of a refused call: the arguments were wrong, and the device works as before."""
 _BROKEN: Final = (
-    *("CUDA error", "CUDA driver error", "HIP error", "device-side assert"),
-    *("CUBLAS_STATUS_", "CUDNN_STATUS_", "cuDNN error", "CUSOLVER_STATUS_", "CUSPARSE_STATUS_"),
-    *("NCCL error", "NCCL Error", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError"),
+    "CUDA error",
+    "CUDA driver error",
+    "HIP error",
+    "device-side assert",
+    "CUBLAS_STATUS_",
+    "CUDNN_STATUS_",
+    "cuDNN error",
+    "CUSOLVER_STATUS_",
+    "CUSPARSE_STATUS_",
+    "NCCL error",
+    "NCCL Error",
+    "ncclUnhandledCudaError",
+    "ncclSystemError",
+    "ncclInternalError",
 )
 """Messages of a device fault in a RuntimeError: not every library has an error class of its own."""
 

@@ -15,8 +15,17 @@ from typing import Final
 
 _OTHERS: Final = 0o077
 _OURS: Final = (
-    *("ledger.sqlite3", "ledger.sqlite3-wal", "ledger.sqlite3-shm"),
-    *("lock", "control.json", "api-key", "metrics.jsonl", "adapters", "states", "logs", "sinks"),
+    "ledger.sqlite3",
+    "ledger.sqlite3-wal",
+    "ledger.sqlite3-shm",
+    "lock",
+    "control.json",
+    "api-key",
+    "metrics.jsonl",
+    "adapters",
+    "states",
+    "logs",
+    "sinks",
 )
 """Files and folders that a run keeps in its data directory."""
 

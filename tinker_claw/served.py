@@ -55,8 +55,12 @@ class RequestKind(StrEnum):
 
 _MAIN = frozenset(
     {
-        *(RequestKind.USER, RequestKind.TOOL, RequestKind.RETRY, RequestKind.REASK),
-        *(RequestKind.CLIENT, RequestKind.VERDICT),
+        RequestKind.USER,
+        RequestKind.TOOL,
+        RequestKind.RETRY,
+        RequestKind.REASK,
+        RequestKind.CLIENT,
+        RequestKind.VERDICT,
     }
 )
 

@@ -168,7 +168,7 @@ class Player:
     async def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
         (done,) = await self.sample(prompt, params)
         yield TokenChunk(
-            *(done.tokens, done.logprobs, done.topk_ids, done.topk_logprobs, done.stop_reason)
+            done.tokens, done.logprobs, done.topk_ids, done.topk_logprobs, done.stop_reason
         )
 
     async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:

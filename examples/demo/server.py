@@ -101,7 +101,11 @@ async def running(launch: Launch) -> AsyncGenerator[Server]:
     keyless = ("--api-key=none",) if launch.key is None else ()
     with launch.log.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(ROOT / "run.py"), *launch.flags, f"--port={port}", *keyless),
+            sys.executable,
+            str(ROOT / "run.py"),
+            *launch.flags,
+            f"--port={port}",
+            *keyless,
             cwd=ROOT,
             env={**kept, **launch.environment},
             stdin=DEVNULL,

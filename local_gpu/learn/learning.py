@@ -66,6 +66,23 @@ _SCORED_VERSIONS: Final = 2
 """Modules of published adapters that are kept for scoring, besides those in training."""
 
 
+def _fitting(
+    base: BaseModel, context: int, world: World, *, sharded: bool
+) -> tuple[bool, int | None]:
+    """Return whether activations are checkpointed, and the tokens of a pass; None: no memory bounds
+    them."""
+    if base.device.type == "cpu" and world.size == 1:
+        with suppress(ModelFileError):  # else as where memory is no worry
+            return passes_in_memory(
+                counted(base.module),
+                free=free_bytes(base.device),
+                width=base.dtype.itemsize,
+                context_tokens=context,
+            )
+    # Where memory is what a long sequence runs out of.
+    return base.device.type == "cuda" or sharded, None
+
+
 class LearningCore:
     """Implements `local_gpu.halves.Learning`."""
 
@@ -95,18 +112,10 @@ class LearningCore:
         """Shape of the policy's LoRA; over a sharded base, of the one module that all models
         share."""
         context = min(base.context_tokens, config.context_tokens or base.context_tokens)
-        # Where memory is what a long sequence runs out of.
-        self._checkpointing = base.device.type == "cuda" or shards is not None
-        tokens = config.micro_batch_tokens
-        if base.device.type == "cpu" and self._world.size == 1:
-            with suppress(ModelFileError):  # else as where memory is no worry
-                self._checkpointing, fitting = passes_in_memory(
-                    counted(base.module),
-                    free=free_bytes(base.device),
-                    width=base.dtype.itemsize,
-                    context_tokens=context,
-                )
-                tokens = tokens or fitting
+        self._checkpointing, fitting = _fitting(
+            base, context, self._world, sharded=shards is not None
+        )
+        tokens = config.micro_batch_tokens or fitting
         self.vision = Vision.of(base) if shards is None else None
         """The vision half of the base; None: no image is trained on or scored."""
         self.facts = Facts(

@@ -58,7 +58,7 @@ class Demand:
     """Prompt and reply together; every pass and every cache must hold one such sequence."""
     quantization: Literal["none", "4bit"] = "none"
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Describe the model whose memory is added up."""
         adapter = self.model.lora * self.rank / 1e6
         return (

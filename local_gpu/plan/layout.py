@@ -144,7 +144,7 @@ class Layout:
         """Whether one GPU learns and samples."""
         return not {*self.train}.isdisjoint(self.sampling)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Describe the layout: `GPU 0 learns; 1-7 sample, one server each`."""
         if not self.train:
             return "no GPU is used: the processor learns and samples"

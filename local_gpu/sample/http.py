@@ -73,14 +73,14 @@ class HttpAnswer:
         return self.status >= HTTPStatus.INTERNAL_SERVER_ERROR or self.status in _AWAY
 
     @property
-    def told(self) -> str:
+    def message(self) -> str:
         """The server's own words in one line, shortened, without the full stop."""
         words: object = self.body
         for _ in range(2):  # {"error": {"message": ...}}
             if isinstance(words, dict):
-                told = cast(dict[str, object], words)
+                fields = cast(dict[str, object], words)
                 names = ("error", "message", "error_message", "detail")
-                words = next((told[name] for name in names if told.get(name)), "")
+                words = next((fields[name] for name in names if fields.get(name)), "")
         return " ".join(str(words).split())[:300].rstrip(".")
 
 
@@ -88,7 +88,7 @@ class Refusal(Exception):
     """The server refuses a completion, or breaks it off and says why."""
 
     def __init__(self, answer: HttpAnswer) -> None:
-        super().__init__(answer.told)
+        super().__init__(answer.message)
         self.answer = answer
 
 
@@ -174,7 +174,7 @@ class HttpClient:
             await response.aclose()
 
     def outage(self, answer: HttpAnswer) -> OutageError:
-        why = f": {answer.told}" if answer.told else ""
+        why = f": {answer.message}" if answer.message else ""
         if answer.status in _KEY:
             why += " (its key goes into TINKER_CLAW_LOCAL__SAMPLER_API_KEY)"
         kind = Busy if answer.status == HTTPStatus.TOO_MANY_REQUESTS else OutageError

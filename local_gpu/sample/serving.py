@@ -82,7 +82,12 @@ class Examiner:
         own = await rounding(score, facts, text, rows)
         tolerance = max(_LEAST_TOLERANCE, _OF_ITSELF * own)
         base = Exam(
-            *(BASE_REF, text, rows, None, tolerance, _OTHER_MODEL),
+            BASE_REF,
+            text,
+            rows,
+            None,
+            tolerance,
+            _OTHER_MODEL,
             student_topk=options.student_topk,
         )
         return cls(facts, score, options, base)

@@ -180,14 +180,14 @@ class VllmServer:
         missing = answer.status == HTTPStatus.NOT_FOUND
         unseen = " Does it see that folder by the same path, and may it read it?" if missing else ""
         raise BackendError(
-            f"The server {self.url} cannot load the adapter in {folder}: {answer.told}.{unseen}"
+            f"The server {self.url} cannot load the adapter in {folder}: {answer.message}.{unseen}"
         )
 
     async def unload(self, name: str) -> None:
         """Unload an adapter; a missing one is no error."""
         answer = await self._change("/v1/unload_lora_adapter", {"lora_name": name})
         if not answer.ok and name in (await self.info()).adapters:
-            raise BackendError(f"The server {self.url} cannot unload {name!r}: {answer.told}.")
+            raise BackendError(f"The server {self.url} cannot unload {name!r}: {answer.message}.")
 
     async def stream(
         self, name: str | None, prompt: Tokens, params: SamplingParams
@@ -219,7 +219,7 @@ class VllmServer:
         answer = await self._link.ask(path, body, seconds=self._link.deadlines.load_s)
         if answer.away and answer.status != HTTPStatus.INTERNAL_SERVER_ERROR:
             raise self._link.outage(answer)
-        if answer.status == HTTPStatus.NOT_FOUND and answer.told == HTTPStatus.NOT_FOUND.phrase:
+        if answer.status == HTTPStatus.NOT_FOUND and answer.message == HTTPStatus.NOT_FOUND.phrase:
             raise BackendError(
                 f"The server {self.url} loads no adapters: start vLLM with --enable-lora and "
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
@@ -303,7 +303,7 @@ class VllmServer:
         params: SamplingParams,
         info: ServerInfo,
     ) -> ClawError:
-        told = refusal.answer.told
+        told = refusal.answer.message
         if refusal.answer.status == HTTPStatus.NOT_FOUND:
             self._info = None  # it may have been restarted
             what = f"the adapter {name!r}" if name else f"the model {info.model!r}"

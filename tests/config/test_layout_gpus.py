@@ -198,7 +198,7 @@ def test_a_plan_that_does_not_work_out_is_refused(wanted: Wanted, says: str) -> 
 
 def test_a_layout_in_words() -> None:
     def told(**wanted: int) -> str:
-        return plan(Wanted(**wanted)).told()  # type: ignore[arg-type]
+        return plan(Wanted(**wanted)).describe()  # type: ignore[arg-type]
 
     assert told(gpus=1) == "GPU 0 learns and samples"
     assert told(gpus=2) == "GPU 0 learns; 1 samples"

@@ -34,7 +34,7 @@ from tinker_claw.cli import main
 from tinker_claw.errors import ConfigError
 from tinker_claw.formats import spoken
 from tinker_claw.formats.chat import Chat
-from tinker_claw.methods import build, known
+from tinker_claw.methods import build
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.sinks.base import check_installed
 from tinker_claw.types import NextState
@@ -57,10 +57,6 @@ def test_an_unknown_name_is_told_all_that_there_are() -> None:
         build("sft")
     with pytest.raises(ConfigError, match=r"no sink 'visdom'; choose tensorboard, wandb, csv$"):
         check_installed(("csv", "visdom"))
-
-
-def test_a_method_whose_package_is_gone_is_none() -> None:
-    assert known("surely-nobody-has-this") is None
 
 
 def test_a_plug_in_that_cannot_be_loaded_is_an_error_that_names_it() -> None:

@@ -43,7 +43,11 @@ async def _follow(name: str, directory: Path, output: Path) -> int:
     """Run it and return its exit status; if cancelled, tell it to end."""
     with output.open("wb") as printed:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tinker_claw.sinks.follow", name, str(directory)),
+            sys.executable,
+            "-m",
+            "tinker_claw.sinks.follow",
+            name,
+            str(directory),
             stdin=PIPE,
             stdout=printed,
             stderr=printed,

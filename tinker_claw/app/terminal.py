@@ -20,9 +20,18 @@ LONGEST = 48
 CELLS = 16
 """Cells of the bar to the next step."""
 UNSEEN = (
-    *("turn.forgotten", "feedback", "judge.rules", "judge.thinks", "judge.adapted"),
-    *("servers.ready", "sampler.unclosed", "version.published_anew", "version.unpublished"),
-    *("ledger.trimmed", "forgotten", "judged_again"),
+    "turn.forgotten",
+    "feedback",
+    "judge.rules",
+    "judge.thinks",
+    "judge.adapted",
+    "servers.ready",
+    "sampler.unclosed",
+    "version.published_anew",
+    "version.unpublished",
+    "ledger.trimmed",
+    "forgotten",
+    "judged_again",
 )
 """Events for `--log json` alone, as are all of samples: each turn has them, another line or the
 command that asked says it, or a person can do nothing about it."""

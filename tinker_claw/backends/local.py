@@ -244,7 +244,7 @@ def check_fit(settings: Settings) -> Arrangement:
             "sampler_memory": fit.sampler_memory,
             "sharded": fit.shard,
         }
-    log.info("layout", gpus=arranged.layout.told(), **more)
+    log.info("layout", gpus=arranged.layout.describe(), **more)
     return arranged
 
 

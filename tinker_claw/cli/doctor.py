@@ -107,13 +107,13 @@ class Doctor(Command):
 class Finding:
     """Result of a check, with a remedy where there is one. `-`: there was nothing to check."""
 
-    told: str
+    text: str
     state: Literal["ok", "warn", "-", "FAIL"] = "ok"
     remedy: str | None = None
 
     def show(self, name: str) -> None:
-        told = self.told if self.remedy is None else f"{self.told}: {self.remedy}"
-        more = ("\n" + " " * 16).join(told.splitlines())
+        text = self.text if self.remedy is None else f"{self.text}: {self.remedy}"
+        more = ("\n" + " " * 16).join(text.splitlines())
         write([f"{self.state:<5}{name:<11}{more}"])
 
 
@@ -210,11 +210,11 @@ class Checks:
             return Finding("the shipped models need almost none")
         check_packages()
         arranged = local.arrange(self.settings, only_reckon=True)
-        told = arranged.layout.told()
+        told = arranged.layout.describe()
         if arranged.fit is None or arranged.demand is None:
             needs, cure = local.cpu_memory(self.settings)
             return Finding(f"{told}: {needs}", "warn" if cure else "ok", cure)
-        told = "\n".join([f"{told}. {arranged.demand.told()}", *arranged.fit.lines()])
+        told = "\n".join([f"{told}. {arranged.demand.describe()}", *arranged.fit.lines()])
         if (wrong := local.why_not(arranged)) is not None:
             raise ConfigError(f"{told}\n{wrong}")
         return Finding(told)

@@ -26,8 +26,13 @@ from tinker_claw.files import for_owner_only
 
 PURPOSE = "Serve a model to your agent, and let it learn from how the agent is used."
 COMMON = (
-    *("__config", "run__model_name", "run__backend", "run__method"),
-    *("gateway__port", "training__observe", "spend__budget_usd"),
+    "__config",
+    "run__model_name",
+    "run__backend",
+    "run__method",
+    "gateway__port",
+    "training__observe",
+    "spend__budget_usd",
 )
 """Settings that most users set: --help shows these, --help-all every flag."""
 _COMPLETES = "_TINKER_CLAW_COMPLETE"

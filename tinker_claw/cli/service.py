@@ -28,9 +28,18 @@ UNIT = "tinker-claw.service"
 STOP_S = 70
 """A gateway ends after 55 s at the latest."""
 _CARRIED: Final = (
-    *("TINKER_", "HF_", "CUDA_", "XDG_CACHE_HOME", *VARIABLES.values()),
-    *("PATH", "LD_LIBRARY_PATH"),  # of vLLM, compilers and CUDA
-    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_"),
+    "TINKER_",
+    "HF_",
+    "CUDA_",
+    "XDG_CACHE_HOME",
+    *VARIABLES.values(),
+    "PATH",
+    "LD_LIBRARY_PATH",  # of vLLM, compilers and CUDA
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+    "SSL_CERT_",
     "WANDB_",  # of --report-to
 )
 """Prefixes of environment variables that the service keeps, in upper case."""

@@ -228,7 +228,7 @@ class ConversationIndex:
         while len(self._pages) > PAGES:
             self._drop(next(iter(self._pages)))
 
-    def said(self, session_id: int, messages: Sequence[Message]) -> Sequence[Message]:
+    def without_unanswered(self, session_id: int, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages without an unanswered one that the user sent before the last."""
 
         def asked() -> set[str]:

@@ -106,9 +106,15 @@ TOOL_IMAGES: Final = "Image(s) from tool result #"
 """Beginning of a user message in which OpenClaw shows the images of a tool's result."""
 LABELS: Final = frozenset(
     {
-        *("Conversation info:", "Thread starter:", "Reply target of current user message:"),
-        *("Reply chain of current user message (nearest first):", "Forwarded message context:"),
-        *("Location:", "Chat history since last reply:", "Recent chat history:", "Context:"),
+        "Conversation info:",
+        "Thread starter:",
+        "Reply target of current user message:",
+        "Reply chain of current user message (nearest first):",
+        "Forwarded message context:",
+        "Location:",
+        "Chat history since last reply:",
+        "Recent chat history:",
+        "Context:",
     }
 )
 """Labels of context that name their pieces; a channel may write others, but not first."""
@@ -118,8 +124,11 @@ FORWARDED: Final = "forwarded message"
 """Name of words of others that a person sends as a message."""
 _NOWHERE: Final = frozenset(
     {
-        *("timestamp", "source_modality", "inbound_event_kind"),
-        *("history_count", "history_truncated"),
+        "timestamp",
+        "source_modality",
+        "inbound_event_kind",
+        "history_count",
+        "history_truncated",
     }
 )
 """Fields of `Conversation info` that name no chat, channel or group."""

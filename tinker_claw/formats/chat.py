@@ -49,13 +49,13 @@ from tinker_claw.formats.fields import (
 )
 from tinker_claw.formats.parts import (
     READS_TEXT,
+    as_text,
     joined,
     line,
     plain_part,
     seen_part,
     text_of,
     thought_in,
-    told,
 )
 from tinker_claw.types import KnownMessage, KnownTools, Message
 
@@ -245,7 +245,7 @@ def _call(call: Object) -> dict[str, Any]:
     id, kind = call.optional("id", empty=True) or "", call.get("type", "function")
     if kind != "function" and isinstance(kind, str):
         given = call.object(kind)
-        return function_call(id, name_of(given), told({"input": given.get("input")}))
+        return function_call(id, name_of(given), as_text({"input": given.get("input")}))
     return _called(id, call.object("function"))
 
 

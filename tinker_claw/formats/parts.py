@@ -307,7 +307,7 @@ _READ: dict[str, Callable[[Object], str]] = {
 }
 
 
-def told(value: Any) -> str:
+def as_text(value: Any) -> str:
     """What a service's own tool was asked or has answered, as text: JSON without packed data."""
     if isinstance(value, str):
         packed = _BINARY.match(value)
@@ -327,7 +327,7 @@ def _clear(value: Any, depth: int) -> Any:
         }
     if isinstance(value, list):
         return [_clear(one, depth + 1) for one in cast("list[Any]", value)]
-    return told(value) if isinstance(value, str) else value
+    return as_text(value) if isinstance(value, str) else value
 
 
 def answered(content: Any, at: str) -> str:
@@ -337,7 +337,7 @@ def answered(content: Any, at: str) -> str:
     blocks: Iterable[Any] = content if isinstance(content, list) else []
     if content and isinstance(content, list) and all(map(_is_part, blocks)):
         return joined([seen_part(Object(block, f"{at}[{i}]")) for i, block in enumerate(blocks)])
-    return told(content if content is not None else "")
+    return as_text(content if content is not None else "")
 
 
 def _inner(content: dict[str, Any]) -> dict[str, Any]:

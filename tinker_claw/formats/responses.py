@@ -52,12 +52,12 @@ from tinker_claw.formats.fields import (
 from tinker_claw.formats.parts import (
     READS_TEXT,
     answered,
+    as_text,
     line,
     plain_part,
     seen_part,
     text_of,
     thought_in,
-    told,
 )
 from tinker_claw.formats.responses_reply import Names, ResponsesReply
 from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
@@ -317,7 +317,7 @@ def _item(given: Object) -> list[Message]:
         asked = [name for name in _ASKED if name in given]
         sent = {name: given[name] for name in asked}
         alone = asked == ["arguments"] and isinstance(sent["arguments"], str)
-        call = function_call(id or "", name, sent["arguments"] if alone else told(sent))
+        call = function_call(id or "", name, sent["arguments"] if alone else as_text(sent))
         has = any(name in given for name in _ANSWERED)
         return [assistant([], [], [call]), *([_answer(given, id)] if has else [])]
     if kind.endswith(("_output", "_response")):
@@ -332,7 +332,7 @@ def _answer(given: Object, id: str | None) -> Message:
         (name,) = names
         content = [given[name]] if isinstance(given[name], dict) else given[name]
         return result(id, answered(content, given.place(name)))
-    return result(id, told({name: given[name] for name in names}))
+    return result(id, as_text({name: given[name] for name in names}))
 
 
 def _reasoning(given: Object) -> list[Message]:

@@ -30,7 +30,7 @@ _AWAY: Final = {
 }
 
 
-def told(error: Exception) -> RequestError:
+def as_request_error(error: Exception) -> RequestError:
     """Convert an exception into the error that the client receives."""
     if isinstance(error, RequestError):
         return error
@@ -47,7 +47,7 @@ def told(error: Exception) -> RequestError:
 
 def answer(wire: Format, error: Exception) -> JSONResponse:
     """The whole answer for an error."""
-    problem = told(error)
+    problem = as_request_error(error)
     headers = dict(problem.headers or {})
     if problem.status < HTTPStatus.INTERNAL_SERVER_ERROR and problem.status not in _PASSING:
         headers["x-should-retry"] = "false"  # the SDKs of OpenAI and Anthropic read it

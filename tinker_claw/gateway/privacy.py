@@ -138,7 +138,7 @@ class SessionPrivacy:
             return found
         return noted(self._held_by_tools, request.tools)
 
-    def found(
+    def search(
         self, request: GenerationRequest, named: Attribute
     ) -> tuple[str | None, tuple[str, ...]]:
         """Return what a request holds in words or results, and the secrets that stood in it before

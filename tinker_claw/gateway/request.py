@@ -270,7 +270,7 @@ async def _place(deps: GatewayDeps, asked: _Incoming) -> tuple[Place, Continuati
     """Return the request's place in its conversation, and the turn that it continues."""
     request, identity, known = asked.request, asked.identity, asked.privacy is Privacy.OPEN
     session_id = deps.index.session(asked.user, identity)
-    messages = deps.index.said(session_id, request.messages)
+    messages = deps.index.without_unanswered(session_id, request.messages)
     conversed = partial(Conversation.of, messages)
     conversation = await deps.compute.aside(conversed) if asked.large else conversed()
     link, lost = None, None
@@ -282,7 +282,7 @@ async def _place(deps: GatewayDeps, asked: _Incoming) -> tuple[Place, Continuati
             lost = deps.index.lost(session_id, conversation)
     last = last_said(messages)
     new = new_messages(request.messages)
-    holds, secrets = deps.privacy.found(request, asked.named)
+    holds, secrets = deps.privacy.search(request, asked.named)
     text = await deps.privacy.redact_any(read(last).said) if last else ""
     place = Place(
         identity,

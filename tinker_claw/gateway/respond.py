@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from tinker_claw.formats.base import Format
 from tinker_claw.gateway.deps import GatewayDeps
-from tinker_claw.gateway.errors import answer, told
+from tinker_claw.gateway.errors import answer, as_request_error
 from tinker_claw.gateway.generation import Generation
 from tinker_claw.gateway.request import Job
 from tinker_claw.types import Delta
@@ -94,7 +94,7 @@ class StreamedAnswer(Answer):
             done = await generation.run(show)
             last = writer.deltas(generation.rest, done.version) + writer.end(done)
         except Exception as error:
-            last = writer.error(told(error))
+            last = writer.error(as_request_error(error))
         self._open = False
         await send({"type": "http.response.body", "body": last, "more_body": False})
 

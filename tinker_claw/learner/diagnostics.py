@@ -95,7 +95,7 @@ class Agreement:
             f"above {MOST_K3}). {_CAUSES}"
         )
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Describe a disagreement and its possible causes."""
         low, high = FAR_RATIOS
         return (
@@ -252,7 +252,7 @@ class Alarm:
             DisagreementError: sampler and trainer do not agree on it.
         """
         if found is not None and found.agrees is False:
-            self._health.agreement_is("alarm", found.told())
+            self._health.agreement_is("alarm", found.describe())
             raise DisagreementError(
                 "Sampler and trainer do not agree: the step is not kept, and what this version "
                 "sampled is set aside. Fix the sampler (`agreement` says what to check), then "

@@ -64,22 +64,35 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
         batch_size: samples of a step.
     """
     firsts, run = read_live(rows), read_run(rows, batch_size)
+    return (
+        {
+            "data_dir": str(rows.path.parent),
+            "batch_size": batch_size,
+            # Whether learning helps, one line per user.
+            "headlines": read_headlines(rows, firsts),
+            "run": run_of(rows),
+            # The newest; None: the run has not begun.
+            "policy_version": rows.one("SELECT MAX(id) FROM versions"),
+            # The pinned version, which answers; None: the newest does.
+            "pinned": pinned(rows),
+            # Why learning is paused; None: it is not, or for refusals, which `gate` has.
+            "held": (fallen := read_decline(rows)) and str(fallen),
+            # Optimizer steps from the base to the newest version.
+            "step": run.step,
+            # Queued samples that steps could take.
+            "samples_waiting": run.ready,
+            # Shares of first judged turns accepted, by version.
+            "accepted": [share.record for share in accepted_by(firsts)],
+        }
+        | _conversations(rows)
+        | _learning(rows)
+        | _bills(rows)
+    )
+
+
+def _conversations(rows: Rows) -> Record:
+    """Sums over sessions and turns."""
     return {
-        "data_dir": str(rows.path.parent),
-        "batch_size": batch_size,
-        # Whether learning helps, one line per user.
-        "headlines": read_headlines(rows, firsts),
-        "run": run_of(rows),
-        # The newest; None: the run has not begun.
-        "policy_version": rows.one("SELECT MAX(id) FROM versions"),
-        # The pinned version, which answers; None: the newest does.
-        "pinned": pinned(rows),
-        # Why learning is paused; None: it is not, or for refusals, which `gate` has.
-        "held": (fallen := read_decline(rows)) and str(fallen),
-        # Optimizer steps from the base to the newest version.
-        "step": run.step,
-        # Queued samples that steps could take.
-        "samples_waiting": run.ready,
         "sessions": rows.one("SELECT COUNT(*) FROM sessions"),
         # Private sessions, of which nothing is recorded.
         "private_sessions": rows.one("SELECT COUNT(*) FROM sessions WHERE private = 1"),
@@ -87,6 +100,24 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
         "episodes": dict(rows.rows(_EPISODES)[0]),
         "turns": {"main": 0, "side": 0}
         | rows.pairs("SELECT kind, COUNT(*) FROM turns GROUP BY kind"),
+        # Requests that could not be tied to the turn that they answer, by cause.
+        "lost_next_states": rows.pairs(
+            "SELECT lost, COUNT(*) FROM turns WHERE lost IS NOT NULL GROUP BY lost"
+        ),
+        "not_understood": rows.pairs(
+            "SELECT client, COUNT(*) FROM turns WHERE call = 'unknown' GROUP BY client"
+        ),
+        # Chat services in which others than the owner wrote, directly and in groups.
+        "strangers": {
+            name: rows.column(f"SELECT DISTINCT channel FROM channels WHERE {column} ORDER BY 1")
+            for name, column in (("direct", "strangers"), ("groups", "groups"))
+        },
+    }
+
+
+def _learning(rows: Rows) -> Record:
+    """Sums over what was judged and trained."""
+    return {
         # Judged turns by verdict; `none`: no vote was valid.
         "verdicts": dict(rows.rows(_VERDICTS)[0]),
         # Number of lessons that are told, of those practised instead and of those told in vain,
@@ -102,20 +133,13 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
         # The gate's results for their versions, newest first.
         "gate": [said for step in reversed(taken) if (said := gate_of(step))],
         "not_trained": dict(count_outcomes(rows).most_common()),
-        # Requests that could not be tied to the turn that they answer, by cause.
-        "lost_next_states": rows.pairs(
-            "SELECT lost, COUNT(*) FROM turns WHERE lost IS NOT NULL GROUP BY lost"
-        ),
-        "not_understood": rows.pairs(
-            "SELECT client, COUNT(*) FROM turns WHERE call = 'unknown' GROUP BY client"
-        ),
-        # Chat services in which others than the owner wrote, directly and in groups.
-        "strangers": {
-            name: rows.column(f"SELECT DISTINCT channel FROM channels WHERE {column} ORDER BY 1")
-            for name, column in (("direct", "strangers"), ("groups", "groups"))
-        },
         # Nats by which the last steps moved the policy, each; None: they did, or it is not known.
         "unmoved": read_unmoved(rows),
+    }
+
+
+def _bills(rows: Rows) -> Record:
+    return {
         # By purpose, as far as prices were known; empty: nothing was billed.
         "usd": rows.pairs("SELECT purpose, TOTAL(usd) FROM spend GROUP BY purpose"),
         "judge_billed": dict(
@@ -126,8 +150,6 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
             )[0]
         ),
         "bills_without_price": rows.one("SELECT COUNT(*) FROM spend WHERE usd IS NULL"),
-        # Shares of first judged turns accepted, by version.
-        "accepted": [share.record for share in accepted_by(firsts)],
     }
 
 

@@ -27,7 +27,6 @@ __all__ = [
     "Signal",
     "Teaching",
     "build",
-    "known",
     "names",
 ]
 
@@ -47,14 +46,6 @@ def build(name: str) -> Method:
 def names() -> tuple[str, ...]:
     """Return the names of all methods, built in and from installed packages."""
     return (*METHODS, *plugins.added("method"))
-
-
-def known(name: str) -> Method | None:
-    """Return the record of a method; None where the name is unknown or its package is gone."""
-    try:
-        return build(name) if name else None
-    except ConfigError:
-        return None
 
 
 @cache

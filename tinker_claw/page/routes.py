@@ -300,7 +300,7 @@ class _Page:
             ) from error
 
     def _failed(self, error: ClawError, visitor: Principal | None) -> Response:
-        problem = errors.told(error)
+        problem = errors.as_request_error(error)
         answer = self._html("error", visitor, status=problem.status, said=str(problem))
         answer.headers.update(problem.headers or {})
         return answer

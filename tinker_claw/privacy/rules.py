@@ -164,8 +164,23 @@ _PASSWORD = re.compile(
     r"pass(?:w(?:or[dt]|d)|phrase|code|e)?|kennwort|pwd?|psk|contrase[ñn]a|senha|пароль|密码", re.I
 )
 _BEGINS = (
-    *("pass", "kennwort", "pwd", "pw:", "pw=", "psk", "contrase", "senha", "пароль", "密码"),
-    *("pin:", "pin=", "puk:", "puk=", "secret", "key", "token"),
+    "pass",
+    "kennwort",
+    "pwd",
+    "pw:",
+    "pw=",
+    "psk",
+    "contrase",
+    "senha",
+    "пароль",
+    "密码",
+    "pin:",
+    "pin=",
+    "puk:",
+    "puk=",
+    "secret",
+    "key",
+    "token",
 )
 _SHORT = ("pass", "pw", "psk", "pin", "puk")
 """Words for passwords that also end other words: bypass, spin."""
@@ -276,10 +291,42 @@ def _cookies(found: Match) -> bool:
 
 
 _PREFIXES: Final = (
-    *("sk-", "sk_", "rk_live_", "whsec_", "tml-", "xai-", "hf_", "fw_", "tvly-", "tskey-", "npm_"),
-    *("AKIA", "ASIA", "ABIA", "AIza", "ya29.", "GOCSPX-", "1//0", "xoxd-", "xoxe.", "secret_"),
-    *("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xoxb-", "xoxp-", "xapp-"),
-    *("SG.", "hvs.", "hvr.", "dop_v1_", "lin_oauth_"),
+    "sk-",
+    "sk_",
+    "rk_live_",
+    "whsec_",
+    "tml-",
+    "xai-",
+    "hf_",
+    "fw_",
+    "tvly-",
+    "tskey-",
+    "npm_",
+    "AKIA",
+    "ASIA",
+    "ABIA",
+    "AIza",
+    "ya29.",
+    "GOCSPX-",
+    "1//0",
+    "xoxd-",
+    "xoxe.",
+    "secret_",
+    "ghp_",
+    "gho_",
+    "ghu_",
+    "ghs_",
+    "ghr_",
+    "github_pat_",
+    "glpat-",
+    "xoxb-",
+    "xoxp-",
+    "xapp-",
+    "SG.",
+    "hvs.",
+    "hvr.",
+    "dop_v1_",
+    "lin_oauth_",
 )
 """Beginnings of common API keys, which Kingfisher finds only where they are exactly in form."""
 

@@ -61,7 +61,12 @@ _LETTERS = 16
 _GAP = " [...] "
 _UNFINISHED = "\ufffd"
 _UNUSABLE = (
-    *(OSError, ValueError, TypeError, KeyError, AssertionError, ImportError),
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AssertionError,
+    ImportError,
     RequestError,  # no chat template, say
 )
 """Errors of a tokenizer that cannot be used."""

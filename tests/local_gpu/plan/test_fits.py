@@ -89,7 +89,7 @@ def table_of(file: Path, gib: float, folders: Mapping[str, str]) -> list[str]:
     arranged = on_gpus(gib, named.local.gpus or 1, flags)
     assert arranged.fit is not None
     assert why_not(arranged) is None
-    return [arranged.layout.told(), *arranged.fit.lines()]
+    return [arranged.layout.describe(), *arranged.fit.lines()]
 
 
 def on_gpus(gib: float, count: int, flags: list[str]) -> Arrangement:

@@ -80,67 +80,17 @@ async def probe(
     Raises:
         OutageError: the service does not answer.
     """
-
-    async def forward(loss: LossName, datum: Datum, *, sparse: bool = False) -> Any:
-        data = to_sdk(LossPass(loss, (datum,)), sparse=sparse)
-        return await _tried(session.wait(training.forward(data, loss), deadline_s))
-
-    async def sample(*image: sdk.ImageChunk, **options: Any) -> Any:
-        text = sdk.EncodedTextChunk(tokens=list(_TOKENS))
-        params = sdk.SamplingParams(max_tokens=1)
-        prompt = sdk.ModelInput(chunks=[*image, text])
-        return await _tried(
-            session.wait(
-                sampling.sample(prompt, 1, params, include_prompt_logprobs=True, **options),
-                deadline_s,
-            )
-        )
-
-    async def trained() -> tuple[bool, bool, bool]:
-        """Whether it trains, takes [N, K] targets, and takes them as sparse rows."""
-        for sparse in (True, False):
-            if _sums(await forward("cross_entropy", _TABLE, sparse=sparse), _TABLE):
-                return True, True, sparse
-        return _sums(await forward("ppo", _PLAIN), _PLAIN), False, False
-
-    async def sampled() -> tuple[Any, bool]:
-        """The answer with all options, and whether it names ids in sparse rows."""
-        for sparse in (True, False):
-            ids = named_ids(_IDS, before=1, sparse=sparse)
-            last = len(_IDS) if sparse else None
-            answer = await sample(
-                topk_sample_logprobs=_K, target_prompt_logprobs=ids, prompt_logprobs_last_n=last
-            )
-            if _usable(answer, _named):
-                return answer, sparse
-        return await sample(topk_sample_logprobs=_K), False
-
-    async def pictured() -> tuple[bool, bool]:
-        """Whether it takes images in samples, and in what it trains on."""
-        shown = sdk.ImageChunk(data=_IMAGE, format="png")
-        answer = await sample(shown) if images else None
-        # How many tokens the image takes here is known only from this answer.
-        count = len(answer.prompt_logprobs or ()) - len(_TOKENS) if answer else 0
-        if count < 1:
-            return answer is not None, False
-        datum = replace(
-            _PLAIN,
-            tokens=(0,) * count + _PLAIN.tokens,
-            start=count + _PLAIN.start,
-            images=(PlacedImage(0, count, _IMAGE, "png"),),
-        )
-        return True, _sums(await forward("ppo", datum), datum)
-
+    server = _Server(training, sampling, session, deadline_s)
     try:
         async with asyncio.TaskGroup() as group:
-            ways: list[asyncio.Task[Any]] = [
-                group.create_task(one) for one in (trained(), sampled(), pictured())
-            ]
+            training_task = group.create_task(server.trains())
+            sampling_task = group.create_task(server.samples())
+            image_task = group.create_task(server.sees()) if images else None
     except ExceptionGroup as failed:
         raise first_cause(failed) from failed
-    (trains, table, sparse_table), (answer, sparse), (sees, trains_images) = (
-        way.result() for way in ways
-    )
+    trains, table, sparse_table = training_task.result()
+    answer, sparse = sampling_task.result()
+    sees, trains_images = image_task.result() if image_task else (False, False)
     return Abilities(
         losses=frozenset(get_args(LossName)) if trains else frozenset(),
         two_d_targets=table,
@@ -151,6 +101,62 @@ async def probe(
         images=sees,
         trains_images=trains_images,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """The server that is asked."""
+
+    training: tinker.TrainingClient
+    sampling: tinker.SamplingClient
+    session: ServiceSession
+    deadline_s: float
+
+    async def trains(self) -> tuple[bool, bool, bool]:
+        """Whether it trains, takes [N, K] targets, and takes them as sparse rows."""
+        for sparse in (True, False):
+            if _sums(await self._forward("cross_entropy", _TABLE, sparse=sparse), _TABLE):
+                return True, True, sparse
+        return _sums(await self._forward("ppo", _PLAIN), _PLAIN), False, False
+
+    async def samples(self) -> tuple[Any, bool]:
+        """The answer with all options, and whether it names ids in sparse rows."""
+        for sparse in (True, False):
+            ids = named_ids(_IDS, before=1, sparse=sparse)
+            last = len(_IDS) if sparse else None
+            answer = await self._sample(
+                topk_sample_logprobs=_K, target_prompt_logprobs=ids, prompt_logprobs_last_n=last
+            )
+            if _usable(answer, _named):
+                return answer, sparse
+        return await self._sample(topk_sample_logprobs=_K), False
+
+    async def sees(self) -> tuple[bool, bool]:
+        """Whether it takes images in samples, and in what it trains on."""
+        answer = await self._sample(sdk.ImageChunk(data=_IMAGE, format="png"))
+        # How many tokens the image takes here is known only from this answer.
+        count = len(answer.prompt_logprobs or ()) - len(_TOKENS) if answer else 0
+        if count < 1:
+            return answer is not None, False
+        datum = replace(
+            _PLAIN,
+            tokens=(0,) * count + _PLAIN.tokens,
+            start=count + _PLAIN.start,
+            images=(PlacedImage(0, count, _IMAGE, "png"),),
+        )
+        return True, _sums(await self._forward("ppo", datum), datum)
+
+    async def _forward(self, loss: LossName, datum: Datum, *, sparse: bool = False) -> Any:
+        data = to_sdk(LossPass(loss, (datum,)), sparse=sparse)
+        call = self.training.forward(data, loss)
+        return await _tried(self.session.wait(call, self.deadline_s))
+
+    async def _sample(self, *image: sdk.ImageChunk, **options: Any) -> Any:
+        text = sdk.EncodedTextChunk(tokens=list(_TOKENS))
+        params = sdk.SamplingParams(max_tokens=1)
+        prompt = sdk.ModelInput(chunks=[*image, text])
+        call = self.sampling.sample(prompt, 1, params, include_prompt_logprobs=True, **options)
+        return await _tried(self.session.wait(call, self.deadline_s))
 
 
 async def _tried(call: Awaitable[Any]) -> Any:

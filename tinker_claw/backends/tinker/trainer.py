@@ -363,7 +363,10 @@ class TinkerTrainer:
                     self._limits.start_timeout_s,
                 )
             self._abilities = await probe(
-                *(training, sampling, self._training, self._limits.sample_timeout_s),
+                training,
+                sampling,
+                self._training,
+                self._limits.sample_timeout_s,
                 images=may_see(self._settings),
             )
         return self._abilities
