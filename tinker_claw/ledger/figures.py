@@ -81,12 +81,15 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
             "step": run.step,
             # Queued samples that steps could take.
             "samples_waiting": run.ready,
-            # Shares of first judged turns accepted, by version.
-            "accepted": [share.record for share in accepted_by(firsts)],
         }
         | _conversations(rows)
         | _learning(rows)
+        | _lost(rows)
+        # Nats by which the last steps moved the policy, each; None: they did, or it is not known.
+        | {"unmoved": read_unmoved(rows)}
         | _bills(rows)
+        # Shares of first judged turns accepted, by version.
+        | {"accepted": [share.record for share in accepted_by(firsts)]}
     )
 
 
@@ -100,18 +103,6 @@ def _conversations(rows: Rows) -> Record:
         "episodes": dict(rows.rows(_EPISODES)[0]),
         "turns": {"main": 0, "side": 0}
         | rows.pairs("SELECT kind, COUNT(*) FROM turns GROUP BY kind"),
-        # Requests that could not be tied to the turn that they answer, by cause.
-        "lost_next_states": rows.pairs(
-            "SELECT lost, COUNT(*) FROM turns WHERE lost IS NOT NULL GROUP BY lost"
-        ),
-        "not_understood": rows.pairs(
-            "SELECT client, COUNT(*) FROM turns WHERE call = 'unknown' GROUP BY client"
-        ),
-        # Chat services in which others than the owner wrote, directly and in groups.
-        "strangers": {
-            name: rows.column(f"SELECT DISTINCT channel FROM channels WHERE {column} ORDER BY 1")
-            for name, column in (("direct", "strangers"), ("groups", "groups"))
-        },
     }
 
 
@@ -133,8 +124,24 @@ def _learning(rows: Rows) -> Record:
         # The gate's results for their versions, newest first.
         "gate": [said for step in reversed(taken) if (said := gate_of(step))],
         "not_trained": dict(count_outcomes(rows).most_common()),
-        # Nats by which the last steps moved the policy, each; None: they did, or it is not known.
-        "unmoved": read_unmoved(rows),
+    }
+
+
+def _lost(rows: Rows) -> Record:
+    """Sums over what was not understood, or was not the owner's."""
+    return {
+        # Requests that could not be tied to the turn that they answer, by cause.
+        "lost_next_states": rows.pairs(
+            "SELECT lost, COUNT(*) FROM turns WHERE lost IS NOT NULL GROUP BY lost"
+        ),
+        "not_understood": rows.pairs(
+            "SELECT client, COUNT(*) FROM turns WHERE call = 'unknown' GROUP BY client"
+        ),
+        # Chat services in which others than the owner wrote, directly and in groups.
+        "strangers": {
+            name: rows.column(f"SELECT DISTINCT channel FROM channels WHERE {column} ORDER BY 1")
+            for name, column in (("direct", "strangers"), ("groups", "groups"))
+        },
     }
 
 
