@@ -84,7 +84,7 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
         }
         | _conversations(rows)
         | _learning(rows)
-        | _lost(rows)
+        | _not_understood(rows)
         # Nats by which the last steps moved the policy, each; None: they did, or it is not known.
         | {"unmoved": read_unmoved(rows)}
         | _bills(rows)
@@ -127,7 +127,7 @@ def _learning(rows: Rows) -> Record:
     }
 
 
-def _lost(rows: Rows) -> Record:
+def _not_understood(rows: Rows) -> Record:
     """Sums over what was not understood, or was not the owner's."""
     return {
         # Requests that could not be tied to the turn that they answer, by cause.
