@@ -154,7 +154,9 @@ async def test_a_rest_that_is_no_call_comes_whole_as_text(
 
 
 async def test_where_the_format_has_no_calls_it_is_refused(tmp_path: Path) -> None:
-    own = Renderer(tokenizer_for("qwen3"), renderers.config_from_name("default"))
+    tokenizer = tokenizer_for("qwen3")
+    tokenizer.chat_template = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"
+    own = Renderer(tokenizer, renderers.config_from_name("default"))
     async with gateway(tmp_path, own) as world:
         response = await world.ask("look", tools=TOOLS, tool_choice="required")
         error = response.json()["error"]
