@@ -143,9 +143,10 @@ def test_what_was_said_names_the_version_that_answered(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize(
     ("state", "then"),
-    [(one, one if one in (State.DROPPED, State.VAIN) else State.TOLD) for one in State],
+    [(one, State.TOLD) for one in (State.TOLD, State.ASIDE, State.LEARNED)]
+    + [(one, one) for one in (State.VAIN, State.PROVISIONAL, State.DROPPED)],
 )
-def test_what_is_said_again_is_told_again_unless_dropped_or_told_in_vain(
+def test_what_is_said_again_is_told_again_unless_verdicts_or_a_drop_have_it_otherwise(
     ledger: Ledger, state: State, then: State
 ) -> None:
     wish = Wish(PLAIN, "plain", "always")

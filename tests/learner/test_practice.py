@@ -392,6 +392,19 @@ async def test_two_rejections_bring_the_telling_back_and_the_version_unless_a_li
         assert o.lesson.kind == ""
 
 
+async def test_a_rejection_that_repeats_the_lesson_is_one_of_two(tmp_path: Path) -> None:
+    async with owner(tmp_path) as o:
+        o.wishes()
+        o.is_pleased()
+        await practised(o)
+        o.wishes()
+        assert not o.practice.settle()
+        assert o.lesson.state is State.PROVISIONAL
+        o.wishes()
+        assert o.practice.settle(), "back to the version before"
+        assert o.lesson.state is State.TOLD
+
+
 async def test_live_samples_wait_and_go_first_afterwards(tmp_path: Path) -> None:
     trainer = SlowTrainer()
     async with owner(tmp_path, trainer) as o:

@@ -274,9 +274,10 @@ def learn(
 ) -> None:
     """Store the wish that followed a turn as a lesson.
 
-    One that was said again is the newest, and told again unless the user dropped it or it was told
-    in vain. One that is contradicted is set aside, unless the user keeps it. A wish for one kind of
-    request is an exception to what holds for all, which stays.
+    One that was said again is the newest, and told again unless the user dropped it, it was told in
+    vain, or it is provisional: the next verdicts decide about that. One that is contradicted is set
+    aside, unless the user keeps it. A wish for one kind of request is an exception to what holds
+    for all, which stays.
 
     Args:
         repeats: id of the lesson that was said again; else it is the one of the same sentence.
@@ -299,8 +300,9 @@ def learn(
         newest = _insert(tx, user, wish, turn_id, kind)
     else:
         tx.execute(
-            "UPDATE lessons SET created_at = ?1, changed_at = ?1, replaced_by = NULL, "
-            "state = CASE state WHEN 'vain' THEN state ELSE 'told' END "
+            "UPDATE lessons SET created_at = ?1, replaced_by = NULL, "
+            "changed_at = IIF(state IN ('vain', 'provisional'), changed_at, ?1), "
+            "state = IIF(state IN ('vain', 'provisional'), state, 'told') "
             "WHERE id = ?2 AND user = ?3 AND state <> 'dropped'",
             (time.time(), newest, user),
         )
