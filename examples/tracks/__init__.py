@@ -4,6 +4,7 @@
     environments.py    what every environment has: tasks, attempts at them, tools, a grade
     tool_call.py       arithmetic with a calculator
     sandbox.py         where a command runs that a model typed
+    bounds.py          how much of the machine it may take there
     terminal.py        small jobs in a shell
     swe.py             bugs in little repositories
     gui.py             errands in a web page

@@ -1,7 +1,7 @@
 """Run commands that a model typed, in bubblewrap.
 
-A command has no network, can only read /usr and write its own folder, and has the shell's limits on
-each of its processes. A bound on their sum is a container's to set.
+A command has no network, can only read /usr and write its own folder, and stays within bounds
+(bounds.py).
 
 Rule: where there is no bubblewrap a model's shell is refused; only the shipped demo models, which
 know no harmful command, may use a plain subprocess. When a run is killed its sandboxes die with it,
@@ -13,27 +13,27 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import platform
 import select
 import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from examples.tracks import TrackError
+from examples.tracks import TrackError, bounds
 from examples.tracks.environments import tool
 
 SHELL = tool("shell", "Runs a command in the folder of the task.", command="for sh")
 HARMLESS = frozenset({"demo", "demo-tracks"})
 """Shipped models of under a million parameters, whose commands are harmless; any other is a real
 one."""
-PROCESSES = 64
-MEMORY = 512 << 20
-"""Bytes of memory of a process, and of /tmp and /dev/shm together."""
 COMMAND_S = 10.0
 """Seconds after which a command is killed, with all that it started."""
 _SHOWN = 2000
@@ -44,12 +44,12 @@ _KEPT = 65536
 """Bytes kept of a command's output; the rest is read and thrown away."""
 _LIMITS = (
     "{ ulimit -t 10; ulimit -f 20480; ulimit -v 2097152; "
-    f"ulimit -d {MEMORY >> 10}; ulimit -n 256; }} 2>/dev/null; "
+    f"ulimit -d {bounds.MEMORY >> 10}; ulimit -n 256; }} 2>/dev/null; "
 )
 """Shell limits of each process: ten seconds of CPU, files of 10 MB (in blocks of 512 bytes), 2 GB
-of addresses, 512 MB of memory, 256 open files. They are set one at a time,
+of addresses, memory as all processes together may have, 256 open files. They are set one at a time,
 as dash, which is sh on Debian, rejects two at once and then sets neither."""
-_OTHERS = f"{{ ulimit -u {PROCESSES} || ulimit -p {PROCESSES}; }} 2>/dev/null; "
+_OTHERS = f"{{ ulimit -u {bounds.PROCESSES} || ulimit -p {bounds.PROCESSES}; }} 2>/dev/null; "
 """Limit of processes, only set in a sandbox, as outside it counts all processes of the user; root
 has no such limit. The option is -u in bash and -p in dash."""
 PLACES = 8
@@ -83,8 +83,8 @@ class Ended:
     """Exit status; None: it was killed."""
     said: bytes
     """Beginning of the output."""
-    late: bool = False
-    """Whether it was killed for taking too long."""
+    took: str | None = None
+    """Bound that it exceeded, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ class Shell:
         if len(command.encode()) > _LONGEST:
             return f"error: a command has at most {_LONGEST} bytes"
         ended = await run(self.sandbox, self.path, command, limit_s=self.limit_s)
-        if ended.late:
-            return f"error: it took more than {self.limit_s:g} seconds"
+        if ended.took is not None:
+            return f"error: it took {ended.took}"
         text = ended.said.decode(errors="replace").strip()
         if len(text) > _SHOWN:
             text = f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
@@ -126,19 +126,27 @@ async def run(
 
 
 async def _run(walls: Walls, folder: Path, command: str, told: bytes, limit_s: float) -> Ended:
-    async with _begun(walls, folder, command) as process:
+    status, said, took = None, b"", None
+    async with _begun(walls, folder, command) as (process, first):
+        over = threading.Event()
+        watching = asyncio.get_running_loop().run_in_executor(_WATCH, _watch, first, folder, over)
         try:
             async with asyncio.timeout(limit_s):
                 said = await _talk(process, told)
-                return Ended(await process.wait(), said)
+                status = await process.wait()
         except TimeoutError:
-            return Ended(None, b"", late=True)
+            took = f"more than {limit_s:g} seconds"
+        finally:
+            over.set()
+            took = await watching or took
+    return Ended(None if took else status, said, took)
 
 
 @dataclass(frozen=True, slots=True)
 class _First:
     """The first process in a sandbox; all others end with it."""
 
+    number: int
     handle: int
 
     def kill(self) -> None:
@@ -151,11 +159,30 @@ class _First:
         os.close(self.handle)
 
 
+def _watch(first: _First | None, folder: Path, over: threading.Event) -> str | None:
+    """Kill a sandbox that exceeds a bound, and return which."""
+    if first is None:
+        return None
+    if (took := bounds.watch(first.number, folder, over)) is not None:
+        first.kill()
+    return took
+
+
+def _before_others() -> None:
+    """Raise this thread's priority where that is allowed, so that it also runs under load."""
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
+
+
+_WATCH = ThreadPoolExecutor(PLACES, "watch", _before_others)
+
+
 @asynccontextmanager
 async def _begun(
     walls: Walls, folder: Path, command: str
-) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """Start a command; yield its process. All that it starts ends with this."""
+) -> AsyncGenerator[tuple[asyncio.subprocess.Process, _First | None]]:
+    """Start a command; yield its process and the first one in its sandbox. All that they start ends
+    with this."""
     limits = _LIMITS if walls is None else _LIMITS + _OTHERS
     program = ("nice", "-n", "5", "/bin/sh", "-c", limits + command)
     info: IO[bytes] | None = None
@@ -163,9 +190,9 @@ async def _begun(
         fds: list[int] = []
         if walls is not None:
             read, write = os.pipe()
-            info, fds = os.fdopen(read, "rb"), [write]
-            place = ("--info-fd", str(write), "--bind", str(folder), "/work", *_THERE)
-            program = (*walls.command, *place, *program)
+            info, fds = os.fdopen(read, "rb"), [write, bounds.rules()]
+            names = ("--info-fd", str(write), "--seccomp", str(fds[1]))
+            program = (*walls.command, *names, "--bind", str(folder), "/work", *_THERE, *program)
         for fd in fds:
             given.callback(os.close, fd)
         process = await asyncio.create_subprocess_exec(
@@ -182,7 +209,7 @@ async def _begun(
     try:
         if info is not None:
             first = await asyncio.to_thread(_first, info)
-        yield process
+        yield process, first
     finally:
         if first is not None:
             first.kill()
@@ -196,7 +223,8 @@ def _first(info: IO[bytes]) -> _First | None:
     """Read the sandbox's first process from bubblewrap; None: there is no sandbox, or it has
     ended."""
     with info, suppress(ValueError, ProcessLookupError):
-        return _First(os.pidfd_open(json.load(info)["child-pid"]))
+        number = json.load(info)["child-pid"]
+        return _First(number, os.pidfd_open(number))
     return None
 
 
@@ -269,7 +297,7 @@ def _remove(path: Path) -> None:
 def _sandbox() -> Walls:
     """Find bubblewrap's command line, where it is installed and may make namespaces."""
     program = shutil.which("bwrap")
-    if program is None:
+    if program is None or platform.machine() not in bounds.UNSEEN:
         return None
     command = (
         *(program, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
@@ -277,8 +305,8 @@ def _sandbox() -> Walls:
         *("--ro-bind", "/usr", "/usr", "--ro-bind-try", "/bin", "/bin"),
         *("--ro-bind-try", "/lib", "/lib", "--ro-bind-try", "/lib64", "/lib64"),
         *("--proc", "/proc", "--dev", "/dev"),
-        *("--size", str(MEMORY // 2), "--tmpfs", "/tmp"),
-        *("--size", str(MEMORY // 2), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
+        *("--size", str(bounds.MEMORY // 2), "--tmpfs", "/tmp"),
+        *("--size", str(bounds.MEMORY // 2), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *("--clearenv", "--setenv", "HOME", "/work"),
         *(part for name, value in _ENVIRONMENT.items() for part in ("--setenv", name, value)),
     )
