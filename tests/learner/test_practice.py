@@ -475,7 +475,7 @@ async def test_rolling_back_before_a_practice_tells_its_lesson_again(tmp_path: P
         o.wishes()
         o.is_pleased()
         await practised(o)
-        assert o.ledger.lessons.practised(1) == [o.lesson.id]
+        assert o.ledger.lessons.practised(1).keys() == {o.lesson.id}
         await undoing(o.w).roll_back(1)
         assert o.lesson.state is State.PROVISIONAL
         await undoing(o.w).roll_back(0)
@@ -537,6 +537,35 @@ async def test_what_is_learned_already_is_told_to_the_base_of_the_next_practice(
         assert plan.text == f"{PLAIN} Answer in metres."
 
 
+async def test_what_was_practised_and_rejected_is_anchored_against_by_the_next_practice(
+    tmp_path: Path,
+) -> None:
+    trainer = Opinions(0.5, 0.0)
+    async with owner(tmp_path, trainer) as o:
+        o.wishes()
+        o.is_pleased()
+        await practised(o)
+        for value in (1, -1, 1, -1):
+            o.ledger.samples.add(o.asks(None), value, None)
+        async with learning(o):
+            await o.w.version(2)
+        o.asks(-1)
+        o.asks(-1)
+        assert not o.practice.settle(), "a live step came since"
+        before = o.ledger.steps.version(0)
+        assert before is not None
+        scored = trainer.samplers[before.sampler_ref].scored
+        count = len(scored)
+        o.wishes("No comments.", scope="kind", about=CODE)
+        o.is_pleased(about=CODE)
+        plan = o.practice.due()
+        assert plan is not None
+        assert set(plan.undone) == {turn.id for turn in plan.others}
+        async with learning(o):
+            await o.w.version(3)
+        assert len(scored) - count == practice.ANCHORS * practice.STEPS[0]
+
+
 def test_stops_when_near_by_both_bounds() -> None:
     assert not practice._is_near([0.001, 0.001])
     assert practice._is_near([0.1, 0.05, 0.009, 0.005])
@@ -595,7 +624,7 @@ async def test_the_demos_model_does_untold_what_it_was_told(tmp_path: Path) -> N
         scorer = HintScorer(parts, renderer, context_tokens=512)
         lesson = Lesson(1, "me", "", "", "always", "", 1, State.TOLD, False, None, None, 0.0, 0.0)
         turns = [asks(number, grammar.new_problem(rng)) for number in range(4)]
-        plan = practice.Plan(lesson, HINTS_PLAIN[0], "maths", turns, (), (), Usage())
+        plan = practice.Plan(lesson, HINTS_PLAIN[0], "maths", turns, (), (), {}, Usage())
         problems = [grammar.new_problem(rng) for _ in range(48)]
 
         async def exam(sampler: Sampler) -> float:

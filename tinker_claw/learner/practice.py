@@ -12,7 +12,8 @@ learned is for its owner's verdicts to say.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from random import Random
@@ -20,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 from tinker_claw.conversation.lessons import told_text
-from tinker_claw.errors import RefusedError, UnlearnedError
+from tinker_claw.errors import GoneError, RefusedError, UnlearnedError
 from tinker_claw.learner.gate import Gate
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer, batch_items, side_by_side
@@ -78,6 +79,9 @@ class Plan:
     """More of them, for the check; (): there are too few."""
     others: Sequence[Turn]
     """Past first messages of other kinds."""
+    undone: Mapping[int, str]
+    """Sampler that scores some of these instead of the version before, by turn: that from before a
+    practice that its owner has rejected or ended, and that the weights still hold."""
     usage: Usage
     """Tokens that it bills at most, without lesson and canaries, if replies are as long as theirs
     were."""
@@ -147,14 +151,18 @@ class Practice:
         known = ledger.lessons.of_user(lesson.user)
         learned = [one for one in known if one.state in have and one.kind == kind]
         text = told_text([*reversed(learned), lesson])
+        held = ledger.lessons.practised(self._parts.policy.newest.version.id)
+        ended = [one for one in known if one.id in held and one.state not in have]
+        back = {ledger.practice.kind(one): held[one.id] for one in ended}
         others = self._fitting(text, [turn for turn, of in kinds.items() if of not in ("", kind)])
         turns = self._fitting(text, same)
         held_out = turns[2::3] if len(turns) >= HELD_OUT else []
         practised = [turn for turn in turns if turn not in held_out]
         if len(turns) < FEWEST:
             return None
+        undone = {turn.id: back[of] for turn in others if (of := kinds[turn.id]) in back}
         usage = _usage([*turns, *others])
-        return Plan(lesson, text, kind, practised, held_out, others, usage)
+        return Plan(lesson, text, kind, practised, held_out, others, undone, usage)
 
     def _fitting(self, text: str, turn_ids: Sequence[int]) -> list[Turn]:
         """Return the newest turns in whose prompts a text has room, without what they were told."""
@@ -208,10 +216,15 @@ class Practice:
         """
         before = self._parts.policy.newest
         apart, sampler, again = list[float](), before.sampler, False
+        opened = dict[str, Sampler]()
+        for ref in {*plan.undone.values()}:
+            with suppress(GoneError):
+                opened[ref] = await self._parts.trainer.open(ref)
+        anchors = {turn: opened[ref] for turn, ref in plan.undone.items() if ref in opened}
         try:
             while True:
                 now = Policy(before.version, sampler)
-                prepared, divergence = await self._prepared(plan, rng, now)
+                prepared, divergence = await self._prepared(plan, rng, now, anchors)
                 apart.append(divergence)
                 report = await train(prepared)
                 publishing = time.monotonic()
@@ -231,12 +244,20 @@ class Practice:
             if sampler is not before.sampler:
                 close(sampler)
             raise
+        finally:
+            for one in opened.values():
+                close(one)
         told = {"lesson": plan.lesson.id, "optimizer_steps": len(apart), "before": apart[0]}
         asked = {"gate": figures.pop("gate")} if "gate" in figures else {}
         return Made(sampler, prepared, report, {"practice": told | figures} | asked, publishing)
 
-    async def _prepared(self, plan: Plan, rng: Random, now: Policy) -> tuple[Prepared, float]:
+    async def _prepared(
+        self, plan: Plan, rng: Random, now: Policy, by: Mapping[int, Sampler]
+    ) -> tuple[Prepared, float]:
         """Return what an optimizer step trains on, and the divergence from the told base.
+
+        Args:
+            by: scores some anchors instead of the version before, by turn.
 
         Raises:
             UnlearnedError: the base says the same untold.
@@ -248,7 +269,7 @@ class Practice:
         replies = await self._replies(now.sampler, [*picked, *anchors])
         scores = await side_by_side(
             [self._scorer.teach(turn, (plan.text,)) for turn in replies[: len(picked)]]
-            + [self._scorer.by(before, turn) for turn in replies[len(picked) :]]
+            + [self._scorer.by(by.get(turn.id, before), turn) for turn in replies[len(picked) :]]
         )
         samples = [
             Sample(
@@ -312,9 +333,9 @@ class Practice:
                 f"it should be less than {LEARNED:g}"
             )
         other = None
-        if plan.others:
+        if stay := [turn for turn in plan.others if turn.id not in plan.undone]:
             before = self._parts.policy.newest.sampler
-            replies = await self._replies(candidate, list(islice(cycle(plan.others), CHECKED)))
+            replies = await self._replies(candidate, list(islice(cycle(stay), CHECKED)))
             other = fmean(_odd(replies, await self._by(before, replies)))
             if other >= STAYS:
                 raise UnlearnedError(

@@ -10,7 +10,7 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal
@@ -35,10 +35,11 @@ _MARKS = re.compile(r"[\s.,;:!?…。！？、，；：\"'“”„«»‹›‘
 _PRACTISED = """
 WITH RECURSIVE line (id) AS (VALUES (?1)
   UNION ALL SELECT parent FROM versions JOIN line USING (id) WHERE parent IS NOT NULL)
-SELECT lesson FROM line JOIN steps ON steps.version = line.id
-WHERE status = 'committed' AND lesson IS NOT NULL
+SELECT lesson, before.sampler_ref FROM line JOIN steps ON steps.version = line.id
+  JOIN versions AS before ON before.id = steps.parent
+WHERE status = 'committed' AND lesson IS NOT NULL ORDER BY steps.id
 """
-"""SQL of the lessons that the weights of a version have practised."""
+"""SQL of the lessons that the weights of a version have practised, and the samplers from before."""
 ENOUGH = 8
 """Verdicts on told replies after which a lesson may be told in vain."""
 VERDICTS = f"""
@@ -117,9 +118,10 @@ class LessonTable(LedgerTable):
         )
         return [lesson_of(row) for row in rows]
 
-    def practised(self, version: int) -> list[int]:
-        """Return the lessons that the weights of a version have practised."""
-        return self._db.column(_PRACTISED, version)
+    def practised(self, version: int) -> Mapping[int, str]:
+        """Return the lessons that the weights of a version have practised, each with the sampler
+        of the version before."""
+        return self._db.pairs(_PRACTISED, version)
 
     def shown(self, turn_id: int) -> list[Lesson]:
         """Return the newest lessons of a turn's user that the judge is shown."""
@@ -343,7 +345,7 @@ def tell_again(tx: sqlite3.Connection, version: int, lesson: int | None = None) 
         "UPDATE lessons SET state = 'told', changed_at = ?2, "
         "kind = CASE scope WHEN 'always' THEN '' ELSE kind END "
         f"WHERE state IN ('provisional', 'learned') AND (id = ?3 OR id NOT IN "
-        f"({_PRACTISED}))",
+        f"(SELECT lesson FROM ({_PRACTISED})))",
         (version, time.time(), lesson),
     )
 
