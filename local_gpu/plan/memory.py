@@ -15,6 +15,17 @@ from typing import Any, Final, Literal
 
 from tinker_claw.errors import ModelFileError
 
+_UNUSABLE: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What transformers raises for a value in config.json that it cannot use."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
@@ -60,6 +71,7 @@ def model_size(source: str) -> ModelSize:
         ConfigError: its weights are quantised.
     """
     import torch  # not needed to compute with a ModelSize
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from local_gpu.device import first_line
@@ -72,7 +84,7 @@ def model_size(source: str) -> ModelSize:
         with torch.device("meta"):
             config = text_half(config).get("config", config)  # the vision half is small beside it
             module: Any = AutoModelForCausalLM.from_config(config)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, StrictDataclassError, *_UNUSABLE) as error:
         raise ModelFileError(
             f"The config.json of {source!r} is missing, or of a kind that this release of "
             f"transformers cannot build. ({first_line(error)})"
@@ -91,7 +103,7 @@ def counted(module: Any) -> ModelSize:
 
     try:
         return _counted(module)
-    except (AttributeError, TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
+    except _UNUSABLE as error:
         kind = module.config.model_type
         raise ModelFileError(
             f"The memory of a model of the kind {kind} cannot be computed from its config.json. "

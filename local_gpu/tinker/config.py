@@ -46,6 +46,12 @@ class WireConfig:
     """Seconds that an answer is kept until it is first retrieved."""
     keep_retrieved_s: float = 60.0
     """Seconds that an answer is kept after it was retrieved."""
+    requests: int = 10_000
+    """Requests that wait, and answers that are kept, at once."""
+    most_logprobs: int = 1 << 25
+    """Logprobs that one request may ask for, in its tables or its samples at their longest."""
+    open_sessions: int = 4096
+    """Sessions at once, and as many models in one session."""
     body_bytes: int = 1 << 26
     """Bytes of one request. The SDK splits what is longer than `chunk_bytes`, but never a datum."""
     chunk_datums: int = 1024

@@ -51,11 +51,20 @@ class Promise:
 class Promises:
     """Requests in flight, and answers that may still be retrieved."""
 
-    def __init__(self, spawn: Spawn, *, keep_s: float, keep_retrieved_s: float) -> None:
+    def __init__(
+        self,
+        spawn: Spawn,
+        *,
+        keep_s: float,
+        keep_retrieved_s: float,
+        most: int,
+    ) -> None:
+        """`most`: requests and answers at once."""
         self._spawn = spawn
         self._keep_s = keep_s
         self._keep_retrieved_s = keep_retrieved_s
         self._promises: dict[str, Promise] = {}
+        self._most = most
 
     def start(
         self,
@@ -64,7 +73,18 @@ class Promises:
         *,
         cancellable: bool = False,
     ) -> str:
-        """Begin the work of a request; return the promise's id."""
+        """Begin the work of a request; return the promise's id.
+
+        Raises:
+            RequestError: 429, too many are waiting already; the SDK retries later.
+        """
+        if len(self._promises) >= self._most:
+            self.sweep()
+        if len(self._promises) >= self._most:
+            raise RequestError(
+                "Too many requests wait for their answers; send this one again later.",
+                status=HTTPStatus.TOO_MANY_REQUESTS,
+            )
         promise, work = Promise(uuid4().hex, owner, cancellable), begin()
         self._promises[promise.id] = promise
         promise.task = self._spawn(self._settle(promise, work))

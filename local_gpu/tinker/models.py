@@ -7,7 +7,7 @@ reported by its future, in its turn: its number is used up all the same.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
@@ -23,6 +23,8 @@ from local_gpu.tinker.wire import parse_forward_backward
 from tinker_claw.errors import RequestError
 
 Work: TypeAlias = Callable[[], Awaitable[Answer]]
+_METADATA = 1 << 16
+"""Most characters of metadata: every listing reads them."""
 _ANSWER_TYPES = {
     "weights": "save_weights",
     "sampler_weights": "save_weights_for_sampler",
@@ -124,12 +126,16 @@ class Models:
     def _run(self, session: Session, number: int, metadata: dict[str, Any] | None) -> TrainingRun:
         told = {key: str(value) for key, value in (metadata or {}).items()}
         run = TrainingRun(session.id, number, told or None, self._shared)
+        if run.id not in session.runs:
+            check_metadata(told)
+            self._sessions.check_room(len(session.runs), "models in this session")
         return session.runs.setdefault(run.id, run)
 
     async def _save(self, run: TrainingRun, kind: str, ask: requests.SaveWeights) -> Answer:
         if ask.path is None:
             raise RequestError("A checkpoint needs a name.")
         place = Place.of(run.id, kind, ask.path)
+        check_metadata(ask.user_metadata or {})
         facts = {"user_metadata": ask.user_metadata}
         await run.save(place, overwrite=ask.overwrite, moments=kind == "weights", facts=facts)
         await self._samplers.close(place)  # samplers of what was overwritten
@@ -156,6 +162,11 @@ def check_base(shared: Shared, name: str) -> None:
             f"base_model {name!r} is not served here; this server serves {shared.config.offered}.",
             status=HTTPStatus.NOT_FOUND,
         )
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    if sum(len(key) + len(value) for key, value in metadata.items()) > _METADATA:
+        raise RequestError(f"user_metadata has more than {_METADATA} characters.")
 
 
 def _check_lora(lora: requests.Lora, max_rank: int) -> None:

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -46,6 +46,8 @@ from tinker_claw.types import (
     SamplingParams,
     TokenLogprobs,
 )
+
+_STOPS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +103,19 @@ class Samplers:
             RequestError: naming what cannot be served.
         """
         prompt, images = await self._prompt(ask.prompt)
-        asked = PromptScoring.of(ask, len(prompt), self._vocabulary)
+        most = self._shared.config.most_logprobs
+        asked = PromptScoring.of(ask, len(prompt), self._vocabulary, most)
         params = replace(self._params(ask, len(prompt)), images=images)
         # The one token that compute_logprobs must ask for comes out of the scoring pass.
         at_once = asked.anything and params.max_tokens == 1 and ask.num_samples == 1
         self._check(prompt, params, at_once=at_once)
+        cells = ask.num_samples * params.max_tokens * (1 + params.student_topk)
+        if cells > most:
+            raise RequestError(
+                f"{ask.num_samples} samples of {params.max_tokens} tokens with "
+                f"{params.student_topk} candidates each are {cells} logprobs; this server draws "
+                f"{most} at once: ask for fewer samples, tokens or candidates."
+            )
         async with self._lease(place) as sampler:
             table = asked.table()
             asks = asked.asks(prompt, table, images)
@@ -240,6 +250,11 @@ class Samplers:
         if params.stop is None:
             return self._stop_tokens
         words = params.stop if isinstance(params.stop, list) else [params.stop]
+        if len(words) > _STOPS:
+            raise RequestError(
+                f"stop has {len(words)} ids, and each token is compared with all; "
+                f"give at most {_STOPS}."
+            )
         ids = [word for word in words if isinstance(word, int)]
         if len(ids) < len(words):
             raise RequestError(
@@ -330,7 +345,9 @@ class PromptScoring:
     vocabulary: int
 
     @classmethod
-    def of(cls, ask: SampleRequest, prompt_tokens: int, vocabulary: int) -> PromptScoring:
+    def of(
+        cls, ask: SampleRequest, prompt_tokens: int, vocabulary: int, most_cells: int
+    ) -> PromptScoring:
         """Raises RequestError naming what does not fit."""
         last_n = ask.prompt_logprobs_last_n
         if last_n is not None and not ask.prompt_logprobs:
@@ -341,7 +358,7 @@ class PromptScoring:
             )
         if ask.topk_prompt_logprobs > vocabulary:
             raise RequestError(f"topk_prompt_logprobs is above the vocabulary of {vocabulary}.")
-        wanted = ask.target_prompt_logprobs
+        wanted, width = ask.target_prompt_logprobs, 0
         if wanted is not None:
             shape = wanted.shape[:3]  # more dimensions are wrong whatever follows
             if len(shape) != 2 or shape[0] != prompt_tokens - 1 or shape[1] < 1:
@@ -349,12 +366,11 @@ class PromptScoring:
                     f"target_prompt_logprobs has shape {shape}; a prompt of {prompt_tokens} tokens "
                     f"takes [{prompt_tokens - 1}, K]."
                 )
-            if shape[1] > vocabulary:
+            if (width := shape[1]) > vocabulary:
                 raise RequestError(
-                    f"target_prompt_logprobs has K = {shape[1]}, and the vocabulary is "
-                    f"{vocabulary}."
+                    f"target_prompt_logprobs has K = {width}, and the vocabulary is {vocabulary}."
                 )
-        return cls(
+        asked = cls(
             tokens=prompt_tokens,
             logprobs=bool(ask.prompt_logprobs),
             logprobs_from=1 if last_n is None else prompt_tokens - last_n,
@@ -362,10 +378,23 @@ class PromptScoring:
             targets=wanted,
             vocabulary=vocabulary,
         )
+        if asked.cells > most_cells:
+            raise RequestError(
+                f"{prompt_tokens} prompt tokens with {asked.cells // prompt_tokens} logprobs each "
+                f"are {asked.cells}; this server gives {most_cells} at once: ask for fewer "
+                "candidates."
+            )
+        return asked
 
     @property
     def anything(self) -> bool:
         return self.logprobs or self.top_k > 0 or self.targets is not None
+
+    @property
+    def cells(self) -> int:
+        """Logprobs that the answer holds, at most."""
+        width = self.targets.shape[1] if self.targets else 0
+        return self.tokens * (1 + self.top_k + width) if self.anything else 0
 
     def table(self) -> Targets | None:
         """Raises RequestError for a table that does not fill its shape."""

@@ -39,7 +39,7 @@ class Service:
         self.card = card
         self.links: dict[str, Place] = {}
         """Exports that may be downloaded without the key, by the random part of their address."""
-        self.sessions = Sessions(config.silence_s)
+        self.sessions = Sessions(config.silence_s, config.open_sessions)
         self.samplers = Samplers(shared, card, base)
         self._group = group
         self._tasks: set[asyncio.Task[None]] = set()
@@ -47,6 +47,7 @@ class Service:
             self._spawn,
             keep_s=config.keep_result_s,
             keep_retrieved_s=config.keep_retrieved_s,
+            most=config.requests,
         )
         self.models = Models(shared, self.sessions, self.samplers, self.promises)
 

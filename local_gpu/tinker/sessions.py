@@ -54,11 +54,14 @@ class Session:
 
 
 class Sessions:
-    def __init__(self, silence_s: float) -> None:
+    def __init__(self, silence_s: float, most: int) -> None:
         self._silence_s = silence_s
+        self._most = most
         self._open: dict[str, Session] = {}
 
     def create(self) -> Session:
+        """Raises RequestError: there are too many."""
+        self.check_room(len(self._open), "sessions, which end when they are silent")
         session = Session(str(uuid4()), time.monotonic())
         self._open[session.id] = session
         return session
@@ -78,6 +81,14 @@ class Sessions:
             )
         session.seen_at = time.monotonic()
         return session
+
+    def check_room(self, there: int, of_what: str) -> None:
+        """Raises RequestError if there cannot be one more."""
+        if there >= self._most:
+            raise RequestError(
+                f"There are {there} {of_what}; close what is not used, and try again.",
+                status=HTTPStatus.UNPROCESSABLE_ENTITY,
+            )
 
     def run(self, model_id: str) -> TrainingRun:
         return _known(self.get(model_id.partition(":train:")[0]).runs, model_id, "model")

@@ -96,6 +96,7 @@ class TrainingRun:
                     message,
                     vocabulary=facts.vocabulary,
                     context_tokens=facts.context_tokens,
+                    most_cells=self._shared.config.most_logprobs,
                     vision=vision,
                 )
             )

@@ -6,6 +6,7 @@ datum's number; nothing is padded or cut.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -47,6 +48,7 @@ def record_pass(
     *,
     vocabulary: int,
     context_tokens: int,
+    most_cells: int,
     vision: Vision | None = None,
 ) -> RecordPass:
     """Check a request and convert it.
@@ -63,15 +65,36 @@ def record_pass(
     config = LOSSES[name].config(name, {**defaults, **_config(message)})
     if not message.data:
         raise StepError("The request has no datums.")
+    _check_tables(message.data, vocabulary, most_cells)
     records: list[LossRecord] = []
     for number, datum in enumerate(message.data):
         try:
-            record = _record(name, datum, vision, vocabulary)
+            record = _record(name, datum, vision)
             _check_ids(record, vocabulary, context_tokens)
         except (StepError, AlignmentError, RequestError) as error:
             raise type(error)(f"datum {number}: {error}") from error
         records.append(record)
     return RecordPass(name, tuple(records), config)
+
+
+def _check_tables(data: Sequence[pb.Datum], vocabulary: int, most_cells: int) -> None:
+    """Check the tables of all datums together before any sparse one is unfolded: it may name any
+    shape."""
+    cells = 0
+    for number, datum in enumerate(data):
+        for key, tensor in datum.loss_fn_inputs.items():
+            shape = list(tensor.shape[:3])
+            if len(shape) == 2 and shape[1] > vocabulary:
+                raise StepError(
+                    f"datum {number}: {key} has K = {shape[1]}, and the vocabulary is {vocabulary}."
+                )
+            if key == "target_tokens":
+                cells += abs(math.prod(shape))
+    if cells > most_cells:
+        raise StepError(
+            f"The targets are {cells} in all; this server takes {most_cells} in one request: send "
+            "fewer datums at once, or fewer candidates."
+        )
 
 
 def _config(message: pb.ForwardBackwardRequest) -> dict[str, float]:
@@ -85,7 +108,7 @@ def _config(message: pb.ForwardBackwardRequest) -> dict[str, float]:
     return config
 
 
-def _record(name: str, datum: pb.Datum, vision: Vision | None, vocabulary: int) -> LossRecord:
+def _record(name: str, datum: pb.Datum, vision: Vision | None) -> LossRecord:
     inputs, images = _tokens(datum.model_input, vision)
     wanted = {"target_tokens", *LOSSES[name].arrays}
     tensors = dict(datum.loss_fn_inputs)
@@ -93,10 +116,8 @@ def _record(name: str, datum: pb.Datum, vision: Vision | None, vocabulary: int) 
         raise StepError(f"loss {name} needs {missing[0]}, which is missing.")
     if unknown := sorted(set(tensors) - wanted):
         raise StepError(f"loss {name} takes {', '.join(sorted(wanted))}, and no {unknown[0]}.")
-    # A sparse table may name any shape, and is unfolded only to one that fits.
+    # No sparse table is unfolded to a shape that was not counted.
     shape = list(tensors["target_tokens"].shape)
-    if len(shape) == 2 and shape[1] > vocabulary:
-        raise StepError(f"target_tokens has K = {shape[1]}, and the vocabulary is {vocabulary}.")
     for key, tensor in tensors.items():
         if tensor.HasField("sparse_csr") and list(tensor.shape) != shape:
             raise AlignmentError(f"{key} has shape {list(tensor.shape)} and target_tokens {shape}.")

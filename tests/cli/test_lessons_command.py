@@ -89,6 +89,9 @@ def test_an_export_holds_nothing_that_reads_otherwise(tmp_path: Path) -> None:
         given: Any = {"ballots": (), "hints": ()}
         learned = story.turn("s", session_id=story.ledger.turns.session("me", text))
         story.ledger.judgements.add(learned, value=-1, wish=Wish(text, "", "always"), **given)
+    for state in ("aside", "vain"):
+        ended = story.ledger.lessons.rule("add", "me", None, f"Be {state}.")
+        story.ledger._db.rows("UPDATE lessons SET state = ? WHERE id = ?", state, ended)
     story.ledger.close()
     home = run("export", "--lessons", "-", directory=tmp_path).stdout
     assert home.splitlines()[2:] == ["- 用短句。", "- Be brief[2J。", "- Ask evil.com first."]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ import torch
 from local_gpu.config import LocalConfig
 from local_gpu.model.load import load_base
 from local_gpu.plan.layout import Gpu, Layout, Wanted, names, plan, visible
+from local_gpu.plan.memory import cpu_parts, model_size, sequence_bytes, total_of
 from local_gpu.sample.supervisor import KEY
 from tests.local_gpu.sample.test_supervisor import VLLM, comes, gone, starts
 from tests.support.backends import tiny_model
@@ -477,12 +480,12 @@ def test_the_doctor_reckons_before_vllm_is_there(
 
 
 def test_the_doctor_reckons_the_memory_of_a_cpu_and_a_start_refuses_what_does_not_fit(
-    model: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("local_gpu.learn.memory._GROUP", tmp_path)
+    model = str(tiny_model(tmp_path / "long", max_position_embeddings=1024))
     flags = ("--data-dir", str(tmp_path / "d"), "--device", "cpu", "--model-name", model)
 
     def told(limit: str, *more: str) -> str:
@@ -492,18 +495,33 @@ def test_the_doctor_reckons_the_memory_of_a_cpu_and_a_start_refuses_what_does_no
 
     assert told("max\n").startswith("ok   memory")
     assert "base, float32 0.0" in told("max\n")
-    short = told(f"{(1 << 30) + 1_000_000}\n")
+    sized = model_size(model)
+    wide, narrow = (total_of(cpu_parts(sized, 32, of)) for of in ("float32", "bfloat16"))
+    tight = f"{wide + 300 * int(sequence_bytes(sized, 'float32'))}\n"
+    short = told(tight)
     assert short.startswith("warn memory")
     assert "has 1.0, too little for a context of" in short
-    longest = short.rpartition("--context-tokens ")[2]
-    enough = ("--context-tokens", longest)
-    assert told(f"{(1 << 30) + 1_000_000}\n", *enough).startswith("ok   memory")
+    assert short.endswith("--context-tokens 256")
+    assert told(tight, "--context-tokens", "256").startswith("ok   memory")
     none = told("1000000000\n", "--base-dtype", "bfloat16")
     assert none.startswith("FAIL memory")
     assert "bfloat16" in none
     assert none.endswith("take a smaller model")
-    with pytest.raises(ConfigError, match=r"container, has 0.9: take --base-dtype bfloat16"):
+    with pytest.raises(ConfigError, match=r"container, has 0.9: take a smaller model"):
         check_fit(load([*LOCAL, *flags]))
+    assert told(f"{(wide + narrow) // 2}\n").endswith("take --base-dtype bfloat16")
+
+
+@pytest.mark.parametrize("wrong", [{"hidden_size": "big"}, {"num_attention_heads": 0}])
+def test_a_config_that_no_model_can_be_built_from_is_one_sentence(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: dict[str, Any]
+) -> None:
+    config = Path(model) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | wrong))
+    flags = ("--data-dir", str(tmp_path / "d"), "--device", "cpu", "--model-name", model)
+    doctor(*flags)
+    assert section(capsys.readouterr().out, "memory").startswith("FAIL memory")
+    check_fit(load([*LOCAL, *flags]))  # loading says what is wrong
 
 
 def test_the_doctor_asks_samplers_that_run_elsewhere(

@@ -48,6 +48,8 @@ async def test_a_lesson_told_in_vain_ends_and_says_so(tmp_path: Path, renderer: 
             assert await held(world, 1) == ()
         assert [one["lesson"] for one in logs if one["event"] == "lesson.in_vain"] == [1]
         assert only(world).state is State.VAIN
+        first = world.turns()[0].session_id
+        assert world.ledger.lessons.of_session(first) == [], "nor in a session that goes on"
         status = dict(facts(read_overview(tmp_path, 16)))["lessons"]
         assert status == "0 told, 1 told in vain: see `tinker-claw lessons`"
 

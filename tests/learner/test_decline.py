@@ -37,7 +37,7 @@ def test_a_user_whose_share_stays_is_hardly_ever_held() -> None:
     for seed in range(400):
         rng = Random(seed)
         known = replies(drawn(rng, rng.random(), 300))
-        held += any(decline(known[:n]) is not None for n in range(SIZE, 300, 8))
+        held += any(decline(known[:n], 0) is not None for n in range(SIZE, 300, 8))
     print(f"held {held} of 400")
     assert held <= 2
 
@@ -51,7 +51,7 @@ def test_a_decline_is_found(before: float, since: float, most: int) -> None:
     for seed in range(50):
         rng = Random(seed)
         known = replies(drawn(rng, before, 80) + drawn(rng, since, 300))
-        found = (n for n in range(1, 301) if decline(known[: 80 + n]))
+        found = (n for n in range(1, 301) if decline(known[: 80 + n], 0))
         after.append(next(found, 301))
     print(f"{before} to {since}: found after {median(after)} replies")
     assert median(after) <= most
@@ -59,13 +59,14 @@ def test_a_decline_is_found(before: float, since: float, most: int) -> None:
 
 def test_learning_is_held_from_200_to_1_until_it_is_below_20_to_1() -> None:
     known = replies([True] * SIZE + [False] * SIZE)
-    found = [decline(known[:n]) for n in range(len(known) + 1)]
+    found = [decline(known[:n], 0) for n in range(len(known) + 1)]
     first = next(one for one in found if one)
     assert HOLD <= first.evidence < 10 * HOLD
     assert found[-1] is not None
+    assert "`tinker-claw rollback v7` keeps" in str(decline(known, 7)), "not that of the last reply"
     assert (found[-1].before.good, found[-1].now.good, found[-1].now.of) == (SIZE, 0, SIZE)
     again = replies([True] * SIZE + [False] * SIZE + [True] * SIZE)
-    ends = [decline(again[:n]) for n in range(2 * SIZE, len(again) + 1)]
+    ends = [decline(again[:n], 0) for n in range(2 * SIZE, len(again) + 1)]
     held = [one.evidence for one in ends if one]
     assert CLAIM <= min(held) < HOLD, "it is held on below 200 to 1"
     assert ends[-1] is None
@@ -76,7 +77,7 @@ def test_a_change_of_mind_of_a_user_who_began_with_little_holds_nothing() -> Non
     """The share is compared with that of the beginning, not with the best one."""
     rng = Random(0)
     known = drawn(rng, 0.25, SIZE) + drawn(rng, 0.95, 200) + drawn(rng, 0.1, 100)
-    assert decline(replies(known)) is None
+    assert decline(replies(known), 0) is None
 
 
 # In a run

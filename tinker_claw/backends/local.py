@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from tinker_claw.backends.model_files import config_folder
 from tinker_claw.backends.vllm import GET_VLLM, VLLM, find_vllm
 from tinker_claw.config.settings import NEEDS_GPU, Settings
-from tinker_claw.errors import BackendError, ConfigError, OutageError
+from tinker_claw.errors import BackendError, ConfigError, ModelFileError, OutageError
 from tinker_claw.methods import build
 from tinker_claw.methods.base import student_topk
 from tinker_claw.policy import Trainer
@@ -45,6 +45,8 @@ _TORCH_S: Final = 180.0
 
 _BILLIONS: Final = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)[Bb](?![A-Za-z0-9])")
 """Parameters in a model's name, as 8 in Qwen3-8B."""
+_SHORTEST: Final = 256
+"""Tokens of a context below which a model is of no use, and a multiple of which is advised."""
 _MOST_ON_CPU: Final = 4
 """Billions of parameters from which on a model is not started on the CPU unless it is asked for."""
 
@@ -131,14 +133,16 @@ def cpu_memory(settings: Settings) -> tuple[str, str | None]:
     if has is None:
         return told, None
     told += f"; this machine, or its container, has {has / GIB:.1f}"
-    if needs > has:
-        smaller = "a smaller model" if dtype == "bfloat16" else "--base-dtype bfloat16"
+    longest = int((has - needs) / each) // _SHORTEST * _SHORTEST
+    if longest < _SHORTEST:
+        halved = total_of(cpu_parts(demand.model, demand.rank, "bfloat16"))
+        fits = dtype != "bfloat16" and halved + _SHORTEST * each < has
+        smaller = "--base-dtype bfloat16" if fits else "a smaller model"
         raise ConfigError(f"--model-name {settings.run.model_name} needs {told}: take {smaller}")
-    longest = int((has - needs) / each)
     if longest >= demand.context_tokens:
         return told, None
     told += f", too little for a context of {demand.context_tokens:,} tokens"
-    return told, f"--context-tokens {longest // 256 * 256 or longest}"
+    return told, f"--context-tokens {longest}"
 
 
 async def served_at(url: str, settings: Settings) -> str:
@@ -233,7 +237,8 @@ def check_fit(settings: Settings) -> Arrangement:
     """
     arranged = arrange(settings)
     if not arranged.gpus and settings.run.model_name not in MODELS:
-        cpu_memory(settings)
+        with suppress(ModelFileError):  # loading says what is wrong with it
+            cpu_memory(settings)
     if (wrong := why_not(arranged)) is not None:
         raise ConfigError(f"{wrong}. `tinker-claw doctor` with these flags shows the sum")
     fit, more = arranged.fit, dict[str, object]()

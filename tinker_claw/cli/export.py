@@ -20,7 +20,7 @@ from tinker_claw.cli.versions import AS_SHOWN, named
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import BackendError, ConfigError, UndoError
 from tinker_claw.ledger.database import reading
-from tinker_claw.ledger.lessons import State, of_user
+from tinker_claw.ledger.lessons import NOT_TOLD, of_user
 from tinker_claw.ledger.outcome import Record, run_of
 from tinker_claw.ledger.views import turns_in_full
 from tinker_claw.wishes import plain_line
@@ -74,7 +74,7 @@ class Export(LedgerCommand):
 
     def _lessons(self, target: Path) -> None:
         with self.rows() as ledger:
-            found = [one for one in of_user(ledger, None) if one.state is not State.DROPPED]
+            found = [one for one in of_user(ledger, None) if one.state not in NOT_TOLD]
         users, lines = sorted({one.user for one in found}), ["# What the user wants of replies"]
         for user in users:
             lines += ["", *([f"## {user}", ""] if len(users) > 1 else [])]

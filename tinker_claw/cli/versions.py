@@ -162,8 +162,8 @@ class Rollback(_AnswerCommand):
         write(
             [
                 f"v{made['id']}, with the weights of v{kept['id']}, {_answers(now)}, and learning "
-                "continues from its state. What was sampled by versions since then, and not "
-                "trained on, has expired."
+                "continues from its state. What later versions sampled, and was not trained on, "
+                "has expired."
             ]
         )
         return 0

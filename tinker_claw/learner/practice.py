@@ -217,11 +217,11 @@ class Practice:
         before = self._parts.policy.newest
         apart, sampler, again = list[float](), before.sampler, False
         opened = dict[str, Sampler]()
-        for ref in {*plan.undone.values()}:
-            with suppress(GoneError):
-                opened[ref] = await self._parts.trainer.open(ref)
-        anchors = {turn: opened[ref] for turn, ref in plan.undone.items() if ref in opened}
         try:
+            for ref in {*plan.undone.values()}:
+                with suppress(GoneError):
+                    opened[ref] = await self._parts.trainer.open(ref)
+            anchors = {turn: opened[ref] for turn, ref in plan.undone.items() if ref in opened}
             while True:
                 now = Policy(before.version, sampler)
                 prepared, divergence = await self._prepared(plan, rng, now, anchors)

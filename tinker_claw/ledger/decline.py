@@ -41,7 +41,7 @@ class Decline:
     version: int
     """Version that gave the last of those before."""
     newest: int
-    """Version that gave the last of those now."""
+    """Newest version."""
 
     def __str__(self) -> str:
         return (
@@ -54,19 +54,18 @@ class Decline:
         )
 
 
-def decline(replies: Sequence[First]) -> Decline | None:
+def decline(replies: Sequence[First], newest: int) -> Decline | None:
     """Return the decline for which learning is paused after these replies of one user; None: it is
-    not held. `replies`: oldest first."""
+    not held. `replies`: oldest first; `newest`: the newest version."""
     first, held = replies[:SIZE], None
     before = Rate(sum(reply.accepted for reply in first), len(first))
-    newest = deque[bool](maxlen=SIZE)
+    last = deque[bool](maxlen=SIZE)
     for reply in replies[SIZE:]:
-        newest.append(reply.accepted)
-        now = Rate(sum(newest), len(newest))
+        last.append(reply.accepted)
+        now = Rate(sum(last), len(last))
         evidence = TwoRates(before, now).e_value if now.value < before.value else 0.0
         holds = evidence >= (CLAIM if held else HOLD)
-        last = (first[-1].version, reply.version)
-        held = Decline(before, now, evidence, *last) if holds else None
+        held = Decline(before, now, evidence, first[-1].version, newest) if holds else None
     return held
 
 
@@ -85,5 +84,6 @@ def read_decline(rows: Rows) -> Decline | None:
         for user, replies in of.items():
             earliest = f"{_REPLIES} AND user = ?2 ORDER BY sessions.id LIMIT {SIZE}"
             replies |= {First(*row) for row in rows.rows(earliest, begun, user)}
-    declines = filter(None, (decline(sorted(replies)) for replies in of.values()))
+    newest_version = rows.one("SELECT MAX(id) FROM versions")
+    declines = filter(None, (decline(sorted(one), newest_version) for one in of.values()))
     return max(declines, key=lambda one: one.evidence, default=None)

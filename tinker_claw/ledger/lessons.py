@@ -113,7 +113,7 @@ class LessonTable(LedgerTable):
             return None
         rows = self._db.rows(
             "SELECT * FROM lessons WHERE id IN (SELECT value FROM json_each(?)) "
-            "AND state NOT IN ('aside', 'dropped') ORDER BY id",
+            "AND state NOT IN ('aside', 'vain', 'dropped') ORDER BY id",
             chosen,
         )
         return [lesson_of(row) for row in rows]

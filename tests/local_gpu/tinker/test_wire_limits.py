@@ -30,7 +30,7 @@ TALL = "7" * 5000
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    with wire_server(tmp_path_factory.mktemp("wire")) as running:
+    with wire_server(tmp_path_factory.mktemp("wire"), most_logprobs=20_000) as running:
         yield running
 
 
@@ -80,6 +80,14 @@ SAMPLES: dict[str, tuple[dict[str, Any], str]] = {
         },
         "does not fill",
     ),
+    "samples x tokens x candidates": (
+        {
+            "num_samples": 64,
+            "topk_sample_logprobs": 4096,
+            "sampling_params": {"max_tokens": 1000},
+        },
+        rf"64 samples of 1000 tokens with {VOCABULARY} candidates.*draws 20000 at once",
+    ),
     "candidates beyond the vocabulary": ({"topk_prompt_logprobs": MANY}, "above the vocabulary"),
     "a field that is not known": (
         {"sampling_params": {"max_tokens": 1, "min_p": 0.1}},
@@ -88,6 +96,10 @@ SAMPLES: dict[str, tuple[dict[str, Any], str]] = {
     "a temperature without end": (
         {"sampling_params": {"max_tokens": 1, "temperature": float("inf")}},
         "temperature is inf",
+    ),
+    "stops without end": (
+        {"sampling_params": {"max_tokens": 1, "stop": list(range(2000))}},
+        "at most 1024",
     ),
     "a chunk of half a character": (
         {"prompt": {"chunks": [{"type": "\ud800", "tokens": []}]}},
@@ -137,9 +149,10 @@ def both(*shape: int) -> dict[str, pb.Tensor]:
 
 
 TABLES: dict[str, tuple[int, dict[str, pb.Tensor], str]] = {
-    "K beyond the vocabulary": (1, both(3, MANY), f"target_tokens has K = {MANY}"),
-    "rows that are not there": (1, both(MANY, 2), "does not fill its shape"),
-    "a negative length": (1, both(-MANY, 2), "does not fill its shape"),
+    "K beyond the vocabulary": (1, both(3, MANY), f"has K = {MANY}"),
+    "rows that are not there": (1, both(MANY, 2), "this server takes 20000 in one request"),
+    "a negative length": (1, both(-MANY, 2), "this server takes 20000 in one request"),
+    "many tables": (120, both(3, 60), "this server takes 20000 in one request"),
     "weights of another shape": (
         1,
         {"target_tokens": table(np.int64, 3, 2), "weights": table(np.float32, MANY, 2)},
@@ -243,6 +256,7 @@ def test_a_setting_of_a_step_that_is_not_known_is_refused_in_its_turn(raw: Raw) 
     wrong = (
         ("optim_step", {"adam_params": {"learning_rate": 0.1, "amsgrad": True}}, "'amsgrad'"),
         ("save_weights", {"path": "x\0y"}, "cannot name"),
+        ("save_weights", {"path": "x", "user_metadata": {"a": "b" * 70_000}}, "user_metadata"),
         ("load_weights", {"path": "tinker://\ud800/weights/x", "optimizer": True}, "\ud800"),
     )
     for number, (path, body, sentence) in enumerate(wrong, 1):
@@ -335,6 +349,20 @@ def raw_bytes(server: TinkerServer) -> int:
 def lora(service: Any) -> Any:
     made = service.create_lora_training_client(NAME, rank=4, train_unembed=False)
     return made.result(WAIT_S)
+
+
+def test_sessions_and_what_waits_have_an_end(tmp_path: Path) -> None:
+    with wire_server(tmp_path, open_sessions=2, requests=25) as server:
+        raw = Raw(server.url)
+        session, _ = raw.session(), raw.session()
+        assert raw.status("create_session") == 422
+        model = raw.model(session)
+        answers = [
+            raw.status("optim_step", model_id=model, seq_id=number) for number in range(2, 40)
+        ]
+        assert answers[:20] == [200] * 20
+        assert answers[-1] == 429
+        raw.http.close()
 
 
 @pytest.mark.slow
