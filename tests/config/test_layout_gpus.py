@@ -496,8 +496,9 @@ def test_the_doctor_reckons_the_memory_of_a_cpu_and_a_start_refuses_what_does_no
     assert told("max\n").startswith("ok   memory")
     assert "base, float32 0.0" in told("max\n")
     sized = model_size(model)
-    wide, narrow = (total_of(cpu_parts(sized, 32, of)) for of in ("float32", "bfloat16"))
-    tight = f"{wide + 300 * int(sequence_bytes(sized, 'float32'))}\n"
+    wide, narrow = (int(total_of(cpu_parts(sized, 32, of))) for of in ("float32", "bfloat16"))
+    each = int(sequence_bytes(sized, "float32"))
+    tight = f"{wide + 300 * each}\n"
     short = told(tight)
     assert short.startswith("warn memory")
     assert "has 1.0, too little for a context of" in short
@@ -509,7 +510,7 @@ def test_the_doctor_reckons_the_memory_of_a_cpu_and_a_start_refuses_what_does_no
     assert none.endswith("take a smaller model")
     with pytest.raises(ConfigError, match=r"container, has 0.9: take a smaller model"):
         check_fit(load([*LOCAL, *flags]))
-    assert told(f"{(wide + narrow) // 2}\n").endswith("take --base-dtype bfloat16")
+    assert told(f"{narrow + 257 * each}\n").endswith("take --base-dtype bfloat16")
 
 
 @pytest.mark.parametrize("wrong", [{"hidden_size": "big"}, {"num_attention_heads": 0}])
