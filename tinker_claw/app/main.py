@@ -98,6 +98,8 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[Settings, S
     price = price_in_force(settings)
     check_budget(settings, price)
     await check_backend(settings)
+    for name in absent(settings):
+        log.info("model.download", model=name)
     arranged = check_fit(settings) if run.backend == "local" else None
     try:
         listening = stack.enter_context(listen(settings.gateway.host, settings.gateway.port))
@@ -105,8 +107,6 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[Settings, S
         if is_locked(run.directory):  # most likely the port, too, is that gateway's
             raise in_use(run.directory) from error
         raise
-    for name in absent(settings):
-        log.info("model.download", model=name)
     model = source(settings)
     if (file := settings.key_file) is not None and settings.gateway.api_key is None:
         settings = own_key.make(settings, file)

@@ -254,7 +254,7 @@ def test_ranks_whose_memory_is_full_start_again_with_half_the_tokens_of_a_pass(
 ) -> None:
     """The others are in the same pass, so none of them can leave it alone."""
     monkeypatch.setenv("FULL", where)
-    settings: dict[str, Any] = {"shard": "on", "checkpointing": "on", "micro_batch_tokens": 400}
+    settings: dict[str, Any] = {"shard": "on", "micro_batch_tokens": 400}
     root = tmp_path / "ranks"
     many = RankedLearning(config(root, 2, model=str(model), **settings), build=build_full)
     try:
