@@ -85,7 +85,7 @@ def test_a_silent_session_ends_and_old_answers_are_forgotten(tmp_path: Path) -> 
 
 
 def test_a_run_may_make_any_number_of_samplers_and_the_newest_are_known() -> None:
-    sessions = Sessions(60)
+    sessions = Sessions(60, 1)
     session = sessions.create()
     made = [session.add_sampler(number, None) for number in range(10_001)]
     assert sessions.sampler(made[-1].id) is made[-1]
