@@ -14,6 +14,10 @@ if at_ctrl_c is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules are loaded
 try:
     from tinker_claw.cli.main import main
+
+    signal.signal(signal.SIGINT, at_ctrl_c)
+    if __name__ == "__main__":
+        raise SystemExit(main())
 except ModuleNotFoundError as error:
     if str(error.name).startswith(("tinker_claw", "local_gpu")):
         raise
@@ -21,8 +25,3 @@ except ModuleNotFoundError as error:
         f"tinker-claw: {error.name} is not installed for {sys.executable}: `make` makes an "
         "environment, and `source .venv/bin/activate` enters it"
     )
-
-signal.signal(signal.SIGINT, at_ctrl_c)
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -87,9 +87,9 @@ class Talk:
     @contextmanager
     def row(self, what: str) -> Generator[list[str]]:
         """Time one part; what is added to the list is its result."""
-        started, told = time.monotonic(), list[str]()
-        yield told
-        self.rows.append((what, ", ".join(told), time.monotonic() - started))
+        started, result = time.monotonic(), list[str]()
+        yield result
+        self.rows.append((what, ", ".join(result), time.monotonic() - started))
         print(f"{what}: {self.rows[-1][1]}", flush=True)
 
     async def ask(
@@ -129,48 +129,50 @@ def brief(text: str) -> bool:
     return len(text.split()) <= _MOST_WORDS and len(re.findall(r"[.!?](?=\s|$)", text)) <= 1
 
 
-async def _told(talk: Talk) -> None:
+async def _wish(talk: Talk) -> None:
     """Eight questions, each with the wish in the system prompt and without it."""
     for what, system in (("without the wish", []), ("with it", [_says("system", WISH)])):
-        with talk.row(f"eight questions {what}") as told:
+        with talk.row(f"eight questions {what}") as result:
             asked = [talk.ask([*system, _says("user", one)], _SIDE) for one in QUESTIONS]
             replies = [one.choices[0].message.content or "" for one in await asyncio.gather(*asked)]
-            told.append(f"{sum(map(brief, replies))} of {len(replies)} in one short sentence")
+            result.append(f"{sum(map(brief, replies))} of {len(replies)} in one short sentence")
 
 
 async def _conversation(talk: Talk) -> None:
     said = list[Mapping[str, Any]]()
     headers = {"X-Session-Id": "three-turns"}
     for number, (text, score, good) in enumerate(TURNS, 1):
-        with talk.row(f"turn {number}, streamed") as told:
+        with talk.row(f"turn {number}, streamed") as result:
             said.append(_says("user", text))
             reply, its_id = await talk.streamed(said, headers)
             said.append(_says("assistant", reply))
-            told += [_as_meant(reply, good(reply)), await talk.rate(its_id, score)]
+            result += [_as_meant(reply, good(reply)), await talk.rate(its_id, score)]
 
 
 async def _tool(talk: Talk) -> None:
     """A call of a tool, left to the model and forced; then the result, and the reply to it."""
     said: list[Mapping[str, Any]] = [_says("user", "How warm is it in Oslo right now?")]
     headers = {"X-Session-Id": "tool"}
-    with talk.row("a tool is offered") as told:
+    with talk.row("a tool is offered") as result:
         found = await talk.ask(said, _SIDE, tools=TOOLS)
         called = found.choices[0].message.tool_calls
-        told.append("called" if called else "text, no call")
-    with talk.row("a call is forced") as told:
+        result.append("called" if called else "text, no call")
+    with talk.row("a call is forced") as result:
         found = await talk.ask(said, headers, tools=TOOLS, tool_choice="required")
         (call, *_) = found.choices[0].message.tool_calls or [None]
-        told.append(f"{call.function.name} {call.function.arguments}" if call else "text, no call")
+        result.append(
+            f"{call.function.name} {call.function.arguments}" if call else "text, no call"
+        )
     said.append(found.choices[0].message.model_dump(exclude_none=True))
     said.append(
         {"role": "tool", "tool_call_id": call.id, "content": "-3 degrees Celsius"}
         if call
         else _says("user", "It has -3 degrees Celsius. So?")
     )
-    with talk.row("its result") as told:
+    with talk.row("its result") as result:
         found = await talk.ask(said, headers, tools=TOOLS)
         text = found.choices[0].message.content or ""
-        told += [_as_meant(text, "3" in text), await talk.rate(found.id, 1)]
+        result += [_as_meant(text, "3" in text), await talk.rate(found.id, 1)]
 
 
 def _as_meant(reply: str, good: bool) -> str:
@@ -179,7 +181,7 @@ def _as_meant(reply: str, good: bool) -> str:
 
 
 async def _step(talk: Talk, metrics: Path) -> None:
-    with talk.row(f"one step of {BATCH} samples, gate and canaries") as told:
+    with talk.row(f"one step of {BATCH} samples, gate and canaries") as result:
         try:
             async with asyncio.timeout(STEP_S):
                 while not (steps := list(_steps(metrics))):  # noqa: ASYNC110 - by another process
@@ -188,19 +190,19 @@ async def _step(talk: Talk, metrics: Path) -> None:
             raise DemoError(f"no step was taken within {STEP_S:g} s") from error
         step = steps[0]
         gate, apart = step.get("gate") or {}, step.get("agreement_k3")
-        told.append(f"version {step['version']}, {step['seconds']:.0f} s in the trainer")
+        result.append(f"version {step['version']}, {step['seconds']:.0f} s in the trainer")
         if apart is not None:
-            told.append(f"sampler and trainer apart by a k3 of {apart:.1g}")
+            result.append(f"sampler and trainer apart by a k3 of {apart:.1g}")
         if "moved" in gate:
-            told.append(
+            result.append(
                 f"{gate['asked']} canaries asked, {gate['loss']:+.3f} nats lost in the mean, "
                 f"moved by {gate['moved']:.3f}"
             )
         else:
-            told.append(f"canaries not asked: {gate.get('unasked', 'refused')}")
-    with talk.row("first turn, by the new version") as told:
+            result.append(f"canaries not asked: {gate.get('unasked', 'refused')}")
+    with talk.row("first turn, by the new version") as result:
         reply, _ = await talk.streamed([_says("user", TURNS[0][0])], _SIDE)
-        told.append(f"{len(reply.split())} words")
+        result.append(f"{len(reply.split())} words")
 
 
 def _steps(metrics: Path) -> Iterator[dict[str, Any]]:
@@ -220,13 +222,15 @@ async def run(flags: Sequence[str], folder: Path) -> None:
     flags += ("--prm-m=1",)  # the model judges itself what follows the call
     async with server.running(server.Launch(folder, flags)) as child:
         talk = Talk(child.url)
-        await _told(talk)
+        await _wish(talk)
         await _conversation(talk)
         await _tool(talk)
         await _step(talk, folder / "run" / "metrics.jsonl")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print("\n| | | seconds |\n|---|---|---|")
-    print(*(f"| {what} | {told} | {seconds:.0f} |" for what, told, seconds in talk.rows), sep="\n")
+    print(
+        *(f"| {what} | {result} | {seconds:.0f} |" for what, result, seconds in talk.rows), sep="\n"
+    )
     print(
         f"\nProcessor time {(used.ru_utime + used.ru_stime) / 60:.1f} minutes, memory at most "
         f"{used.ru_maxrss / 1e6:.1f} GB."

@@ -525,11 +525,13 @@ def test_failure_is_a_sentence_with_the_next_command(
     [
         ("sys.version_info = (3, 9, 2)", r"this is Python 3\.9, and 3\.11 .*: make PYTHON=/path"),
         ("sys.modules['click'] = None", "click is not installed for .*: `make` .* `source .venv/b"),
+        ("sys.modules['uvicorn'] = None; sys.argv[1:] = ['doctor']", "uvicorn is not installed"),
     ],
-    ids=["a Python that is too old", "an environment that was not entered"],
+    ids=["a Python that is too old", "an environment that was not entered", "half of one"],
 )
 def test_what_run_py_itself_says(before: str, says: str) -> None:
-    code = f"import runpy, sys; {before}; runpy.run_path({str(ROOT / 'run.py')!r})"
+    run = f"runpy.run_path({str(ROOT / 'run.py')!r}, run_name='__main__')"
+    code = f"import runpy, sys; {before}; {run}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")
     assert done.returncode == 1
     assert re.fullmatch(f"tinker-claw: .*{says}.*\n", done.stderr), done.stderr

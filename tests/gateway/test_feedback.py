@@ -24,7 +24,7 @@ from tests.support.processes import ROOT
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import RequestError
 from tinker_claw.gateway.feedback import FIELDS, MAX_BYTES, MAX_NAME, PATH, read
-from tinker_claw.gateway.request import UNASKED
+from tinker_claw.gateway.request import NOTHING_TO_RATE, UNASKED
 from tinker_claw.ledger.feedback import LONGEST_TEXT
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.ledger.prune import from_turn, in_session
@@ -678,6 +678,9 @@ async def test_a_rating_as_the_first_message_is_answered_without_the_model(
         assert all("There is nothing to rate yet" in one for one in told)
         assert (world.turns(), rows(world)) == ([], [])
         assert world.sampler.prompts == []
+        again = await world.ask(words, NOTHING_TO_RATE, words)
+        assert NOTHING_TO_RATE in again.text
+        assert world.turns() == []
         talk = (words, "There is nothing to rate yet.", "hi")
         await world.ask(*talk)
         assert world.column("lost") == [None]

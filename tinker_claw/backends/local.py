@@ -128,21 +128,23 @@ def cpu_memory(settings: Settings) -> tuple[str, str | None]:
     dtype = "float32" if dtype == "auto" else dtype
     parts = cpu_parts(demand.model, demand.rank, dtype)
     needs, each = total_of(parts), sequence_bytes(demand.model, dtype)
-    told = f"{needs / GIB:.1f} GiB ({', '.join(f'{p.what} {p.size / GIB:.1f}' for p in parts)})"
-    told += f" and {each * 1000 / GIB:.2f} for 1,000 tokens of a sequence, estimated"
+    reckoned = f"{needs / GIB:.1f} GiB ({', '.join(f'{p.what} {p.size / GIB:.1f}' for p in parts)})"
+    reckoned += f" and {each * 1000 / GIB:.2f} for 1,000 tokens of a sequence, estimated"
     if has is None:
-        return told, None
-    told += f"; this machine, or its container, has {has / GIB:.1f}"
+        return reckoned, None
+    reckoned += f"; this machine, or its container, has {has / GIB:.1f}"
     longest = int((has - needs) / each) // _SHORTEST * _SHORTEST
     if longest < _SHORTEST:
         halved = total_of(cpu_parts(demand.model, demand.rank, "bfloat16"))
         fits = dtype != "bfloat16" and halved + _SHORTEST * each < has
         smaller = "--base-dtype bfloat16" if fits else "a smaller model"
-        raise ConfigError(f"--model-name {settings.run.model_name} needs {told}: take {smaller}")
+        raise ConfigError(
+            f"--model-name {settings.run.model_name} needs {reckoned}: take {smaller}"
+        )
     if longest >= demand.context_tokens:
-        return told, None
-    told += f", too little for a context of {demand.context_tokens:,} tokens"
-    return told, f"--context-tokens {longest}"
+        return reckoned, None
+    reckoned += f", too little for a context of {demand.context_tokens:,} tokens"
+    return reckoned, f"--context-tokens {longest}"
 
 
 async def served_at(url: str, settings: Settings) -> str:

@@ -62,7 +62,7 @@ class Lessons:
             if len(self._tokens(told_text([*chosen, lesson]))) <= MOST_TOKENS:
                 chosen.append(lesson)
         ids = [lesson.id for lesson in chosen]
-        if not (ended := self._table.end_in_vain(ids)):
+        if not ids or not (ended := self._table.end_in_vain(ids)):
             return ids
         for lesson in ended:
             log.warning("lesson.in_vain", lesson=lesson)

@@ -183,14 +183,16 @@ async def admit(
 
 
 def _rates_nothing(deps: GatewayDeps, asked: _Incoming, place: Place) -> bool:
-    """Whether an owner's first message to a session is a rating."""
+    """Whether an owner rates although no reply of the model is there."""
     if asked.privacy is not Privacy.OPEN or not _is_owners(place):
         return False
     if asked.identity.kind is not Kind.MAIN or outright(place.text) is None:
         return False
-    said = [one["role"] for one in without_volatile(asked.request.messages)]
-    talk = [role for role in said if role not in ("system", "developer")]
-    return talk == ["user"] and not deps.ledger.turns.latest(place.session_id, most=1)
+    kept = without_volatile(asked.request.messages)
+    replies = [one for one in kept if one["role"] not in ("system", "developer", "user")]
+    if any(one["content"] != NOTHING_TO_RATE for one in replies):
+        return False
+    return not deps.ledger.turns.latest(place.session_id, most=1)
 
 
 def _writers(

@@ -112,11 +112,9 @@ class LessonTable(LedgerTable):
         if chosen is None:
             return None
         rows = self._db.rows(
-            "SELECT * FROM lessons WHERE id IN (SELECT value FROM json_each(?)) "
-            "AND state NOT IN ('aside', 'vain', 'dropped') ORDER BY id",
-            chosen,
+            "SELECT * FROM lessons WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id", chosen
         )
-        return [lesson_of(row) for row in rows]
+        return [one for one in map(lesson_of, rows) if one.state not in NOT_TOLD]
 
     def practised(self, version: int) -> Mapping[int, str]:
         """Return the lessons that the weights of a version have practised, each with the sampler
