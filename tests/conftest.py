@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import renderers
+import structlog
 from hypothesis import HealthCheck, settings
 from renderers.base import load_tokenizer
 
@@ -171,6 +172,13 @@ def usual_umask() -> Iterator[None]:
     before = os.umask(0o022)
     yield
     os.umask(before)
+
+
+@pytest.fixture(autouse=True)
+def usual_log() -> Iterator[None]:
+    """Restore the log: a command called in this process lets it write to its own stream."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(autouse=True)

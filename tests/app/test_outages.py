@@ -6,12 +6,11 @@ import asyncio
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.support.learning import SHORT, Says, World, bad_batch, has_token, world
@@ -27,12 +26,11 @@ Events = Callable[[], Counter[str]]
 
 
 @pytest.fixture
-def events() -> Iterator[Events]:
+def events() -> Events:
     """Names of all events so far."""
     stream = io.StringIO()
     configure(stream)
-    yield lambda: Counter(json.loads(line)["event"] for line in stream.getvalue().splitlines())
-    structlog.reset_defaults()
+    return lambda: Counter(json.loads(line)["event"] for line in stream.getvalue().splitlines())
 
 
 def void_steps(w: World) -> list[tuple[int, str]]:

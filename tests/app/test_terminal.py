@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 import pytest
-import structlog
 
 from tests.support.processes import ROOT
 from tests.support.terminals import PATIENCE_S, Terminal, on_a_terminal
@@ -168,7 +167,6 @@ def shown_of(*flags: str, folder: Path) -> str:
             shown += part
     os.close(handle)
     ledger.close()
-    structlog.reset_defaults()
     return shown.decode()
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from tests.support.fakes import FakeSampler, FakeTrainer, Script
 from tests.support.gateways import MODEL, World, chat, gateway, spell
@@ -360,11 +359,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 @pytest.fixture
-def events() -> Iterator[Callable[[], list[dict[str, Any]]]]:
+def events() -> Callable[[], list[dict[str, Any]]]:
     stream = io.StringIO()
     configure(stream)
-    yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
-    structlog.reset_defaults()
+    return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
 @pytest.fixture

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from tests.support.fakes import FakeTrainer
 from tests.support.learning import world
@@ -223,11 +222,10 @@ def test_method_and_judge_change_the_estimate() -> None:
 
 
 @pytest.fixture
-def events() -> Iterator[Callable[[], list[dict[str, Any]]]]:
+def events() -> Callable[[], list[dict[str, Any]]]:
     stream = io.StringIO()
     configure(stream)
-    yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
-    structlog.reset_defaults()
+    return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
 def test_estimate_is_announced_before_anything_is_spent(

@@ -7,11 +7,7 @@ import gc
 import io
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
-import structlog
 
 from tests.support.ledger import outcome
 from tinker_claw.app.terminal import Terminal as People
@@ -42,12 +38,6 @@ TURN = outcome(
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture(autouse=True)
-def put_back() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 def everything(telemetry: Telemetry) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from tests.support.captures import load
 from tests.support.secret_corpus import harmless, planted
@@ -333,14 +332,11 @@ def test_setting_names_what_is_redacted() -> None:
 def test_errors_that_quote_a_key_are_logged_without_it() -> None:
     out = io.StringIO()
     configure(out, redact=SECRETS.redact)
+    log.error("spend.failed", error=f"401: no such key sk-{LETTERS}", code=401)
     try:
-        log.error("spend.failed", error=f"401: no such key sk-{LETTERS}", code=401)
-        try:
-            raise ValueError(f"sk-{LETTERS}")
-        except ValueError:
-            log.exception("part.failed")
-    finally:
-        structlog.reset_defaults()
+        raise ValueError(f"sk-{LETTERS}")
+    except ValueError:
+        log.exception("part.failed")
     first, second = map(json.loads, out.getvalue().splitlines())
     assert (first["error"], first["code"]) == ("401: no such key [redacted: API key]", 401)
     assert "ValueError: [redacted: API key]" in second["exception"]
@@ -354,11 +350,8 @@ def test_what_stands_in_many_log_lines_is_searched_once() -> None:
         return SECRETS.redact(text)
 
     configure(out, redact=redact)
-    try:
-        for turn in range(3):
-            log.info("turn", user="ann", turn=turn, reason=f"sk-{LETTERS}")
-    finally:
-        structlog.reset_defaults()
+    for turn in range(3):
+        log.info("turn", user="ann", turn=turn, reason=f"sk-{LETTERS}")
     assert sorted(searched) == ["ann", f"sk-{LETTERS}", "turn"]
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [line["turn"] for line in lines] == [0, 1, 2]
