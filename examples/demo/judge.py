@@ -33,6 +33,8 @@ class Case(NamedTuple):
 
 Opinion = tuple[int, str | None]
 """A verdict, +1, 0 or -1, and a hint on what should have been done; None: no hint."""
+Ends = Callable[[str, str], bool]
+"""Whether what a user says contradicts an earlier wish."""
 
 HINTS_PLAIN = (
     "Answer in ordinary sentences, without bold, numbered steps or a final answer line.",
@@ -100,6 +102,12 @@ def opinion(case: Case, rng: random.Random) -> Opinion:
     return verdict(case.role, case.text), hint(case.role, case.text, rng)
 
 
+def opposite(said: str, earlier: str) -> bool:
+    """Return whether one of two texts wants structure, and the other wants none."""
+    styles = {bool(_WANTS_STRUCTURE.search(text)) for text in (said, earlier)}
+    return bool(_STYLE.search(said) and _STYLE.search(earlier)) and len(styles) == 2
+
+
 def case_of(messages: list[dict[str, Any]]) -> Case | None:
     """Parse a judge prompt; None: it is not one."""
     system, case = (str(messages[at].get("content")) if messages else "" for at in (0, -1))
@@ -118,6 +126,7 @@ def answer(
     messages: list[dict[str, Any]],
     rng: random.Random,
     think: Callable[[Case, random.Random], Opinion] = opinion,
+    ends: Ends = opposite,
 ) -> str:
     """Answer one judge prompt.
 
@@ -129,7 +138,9 @@ def answer(
         raise ValueError("this judge answers judge prompts only: no next state between its marks")
     if (wishes := _earlier(messages)) is not None:
         same = (n for n, wish in enumerate(wishes, 1) if _meant(wish, think) & _meant(case, think))
-        return json.dumps({"reasoning": "", "repeats": next(same, 0), "contradicts": 0})
+        ended = (n for n, wish in enumerate(wishes, 1) if ends(case.text, wish.text))
+        compared = {"repeats": next(same, 0), "contradicts": next(ended, 0)}
+        return json.dumps({"reasoning": "", **compared})
     rating, advice = think(case, rng)
     said: dict[str, Any] = {"reasoning": "The next state tells how the reply was received."}
     if advice is not None:
@@ -153,7 +164,11 @@ def _meant(case: Case, think: Callable[[Case, random.Random], Opinion]) -> set[s
     return {think(case, random.Random(n))[1] for n in range(16)} - {None}
 
 
-def create_app(seed: int = 0, think: Callable[[Case, random.Random], Opinion] = opinion) -> FastAPI:
+def create_app(
+    seed: int = 0,
+    think: Callable[[Case, random.Random], Opinion] = opinion,
+    ends: Ends = opposite,
+) -> FastAPI:
     """Make an OpenAI-compatible server with a rule-based judge behind it."""
     from fastapi import FastAPI, HTTPException  # the recipe imports this file for its hints only
 
@@ -163,7 +178,8 @@ def create_app(seed: int = 0, think: Callable[[Case, random.Random], Opinion] = 
     @app.post("/v1/chat/completions")
     def chat(body: dict[str, Any]) -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
         try:
-            texts = [answer(body["messages"], rng, think) for _ in range(int(body.get("n") or 1))]
+            votes = range(int(body.get("n") or 1))
+            texts = [answer(body["messages"], rng, think, ends) for _ in votes]
         except (KeyError, TypeError, ValueError) as error:
             raise HTTPException(400, detail=str(error)) from error
         choices = [

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
-from examples.demo.judge import Case, Opinion, opinion
+from examples.demo.judge import Case, Ends, Opinion, opinion
 from examples.personalize.scenario import Scenario
 
 Think = Callable[[Case, Random], Opinion]
@@ -35,6 +35,13 @@ def honest(scenarios: Sequence[Scenario]) -> Think:
         return value, rng.choice(hints) if hints else None
 
     return think
+
+
+def changed(scenario: Scenario) -> Ends:
+    """Of whoever changes their mind, the later words contradict the first ones."""
+    user = scenario.speaker()
+    first, later = user.wants.corrections, user.later.corrections if user.later else ()
+    return lambda said, earlier: said in later and earlier in first
 
 
 def flipped(think: Think, other_hints: Sequence[str]) -> Think:

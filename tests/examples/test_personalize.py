@@ -40,6 +40,9 @@ from examples.personalize.played import Model, Played, ScoredExam
 from examples.personalize.run import Surroundings, perform, written
 from examples.personalize.scenario import Scenario, read
 from tinker_claw.app.server import in_background
+from tinker_claw.config.settings import JudgeSettings
+from tinker_claw.judge.endpoints import HttpEndpoint
+from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import Question
 from tinker_claw.types import NextState
 
@@ -141,6 +144,21 @@ async def test_whoever_changes_their_mind_has_another_rule_and_the_first_one_is_
         assert value == -1
         assert hint in read("sixty", FOLDER / "mind" / "sixty.toml").hints
     assert read("opening", FOLDER / "mind" / "opening.toml").speaker().later is OPENING
+
+
+async def test_the_words_of_whoever_changed_their_mind_contradict_the_first_ones() -> None:
+    scenario = read("short", FOLDER / "mind" / "short.toml")
+    user = scenario.speaker()
+    app = create_app(0, judges.honest([scenario]), judges.changed(scenario))
+    async with in_background(app) as url, HttpEndpoint(url, JudgeSettings()) as endpoint:
+        judge = Judge(endpoint, JudgeSettings(), most_hints=1, wishes=True)
+        for said in user.rule(16).corrections:
+            for earlier in user.rule(0).corrections:
+                wish, *named = await judge.hear(said, ["Call me Zoe.", earlier])
+                assert wish is not None
+                assert (wish.scope, *named) == ("always", 0, 2)
+        for said, earlier in [user.rule(0).corrections[:2], user.rule(16).corrections[:2]]:
+            assert (await judge.hear(said, [earlier]))[1:] == (1, 0)
 
 
 def test_the_ceiling_asks_the_same_with_the_rule_behind_it() -> None:
