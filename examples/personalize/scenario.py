@@ -74,6 +74,8 @@ class Scenario:
     or of a user of the demo; None: they do not change their mind."""
     changes_at: int = 16
     """Optimizer steps after which they change their mind."""
+    changes_after: int | None = None
+    """Sessions after which they do, in place of steps; the exam then asks for the later wish."""
     skills: tuple[Mapping[str, str], ...] = ()
     """Skills, each with `name`, `question` and a pattern `expect`; none: the demo's sums and
     lists."""
@@ -93,7 +95,12 @@ class Scenario:
             user = USERS[self.user]
         if self.later is None:
             return user
-        return replace(user, later=self.later.speaker().wants, changes_at=self.changes_at)
+        return replace(
+            user,
+            later=self.later.speaker().wants,
+            changes_at=self.changes_at,
+            changes_after=self.changes_after,
+        )
 
     def exam(self, prompts: int, *, told: bool = False) -> RuleExam:
         """Exam that every version takes.

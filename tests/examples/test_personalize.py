@@ -146,6 +146,18 @@ async def test_whoever_changes_their_mind_has_another_rule_and_the_first_one_is_
     assert read("opening", FOLDER / "mind" / "opening.toml").speaker().later is OPENING
 
 
+async def test_a_mind_changes_after_sessions_where_steps_come_late() -> None:
+    scenario = read("mind", FOLDER / "practice" / "mind.toml")
+    user, exam = scenario.speaker(), replace(scenario.exam(1), asked=(PROBLEM,), skills={})
+    plain, structured = "so, we take 3 and 4, so 3 + 4 = 7.", "**Sum**\n1. 3 + 4 = 7\nFinal answer: 7"
+    for session, wanted in ((29, plain), (30, structured)):
+        for reply in (plain, structured):
+            assert user.rule(99, session).accepts(reply, PROBLEM) is (reply == wanted)
+        assert user.begin(Random(0), 99, session).rule is user.rule(0, session)
+    score = await exam.grade([structured], 0)
+    assert (score.accepted, score.shares[FIRST_WISH]) == (1.0, 0.0), "the exam asks for the later"
+
+
 async def test_the_words_of_whoever_changed_their_mind_contradict_the_first_ones() -> None:
     scenario = read("short", FOLDER / "mind" / "short.toml")
     user = scenario.speaker()
@@ -284,7 +296,7 @@ PLAYED = Scenario("played", persona="You are a student.", told="No bold text.", 
 async def test_a_played_user_hears_the_whole_conversation_and_fences_replies() -> None:
     stub = Stub(plays)
     async with model(stub) as played:
-        talk = Played(PLAYED, played).begin(Random(0), 0)
+        talk = Played(PLAYED, played).begin(Random(0), 0, 0)
         first = await talk.hears(f"**bold** {HOSTILE}")
         second = await talk.hears("plain 3 + 4 = 7")
     assert not first.content
@@ -301,7 +313,7 @@ async def test_what_is_no_answer_is_asked_again_and_then_told() -> None:
     answers = iter(["hello", "[1, 2]", '{"content": true, "say": ""}'])
     stub = Stub(lambda _: next(answers), refusals=[503, 429])
     async with model(stub) as played:
-        reaction = await Played(PLAYED, played).begin(Random(0), 0).hears("x")
+        reaction = await Played(PLAYED, played).begin(Random(0), 0, 0).hears("x")
         assert reaction.content
         assert reaction.said, "an empty message would be no next state"
         stub.says = lambda _: "never"
