@@ -149,7 +149,10 @@ async def test_whoever_changes_their_mind_has_another_rule_and_the_first_one_is_
 async def test_a_mind_changes_after_sessions_where_steps_come_late() -> None:
     scenario = read("mind", FOLDER / "practice" / "mind.toml")
     user, exam = scenario.speaker(), replace(scenario.exam(1), asked=(PROBLEM,), skills={})
-    plain, structured = "so, we take 3 and 4, so 3 + 4 = 7.", "**Sum**\n1. 3 + 4 = 7\nFinal answer: 7"
+    plain, structured = (
+        "so, we take 3 and 4, so 3 + 4 = 7.",
+        "**Sum**\n1. 3 + 4 = 7\nFinal answer: 7",
+    )
     for session, wanted in ((29, plain), (30, structured)):
         for reply in (plain, structured):
             assert user.rule(99, session).accepts(reply, PROBLEM) is (reply == wanted)
