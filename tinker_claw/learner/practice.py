@@ -33,7 +33,7 @@ from tinker_claw.policy import Policy, Sampler
 from tinker_claw.telemetry import log
 from tinker_claw.types import HintScores, Sample, StepReport, Turn, Usage
 
-STEPS = (3, 8)
+STEPS = (3, 16)
 """Fewest and most optimizer steps of a run."""
 BATCH = 8
 """Replies of an optimizer step."""
@@ -233,13 +233,14 @@ class Practice:
                 old, sampler = sampler, await self._parts.trainer.publish()
                 if old is not before.sampler:
                     close(old)
-                if len(apart) < STEPS[1] and (again or not _is_near(apart)):
+                last = len(apart) == STEPS[1]
+                if not (last or _is_near(apart)):
                     continue
                 try:
                     figures = await self._checked(plan, sampler)
                     break
-                except UnlearnedError:  # the steps that are left may do it
-                    if len(apart) == STEPS[1]:
+                except UnlearnedError:  # the steps that are left may do it, once
+                    if last or again:
                         raise
                     again = True
         except BaseException:
