@@ -85,6 +85,8 @@ class Reply:
     """Policy version that answered."""
     tokens: int
     """Number of sampled tokens."""
+    name: str
+    """The gateway's, by which the reply is scored."""
 
     @classmethod
     def of(cls, answer: Answer) -> Reply:
@@ -109,6 +111,7 @@ class Reply:
                 message=message,
                 version=int(said["system_fingerprint"].removeprefix("v")),
                 tokens=int(said["usage"]["completion_tokens"]),
+                name=said["id"],
             )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise TrackError(f"The gateway sent no completion: {answer.text[:300]}") from error
@@ -171,8 +174,15 @@ class Gateway:
         Raises:
             TrackError: as for a reply.
         """
-        said = {"session": session, "score": score, "final": True, "source": "client"}
-        answer = await self._post("feedback", said, {"Idempotency-Key": session})
+        return await self._feedback(session, {"session": session, "final": True}, score)
+
+    async def step(self, reply: Reply, score: float) -> str | None:
+        """Report how good one reply of an episode was; as `outcome`."""
+        return await self._feedback(reply.name, {"response_id": reply.name}, score)
+
+    async def _feedback(self, key: str, about: Mapping[str, Any], score: float) -> str | None:
+        said = {**about, "score": score, "source": "client"}
+        answer = await self._post("feedback", said, {"Idempotency-Key": key})
         if answer.status_code == 404:
             return "the gateway has no reply of it"
         if not answer.is_success:

@@ -25,16 +25,22 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from examples import as_ctrl_c
-from examples.tracks import TrackError
+from examples.tracks import TrackError, report
 from examples.tracks.__main__ import main as play
 from examples.tracks.state import opened
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository: run.py and configs/ lie here."""
-REWARDS = {"steps": "PRM + outcome", "outcome": "outcome only"}
+REWARDS = {"steps": "step + outcome", "outcome": "outcome only"}
 """Values of the gateway's --episode-reward, by the name in the table."""
-TRACKS = {"tool-call": "demo-tracks", "terminal": "demo-tracks", "screen": "demo-screen"}
-"""Tracks that a shipped beginner knows, each with the settings of its gateway."""
+TRACKS = {
+    "tool-call": "demo-tracks",
+    "terminal": "demo-tracks",
+    "screen": "demo-screen",
+    "fenced": "smollm2",
+}
+"""Tracks that a model knows, each with the settings of its gateway. That of `fenced` is a real one:
+python -m examples.personalize.smollm2 fetches it."""
 _USUAL = ("tool-call", "terminal")
 START_S, STOP_S, LOOK_S = 180.0, 60.0, 0.2
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
@@ -61,6 +67,8 @@ class Found:
     after: float
     """Shares of held-out tasks solved, at the start and at the end."""
     steps: int
+    change: str
+    """Change of the share, with an interval."""
     held: bool
     """Whether learning was held before the last step, and stayed so."""
 
@@ -119,12 +127,13 @@ def found(folder: Path) -> Found | None:
             return None
         before, after = (fmean(exam.values()) for exam in exams)
         steps = int(ends[1] or 0) - int(ends[0] or 0)
-        return Found(before, after, steps, bool(held))
+        return Found(before, after, steps, report.change(*exams), bool(held))
 
 
 def table(cases: Sequence[Case], out: Path) -> list[str]:
     """Lines of a Markdown table: a row per run, and the means over seeds."""
-    told = ["| track | reward | seed | before | after | steps |", "|---|---|---|---|---|---|"]
+    told = ["| track | reward | seed | before | after | change, 95 % | steps |"]
+    told += ["|---|---|---|---|---|---|---|"]
     for track, reward in dict.fromkeys((case.track, case.reward) for case in cases):
         alike = [case for case in cases if (case.track, case.reward) == (track, reward)]
         ends = {case.seed: end for case in alike if (end := found(case.folder(out))) is not None}
@@ -132,12 +141,13 @@ def table(cases: Sequence[Case], out: Path) -> list[str]:
         for seed, end in ends.items():
             held = ", then held" if end.held else ""
             told.append(
-                f"{named} {seed} | {end.before:.2f} | {end.after:.2f} | {end.steps}{held} |"
+                f"{named} {seed} | {end.before:.2f} | {end.after:.2f} | {end.change} "
+                f"| {end.steps}{held} |"
             )
         if len(ends) > 1:
             columns = [[end.before for end in ends.values()], [end.after for end in ends.values()]]
             before, after = (f"{fmean(column):.2f} ± {stdev(column):.2f}" for column in columns)
-            told.append(f"{named} mean | {before} | {after} | |")
+            told.append(f"{named} mean | {before} | {after} | | |")
     return told
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib import import_module
@@ -20,6 +21,8 @@ from examples.tracks.track import Track
 
 _LONGEST_LINE = 300
 """Most characters of such a line."""
+_BLOCK = re.compile(r"```[^\n`]*\n(.*?)\n?```", re.DOTALL)
+"""A fenced block."""
 
 
 class Attempt(Protocol):
@@ -31,6 +34,15 @@ class Attempt(Protocol):
 
     async def solved(self, answer: str) -> bool:
         """Whether the task is solved, now that the model has given its last reply."""
+        ...
+
+
+@runtime_checkable
+class Graded(Attempt, Protocol):
+    """An attempt that knows whether a step was right."""
+
+    def grade(self, said: str) -> float:
+        """Score of the call that returned this, from -1 to 1."""
         ...
 
 
@@ -63,7 +75,12 @@ class Program(Protocol):
 
 class Environment(Protocol):
     """An endless set of tasks, and tasks held out from training. Its class method `of` makes it
-    from a `Track`."""
+    from a `Track`.
+
+    One with messages `shown` is for a model whose format has no tools: they show the form, and come
+    before each task. A reply's single fenced block is the argument of the only tool, and the next
+    message of the user is what it returned.
+    """
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
@@ -191,6 +208,17 @@ async def result(
     else:
         said = "error: the arguments must be a JSON object"
     return {"role": "tool", "tool_call_id": call["id"], "content": said}
+
+
+def fenced(text: str, tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the call of the only tool that a reply's fenced block is; several blocks are none."""
+    blocks = _BLOCK.findall(text)
+    if len(blocks) != 1:
+        return ()
+    (function,) = (tool["function"] for tool in tools)
+    (argument,) = function["parameters"]["required"]
+    said = {"name": function["name"], "arguments": json.dumps({argument: blocks[0]})}
+    return ({"id": "fenced", "type": "function", "function": said},)
 
 
 def outcome(score: float) -> float | None:

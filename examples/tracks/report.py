@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import sqrt
 from pathlib import Path
+from statistics import NormalDist, fmean, stdev
 
 from examples.tracks.state import State
 from examples.tracks.track import Track
@@ -39,12 +42,18 @@ def lines(track: Track, state: State) -> list[str]:
             "",
         ]
     if exams := state.rows(
-        "SELECT version, COUNT(*), AVG(solved) FROM exams GROUP BY version ORDER BY version"
+        "SELECT version, COUNT(*), SUM(solved) FROM exams GROUP BY version ORDER BY version"
     ):
-        told += ["Held-out tasks, tried once each:", "", "| version | tasks | solved |"]
-        told += ["|---|---|---|"]
-        told += [f"| v{version} | {tasks} | {solved:.2f} |" for version, tasks, solved in exams]
+        told += ["Held-out tasks, tried once each:", "", "| version | tasks | solved | 95 % |"]
+        told += ["|---|---|---|---|"]
+        told += [
+            f"| v{version} | {tasks} | {solved / tasks:.2f} | {interval(solved, tasks)} |"
+            for version, tasks, solved in exams
+        ]
         told += [""]
+        if len(exams) > 1:
+            ends = [state.examined(exam[0]) for exam in (exams[0], exams[-1])]
+            told += [f"From the first of them to the last: {change(*ends)} (95 %).", ""]
     if by_version := state.rows(_BY_VERSION):
         told += [
             "Episodes, by the version that began them:",
@@ -57,3 +66,20 @@ def lines(track: Track, state: State) -> list[str]:
             for version, n, solved, score, turns, tokens in by_version
         ]
     return told
+
+
+def interval(good: int, of: int) -> str:
+    """Wilson's 95 % interval of a share."""
+    share, z = good / of, NormalDist().inv_cdf(0.975)
+    middle, half = share + z * z / (2 * of), z * sqrt((share * (1 - share) + z * z / (4 * of)) / of)
+    low, high = ((middle + side) / (1 + z * z / of) for side in (-half, half))
+    return f"{low:.2f} to {high:.2f}"
+
+
+def change(before: Mapping[int, bool], after: Mapping[int, bool]) -> str:
+    """Mean change of the tasks that both have tried, with its 95 % interval."""
+    gains = [after[task] - before[task] for task in before.keys() & after.keys()]
+    if len(gains) < 2:
+        return "no tasks in common"
+    mean, half = fmean(gains), NormalDist().inv_cdf(0.975) * stdev(gains) / sqrt(len(gains))
+    return f"{mean:+.2f}, {mean - half:+.2f} to {mean + half:+.2f}"

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from examples.tracks import BrokenError, TooLongError, TrackError
 from examples.tracks.client import Gateway, Place, Reply
-from examples.tracks.environments import Environment, Program, Task, result
+from examples.tracks.environments import Environment, Graded, Program, Task, fenced, result
 from examples.tracks.episode import Episode, Seen
 from examples.tracks.state import State
 from examples.tracks.track import Track
@@ -152,22 +152,29 @@ class Run:
 
     async def _solves(self, task: Task, episode: Episode) -> bool:
         """Play until the model calls no tool any more; return whether the task is then solved."""
-        messages: list[Mapping[str, Any]] = list(task.messages)
+        shown: Sequence[Mapping[str, Any]] = getattr(self.environment, "shown", ())
+        tools = self.environment.tools
+        messages: list[Mapping[str, Any]] = [*shown, *task.messages]
         async with task.attempt() as attempt:
             for turn in range(self.track.max_turns):
                 try:
-                    reply = await episode.reply(messages, self.environment.tools)
+                    reply = await episode.reply(messages, () if shown else tools)
                 except TooLongError:
                     if turn == 0:
                         raise
                     return False
-                if not reply.calls:
+                calls = fenced(reply.text, tools) if shown else reply.calls
+                if not calls:
                     with self._answers(task, "its grade"):
                         return await attempt.solved(reply.text)
                 messages.append(reply.message)
-                for call in reply.calls:
+                for call in calls:
                     with self._answers(task, f"the tool {call['function']['name']}"):
-                        messages.append(await result(call, attempt.call))
+                        said = await result(call, attempt.call)
+                    messages.append({"role": "user", "content": said["content"]} if shown else said)
+                    if episode.trains and isinstance(attempt, Graded):
+                        # Before the next request: the judge is not asked about a scored reply.
+                        await self.gateway.step(reply, attempt.grade(said["content"]))
         return False
 
     @contextmanager

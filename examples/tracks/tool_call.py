@@ -17,6 +17,18 @@ from examples.tracks.environments import options, tool
 from examples.tracks.track import Track
 
 CALCULATOR = tool("calculator", "Works out an expression.", expression="such as 3 + 4 * 5")
+_EXAMPLE = (
+    (
+        "system",
+        "You have a calculator. To use it, reply with the expression in a fenced block. "
+        "When you have its result, say it.",
+    ),
+    ("user", "What is 6 + 2?"),
+    ("assistant", "```\n6 + 2\n```"),
+    ("user", "8"),
+    ("assistant", "It is 8."),
+)
+"""Messages that show how a model without a format for tools calls the calculator."""
 _LONGEST = 200
 """Most characters of an expression."""
 _LARGEST = 10**12
@@ -54,6 +66,13 @@ class Sum:
         return bool(found) and found[-1] == calculate(self.expression)
 
 
+class GradedSum(Sum):
+    """A sum each of whose calls is scored: right is one that returns the sum's result."""
+
+    def grade(self, said: str) -> float:
+        return 1.0 if said == calculate(self.expression) else -1.0
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """Environment of sums of `numbers` numbers, of up to `digits` digits each."""
@@ -61,14 +80,21 @@ class ToolCall:
     seed: int
     numbers: int = 3
     digits: int = 2
+    fenced: bool = False
+    """Whether it is for a model whose format has no tools; each call is then scored."""
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
         return (CALCULATOR,)
 
+    @property
+    def shown(self) -> Sequence[Mapping[str, Any]]:
+        example = _EXAMPLE if self.fenced else ()
+        return [{"role": role, "content": content} for role, content in example]
+
     @classmethod
     def of(cls, track: Track) -> ToolCall:
-        return cls(track.seed, **options(track, numbers=3, digits=2))
+        return cls(track.seed, **options(track, numbers=3, digits=2, fenced=False))
 
     def task(self, number: int) -> Sum:
         return self._drawn(number, held_out=False)
@@ -85,7 +111,7 @@ class ToolCall:
                 parts += [rng.choice("+-"), str(rng.randrange(1, 10**self.digits))]
             expression = " ".join(parts)
             if (sum(map(int, re.findall(r"\d", expression))) % 5 == 0) == held_out:
-                return Sum(expression)
+                return (GradedSum if self.fenced else Sum)(expression)
 
 
 def calculate(expression: str) -> str:

@@ -52,6 +52,7 @@ class Scripted:
                 return JSONResponse({"error": repr(error)}, 400)
         return JSONResponse(
             {
+                "id": "chatcmpl-1",
                 "choices": [{"message": message, "finish_reason": "stop"}],
                 "system_fingerprint": "v0",
                 "usage": {"completion_tokens": 5},

@@ -60,11 +60,13 @@ def test_table_has_a_row_for_each_run_and_the_means_of_its_seeds(tmp_path: Path)
     over(cases[0].folder(tmp_path), 0.1, 0.5)
     over(cases[1].folder(tmp_path), 0.2, 0.9, "An alarm rang.")
     over(cases[2].folder(tmp_path), 0.2, 0.9, None)
-    assert compare.found(cases[1].folder(tmp_path)) == Found(0.2, 0.9, 12, True)
+    assert compare.found(cases[1].folder(tmp_path)) == Found(
+        0.2, 0.9, 12, "+0.70, +0.40 to +1.00", True
+    )
     assert compare.table(cases, tmp_path)[2:] == [
-        "| terminal | PRM + outcome | 0 | 0.10 | 0.50 | 12 |",
-        "| terminal | PRM + outcome | 1 | 0.20 | 0.90 | 12, then held |",
-        "| terminal | PRM + outcome | mean | 0.15 ± 0.07 | 0.70 ± 0.28 | |",
+        "| terminal | step + outcome | 0 | 0.10 | 0.50 | +0.40, +0.08 to +0.72 | 12 |",
+        "| terminal | step + outcome | 1 | 0.20 | 0.90 | +0.70, +0.40 to +1.00 | 12, then held |",
+        "| terminal | step + outcome | mean | 0.15 ± 0.07 | 0.70 ± 0.28 | | |",
     ]
 
 
@@ -85,7 +87,7 @@ def test_what_is_there_is_not_played_again(
     assert played == [
         Case("tool-call", *rest) for rest in (("steps", 1), ("outcome", 0), ("outcome", 1))
     ]
-    assert "| tool-call | outcome only | mean | 0.20 ± 0.00 | 0.60 ± 0.00 | |" in (
+    assert "| tool-call | outcome only | mean | 0.20 ± 0.00 | 0.60 ± 0.00 | | |" in (
         capsys.readouterr().out
     )
     assert (tmp_path / "table.md").read_text().count("\n") == 8

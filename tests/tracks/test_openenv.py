@@ -213,6 +213,7 @@ class Guesser:
             message = {"role": "assistant", "content": None, "tool_calls": calls}
         return JSONResponse(
             {
+                "id": "chatcmpl-1",
                 "choices": [{"message": message, "finish_reason": "stop"}],
                 "system_fingerprint": "v0",
                 "usage": {"completion_tokens": 5},

@@ -86,6 +86,7 @@ class FakeGateway:
         done = len(self.outcomes) // TRACK.group_size
         return JSONResponse(
             {
+                "id": "chatcmpl-1",
                 "choices": [{"message": message, "finish_reason": "stop"}],
                 "system_fingerprint": f"v{done}",
                 "usage": {"completion_tokens": 5},
@@ -348,7 +349,7 @@ async def test_a_program_plays_by_itself_and_one_that_broke_has_no_outcome(tmp_p
     assert len(fake.of("episode")) == 6
     assert sum("it broke, and has no outcome" in line for line in said) == 3
     assert "3 episodes broke, and have no outcome." in told
-    assert "| v0 | 2 | 0.00 |" in told
+    assert "| v0 | 2 | 0.00 | 0.00 to 0.66 |" in told
     await play(fake, tmp_path)
     assert len(fake.outcomes) == 3, "it is over"
 

@@ -348,7 +348,7 @@ class Judging:
         ledger, judgements = self._parts.ledger, self._parts.ledger.judgements
         self._check(turn_id)
         turn = ledger.turns.get(turn_id)
-        verdict = judgements.verdict(turn_id)
+        verdict = self._verdict(turn)
         if verdict is None:
             verdict = await self._ask(turn)
         hints = judgements.hints(turn_id)
@@ -361,7 +361,7 @@ class Judging:
             return
         teacher, untaught = await self._taught(turn, told)
         self._check(turn_id)
-        now = judgements.verdict(turn_id) or _NONE, judgements.hints(turn_id)
+        now = self._verdict(turn) or _NONE, judgements.hints(turn_id)
         if (verdict, hints) != now:
             self.wake()  # feedback has changed them meanwhile
             return
@@ -375,9 +375,15 @@ class Judging:
         self._parts.telemetry.sample("held" if turn.episode else "queued", turn=turn_id)
         self._on_sample()
 
+    def _verdict(self, turn: Turn) -> Verdict | None:
+        """Return the verdict that counts, or None where the judge has to be asked."""
+        if turn.episode and self._by_outcome:  # whatever the step's own score
+            return _NONE
+        return self._parts.ledger.judgements.verdict(turn.id)
+
     async def _ask(self, turn: Turn) -> Verdict:
         state = self._parts.ledger.turns.next_state(turn.id)
-        if state is None or (turn.episode and self._by_outcome):  # the outcome is enough
+        if state is None:  # the outcome is enough
             return _NONE
         if (vote := denied(state)) is not None:  # by the harness's own form: no judge is asked
             self._parts.ledger.judgements.add(turn.id, value=vote, ballots=(), hints=())
