@@ -57,7 +57,7 @@ real-judge: $(READY) $(JUDGE)/.ready
 
 real-task: $(READY)
 	$(BIN)/python -m examples.personalize.smollm2
-	$(BIN)/python -m examples.tracks.compare --tracks fenced --seeds 1 --steps 10 --groups 40 --exam-tasks 100 --concurrency 16 \
+	$(BIN)/python -m examples.tracks.compare --tracks fenced --seeds 2 --steps 10 --groups 40 --exam-tasks 100 --concurrency 16 \
 	  --out runs/real-task $(ARGS)
 
 real-chat: $(READY)

@@ -167,6 +167,7 @@ def environment(track: Track) -> Environment:
 ENVIRONMENTS = {
     "tool-call": "examples.tracks.tool_call:ToolCall",
     "terminal": "examples.tracks.terminal:Terminal",
+    "fenced": "examples.tracks.tool_call:Fenced",
     "swe": "examples.tracks.swe:Swe",
     "gui": "examples.tracks.gui:Gui",
     "screen": "examples.tracks.screen:Screens",

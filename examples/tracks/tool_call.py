@@ -11,22 +11,22 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from examples.tracks.environments import options, tool
 from examples.tracks.track import Track
 
 CALCULATOR = tool("calculator", "Works out an expression.", expression="such as 3 + 4 * 5")
 _EXAMPLE = (
-    (
-        "system",
-        "You have a calculator. To use it, reply with the expression in a fenced block. "
+    {
+        "role": "system",
+        "content": "You have a calculator. To use it, reply with the expression in a fenced block. "
         "When you have its result, say it.",
-    ),
-    ("user", "What is 6 + 2?"),
-    ("assistant", "```\n6 + 2\n```"),
-    ("user", "8"),
-    ("assistant", "It is 8."),
+    },
+    {"role": "user", "content": "What is 6 + 2?"},
+    {"role": "assistant", "content": "```\n6 + 2\n```"},
+    {"role": "user", "content": "8"},
+    {"role": "assistant", "content": "It is 8."},
 )
 """Messages that show how a model without a format for tools calls the calculator."""
 _LONGEST = 200
@@ -80,21 +80,15 @@ class ToolCall:
     seed: int
     numbers: int = 3
     digits: int = 2
-    fenced: bool = False
-    """Whether it is for a model whose format has no tools; each call is then scored."""
+    kind: ClassVar[type[Sum]] = Sum
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
         return (CALCULATOR,)
 
-    @property
-    def shown(self) -> Sequence[Mapping[str, Any]]:
-        example = _EXAMPLE if self.fenced else ()
-        return [{"role": role, "content": content} for role, content in example]
-
     @classmethod
     def of(cls, track: Track) -> ToolCall:
-        return cls(track.seed, **options(track, numbers=3, digits=2, fenced=False))
+        return cls(track.seed, **options(track, numbers=3, digits=2))
 
     def task(self, number: int) -> Sum:
         return self._drawn(number, held_out=False)
@@ -111,7 +105,14 @@ class ToolCall:
                 parts += [rng.choice("+-"), str(rng.randrange(1, 10**self.digits))]
             expression = " ".join(parts)
             if (sum(map(int, re.findall(r"\d", expression))) % 5 == 0) == held_out:
-                return (GradedSum if self.fenced else Sum)(expression)
+                return self.kind(expression)
+
+
+class Fenced(ToolCall):
+    """The same for a model whose format has no tools; each call is scored."""
+
+    kind = GradedSum
+    shown = _EXAMPLE
 
 
 def calculate(expression: str) -> str:

@@ -97,6 +97,22 @@ async def test_outcomes_alone_reward_steps_where_so_set_and_the_judge_is_not_ask
         assert w.says.asked > 0, "only episodes have an outcome"
 
 
+@pytest.mark.parametrize(("by", "reward"), [("steps", 0.5), ("outcome", 1.0)])
+async def test_a_steps_own_score_counts_where_steps_are_rewarded_and_nowhere_else(
+    tmp_path: Path, by: str, reward: float
+) -> None:
+    async with world(tmp_path, method="binary", episode_reward=by, batch_size=FAR) as w:
+        begin(w, "a", group=None)
+        step = w.turn("", session="a", role="tool")
+        said = Feedback(-0.5, source="client")
+        assert w.ledger.feedback.give("me", About("turn", step), said)
+        last(w, "a")
+        end(w, "a", 1.0)
+        await w.until(lambda: sample_counts(w.ledger).get("queued") == 2)
+        rows = w.ledger._db.rows("SELECT reward FROM samples ORDER BY turn_id")
+        assert [row["reward"] for row in rows] == [reward, 1.0]
+
+
 async def test_batch_is_as_large_as_its_groups(tmp_path: Path) -> None:
     async with world(tmp_path, method="binary", batch_size=2) as w:
         for n in range(5):

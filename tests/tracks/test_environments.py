@@ -46,7 +46,7 @@ def test_tracks_import_nothing_of_the_product() -> None:
 @pytest.mark.parametrize("file", sorted((ROOT / "configs" / "tracks").glob("*.toml")), ids=str)
 def test_shipped_tracks_are_tracks(file: Path) -> None:
     track = read(file, model="demo")
-    assert track.environment == {"fenced": "tool-call"}.get(file.stem, file.stem)
+    assert track.environment == file.stem
     if track.environment in (
         "openenv",
         "verifiers",
