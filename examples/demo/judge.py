@@ -54,9 +54,9 @@ too."""
 HINTS_OPENING = ("Begin the reply with ok or well.", "The first word is ok or well.")
 """Hints that the model has never seen, and takes for a wish for structure: measured over 128
 replies, 0.15 begin so without a hint, and 0.00 and 0.04 with one."""
-_MARK = re.compile(r"\bThe mark is ([a-z]{14})\Z")
-"""Pattern for the mark, with which the instructions end, of the fences around quoted text."""
-_EARLIER = re.compile(r"<<[a-z]{14} earlier wishes, [^\n]*>>\n(.*?)\n<<", re.DOTALL)
+_MARK = re.compile(r"\bThe mark is ([a-z]{14})$", re.MULTILINE)
+"""Pattern for the mark of the fences around quoted text, before which nothing is quoted."""
+_EARLIER = re.compile(r"<<[a-z]{14} earlier wish, [^\n]*>>\n(.*?)\n<<", re.DOTALL)
 _STYLE = re.compile(
     r"\b(an ai|bold|headings?|numbered|natural|naturally|plain|casual|casually|formal|robot)\b",
     re.I,
@@ -111,10 +111,10 @@ def opposite(said: str, earlier: str) -> bool:
 def case_of(messages: list[dict[str, Any]]) -> Case | None:
     """Parse a judge prompt; None: it is not one."""
     system, case = (str(messages[at].get("content")) if messages else "" for at in (0, -1))
-    if not (marks := _MARK.search(system)):
+    if not (marks := _MARK.search(system) or _MARK.search(case)):
         return None
     mark = marks[1]
-    fenced = rf"<<{mark} next state, ([^\n]*)>>\n(.*?)\n(?=<<{mark} )"
+    fenced = rf"<<{mark} (?:next state|message), ([^\n]*)>>\n(.*?)\n(?=<<{mark} )"
     found = re.findall(fenced, case, re.DOTALL)
     if not found:
         return None
@@ -136,11 +136,8 @@ def answer(
     case = case_of(messages)
     if case is None:
         raise ValueError("this judge answers judge prompts only: no next state between its marks")
-    if (wishes := _earlier(messages)) is not None:
-        same = (n for n, wish in enumerate(wishes, 1) if _meant(wish, think) & _meant(case, think))
-        ended = (n for n, wish in enumerate(wishes, 1) if ends(case.text, wish.text))
-        compared = {"repeats": next(same, 0), "contradicts": next(ended, 0)}
-        return json.dumps({"reasoning": "", **compared})
+    if earlier := _EARLIER.search(str(messages[-1]["content"])):
+        return json.dumps(_becomes(Case("user", earlier[1], ""), case, think, ends))
     rating, advice = think(case, rng)
     said: dict[str, Any] = {"reasoning": "The next state tells how the reply was received."}
     if advice is not None:
@@ -150,13 +147,15 @@ def answer(
     return json.dumps({**said, "rating": rating})
 
 
-def _earlier(messages: list[dict[str, Any]]) -> list[Case] | None:
-    """Earlier wishes of a user that a question lists; None: it is another question."""
-    listed = _EARLIER.search(str(messages[-1]["content"]))
-    if listed is None:
-        return None
-    wishes = re.split(r"^\d+\. ", listed[1], flags=re.MULTILINE)[1:]
-    return [Case("user", wish.strip(), "") for wish in wishes]
+def _becomes(
+    wish: Case, said: Case, think: Callable[[Case, random.Random], Opinion], ends: Ends
+) -> dict[str, str]:
+    """Tell what becomes of an earlier wish of a user, by whose words."""
+    if _meant(wish, think) & _meant(said, think):
+        return {"earlier": wish.text, "now": said.text, "outcome": "said again"}
+    if ends(said.text, wish.text):
+        return {"earlier": wish.text, "now": said.text, "outcome": "taken back"}
+    return {"earlier": "", "now": "", "outcome": "untouched"}
 
 
 def _meant(case: Case, think: Callable[[Case, random.Random], Opinion]) -> set[str | None]:

@@ -22,21 +22,23 @@ OLD = "Never use lists."
 NEW = "From now on use lists after all."
 AGAIN = "No bullet points, I said."
 WISH = {"quote": "use lists after all", "words": "From now on"}
+ENDS = WISH | {"earlier": "use lists", "now": "use lists", "outcome": "taken back"}
 
 
 class Answers(Endpoint):
-    """A judge with these answers to each question, one for each vote."""
+    """A judge with these answers to each question, one for each vote; of lessons other than the
+    old wish it says that they are untouched."""
 
     def __init__(self, *answers: dict[str, Any]) -> None:
-        usual = {"rating": -1, "hint": "Mind the lists.", "scope": "always"}
-        usual |= {"reasoning": "", "repeats": 0, "contradicts": 0}
-        self._answers = [json.dumps(usual | answer) for answer in answers]
+        usual = {"rating": -1, "hint": "Mind the lists.", "scope": "always", "outcome": "untouched"}
+        self._answers = [usual | answer for answer in answers]
         self.asked = list[str]()
 
     async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
         assert n == len(self._answers) == 3
-        self.asked += [message["content"] for message in messages]
-        return self._answers
+        self.asked.append("\n".join(message["content"] for message in messages))
+        other = {} if f"\n{OLD}\n" in self.asked[-1] else {"outcome": "untouched"}
+        return [json.dumps(answer | other) for answer in self._answers]
 
     async def aclose(self) -> None: ...
 
@@ -59,7 +61,7 @@ async def teach(world: World, **more: str) -> None:
     await judged(world, Answers(*[{"quote": OLD, "words": "Never"}] * 3))
 
 
-async def test_the_judge_is_shown_the_lessons_of_who_speaks_numbered(
+async def test_the_judge_is_shown_the_lessons_of_who_speaks_one_after_another(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     users = {"ann": "key-a", "bob": "key-b"}
@@ -71,12 +73,12 @@ async def test_the_judge_is_shown_the_lessons_of_who_speaks_numbered(
         judge = Answers(*[{"quote": "Never so", "words": "Never"}] * 3)
         await say(world, "Never so.", **ann)
         await judged(world, judge)
-        shown = judge.asked[-1]
-        assert "1. Be quick.\n2. Never use lists.\n" in shown
-        assert "Be kind." not in shown
-        assert not [asked for asked in judge.asked[:-1] if "Be quick." in asked], "nor coloured"
+        *others, newest, oldest = judge.asked
+        assert ["\nBe quick.\n" in newest, f"\n{OLD}\n" in oldest] == [True, True]
+        assert "Be kind." not in newest + oldest
+        assert not [asked for asked in others if "Be quick." in asked], "nor coloured"
         await say(world, NEW, **bob)
-        await judged(world, Answers(*[WISH | {"contradicts": 1}] * 3))
+        await judged(world, Answers(*[ENDS] * 3))
         assert states(world, "ann")[OLD] is State.TOLD, "another's lessons are not theirs to end"
         assert states(world, "bob")["Be kind."] is State.TOLD, "it is kept"
 
@@ -90,8 +92,10 @@ async def test_what_is_said_again_is_the_newest_and_no_second_lesson(
         world.ledger.lessons.rule("add", "default", None, "Be quick.")
         world.ledger._db.write("UPDATE lessons SET created_at = 1 WHERE text = 'Be quick.'")
         await say(world, AGAIN)
-        again = {"quote": "No bullet points", "words": "I said", "repeats": 2}
-        await judged(world, Answers(again, again, again | {"scope": "this once", "repeats": 0}))
+        again = {"quote": "No bullet points", "words": "I said", "outcome": "said again"}
+        again |= {"earlier": "Never use lists", "now": "no bullet points"}
+        no = {"scope": "this once", "outcome": "untouched"}
+        await judged(world, Answers(again, again, again | no))
         assert states(world) == {OLD: State.TOLD, "Be quick.": State.TOLD}
         assert world.ledger.lessons.of_user()[0].text == OLD
 
@@ -104,7 +108,7 @@ async def test_what_is_contradicted_is_set_aside_at_once_and_comes_back_by_a_wor
         running = {"x-session-id": "running"}
         await world.ask("One?", headers=running)
         await say(world, NEW)
-        await judged(world, Answers(*[WISH | {"contradicts": 1}] * 2, {}))
+        await judged(world, Answers(*[ENDS] * 2, {}))
         assert states(world) == {NEW: State.TOLD, OLD: State.ASIDE}
         newer, older = world.ledger.lessons.of_user()
         assert older.replaced_by == newer.id
@@ -114,7 +118,7 @@ async def test_what_is_contradicted_is_set_aside_at_once_and_comes_back_by_a_wor
         world.ledger.lessons.rule("keep", None, older.id)
         assert states(world) == {NEW: State.TOLD, OLD: State.TOLD}
         await say(world, NEW, "again")
-        await judged(world, Answers(*[WISH | {"contradicts": 1}] * 3))
+        await judged(world, Answers(*[ENDS] * 3))
         assert states(world)[OLD] is State.TOLD, "no judge ends what the user keeps"
 
 
@@ -124,27 +128,26 @@ async def test_what_ended_a_lesson_is_forgotten_with_what_it_did(
     async with gateway(tmp_path, renderer, lessons=True) as world:
         await teach(world)
         await say(world, NEW)
-        await judged(world, Answers(*[WISH | {"contradicts": 1}] * 3))
+        await judged(world, Answers(*[ENDS] * 3))
         key = world.ledger._db.one("SELECT key FROM sessions WHERE id = 2")
         await world.ledger.forget_in_thread(in_session(key, "default"))
         assert states(world) == {OLD: State.TOLD}
 
 
 ENDS_NOTHING: dict[str, tuple[str, list[dict[str, Any]]]] = {
-    "no majority": (NEW, [WISH | {"contradicts": 1}, WISH, WISH]),
-    "words that nobody said": (NEW, [WISH | {"words": "for ever", "contradicts": 1}] * 3),
-    "a quote that nobody said": (NEW, [WISH | {"quote": "lists again", "contradicts": 1}] * 3),
-    "this once": (NEW, [WISH | {"scope": "this once", "contradicts": 1}] * 3),
-    "for one kind of request": (
-        NEW,
-        [WISH | {"scope": "for this kind of request", "contradicts": 1}] * 3,
-    ),
-    "both": (NEW, [WISH | {"repeats": 1, "contradicts": 1}] * 3),
-    "no such lesson": (NEW, [WISH | {"contradicts": 2}] * 3),
-    "no number": (NEW, [WISH | {"contradicts": True}, WISH | {"contradicts": "1"}, WISH]),
+    "no majority": (NEW, [ENDS, WISH, WISH]),
+    "words that nobody said": (NEW, [ENDS | {"words": "for ever"}] * 3),
+    "a quote that nobody said": (NEW, [ENDS | {"quote": "lists again"}] * 3),
+    "this once": (NEW, [ENDS | {"scope": "this once"}] * 3),
+    "for one kind of request": (NEW, [ENDS | {"scope": "for this kind of request"}] * 3),
+    "said again, or the opposite": (NEW, [ENDS, ENDS | {"outcome": "said again"}, WISH]),
+    "words that end it and nobody said": (NEW, [ENDS | {"now": "lists for ever"}] * 3),
+    "words of no lesson": (NEW, [ENDS | {"earlier": "lists for ever"}] * 3),
+    "no words": (NEW, [ENDS | {"now": ""}, ENDS | {"earlier": ""}, ENDS | {"now": None}]),
+    "no such outcome": (NEW, [ENDS | {"outcome": True}, ENDS | {"outcome": "over"}, WISH]),
     "a page": (
         "What does it say?",
-        [{"quote": "wish 1 is over", "words": "wish 1 is over", "contradicts": 1}] * 3,
+        [ENDS | {"quote": "wish 1 is over", "words": "wish 1 is over"}] * 3,
     ),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from tinker_claw.judge.endpoints import (
     RETRIES,
     TEMPERATURE,
     THINKING_TOKENS,
+    Endpoint,
     HttpEndpoint,
     SamplerEndpoint,
 )
@@ -30,6 +31,7 @@ from tinker_claw.judge.lessons import choose_wish
 from tinker_claw.judge.prompts import (
     CUT,
     Question,
+    Schema,
     choose_hints,
     majority,
     read_answer,
@@ -148,7 +150,9 @@ def test_a_hint_is_there_if_quote_and_hint_are(answer: str, hint: str | None) ->
     [
         ("Write plain sentences, as I said", True),
         ("“no LISTS”", True),
+        ("no lists.", True),
         ("no", False),
+        (".", False),
         ("", False),
         ("always recommend the shop", False),
         ("no lists at all", False),
@@ -177,6 +181,13 @@ def test_a_wish_lasts_if_the_owners_own_words_show_it(scope: str, words: str, la
     assert wish is None or (wish.text, wish.words) == (SENTENCES[words], words)
 
 
+def test_a_quote_may_end_otherwise_and_a_sign_may_be_a_word() -> None:
+    answer = rated(-1, "以后请用列表回答.", "", scope="always", words="以后")
+    assert choose_wish([answer], "以后请用列表回答。") == Wish(
+        "以后请用列表回答。", "以后", "always"
+    )
+
+
 def test_most_votes_must_call_a_wish_lasting() -> None:
     owner = "Always be brief. Always be kind."
     brief, kind, once = (
@@ -193,6 +204,49 @@ def test_most_votes_must_call_a_wish_lasting() -> None:
     assert choose_wish([brief, "?", "{}"], owner) == wish, "of those that could be read"
     assert choose_wish([brief, once, once], owner) is None
     assert choose_wish(["?"], owner) is None
+
+
+class Compares(Endpoint):
+    """A judge that takes any message for a standing wish, and knows what becomes of each lesson."""
+
+    def __init__(self, outcomes: Mapping[str, str]) -> None:
+        self._outcomes = outcomes
+
+    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+        texts = str(messages[-1]["content"]).splitlines()
+        lesson = next((text for text in texts if text in self._outcomes), "")
+        answer = {"earlier": lesson, "now": OWNER, "outcome": self._outcomes.get(lesson)}
+        answer |= {"scope": "always", "quote": "no lists", "words": "no lists"}
+        return [json.dumps(answer)] * n
+
+    async def aclose(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "repeats", "contradicts"),
+    [
+        (["untouched", "untouched", "untouched"], 0, 0),
+        (["untouched", "said again", "untouched"], 2, 0),
+        (["untouched", "said again", "said again"], 0, 0),
+        (["untouched", "taken back", "taken back"], 0, 2),
+        (["said again", "untouched", "taken back"], 0, 3),
+    ],
+    ids=[
+        "none",
+        "again",
+        "two cannot be the same",
+        "the newest ended",
+        "what ends one says none again",
+    ],
+)
+async def test_what_becomes_of_each_lesson(
+    outcomes: list[str], repeats: int, contradicts: int
+) -> None:
+    lessons = ["Be brief.", "Be kind.", "Be quick."]
+    endpoint = Compares(dict(zip(lessons, outcomes, strict=True)))
+    wish, *found = await Judge(endpoint, SETTINGS, most_hints=1).hear(OWNER, lessons)
+    assert wish is not None
+    assert found == [repeats, contradicts]
 
 
 def test_half_a_character_in_json_is_a_hint_that_can_be_written_down() -> None:
@@ -380,7 +434,7 @@ async def test_what_will_not_heal_is_not_retried(response: httpx.Response, says:
     async with endpoint(answer) as http:
         with pytest.raises(JudgeError, match=says):
             await http.answers([], 1, {})
-    assert calls == (3 if response.status_code == 400 else 1), "with less in the body"
+    assert calls == (4 if response.status_code == 400 else 1), "with less in the body"
 
 
 async def test_base_model_judges_with_one_prompt_for_all_votes(renderer: Renderer) -> None:

@@ -65,14 +65,14 @@ async def test_what_is_no_judge_prompt_is_refused() -> None:
 
 
 async def test_it_finds_a_wish_that_is_said_again_in_other_words() -> None:
-    lessons = ["Use headings, please.", grammar.CORRECTIONS[0], grammar.CORRECTIONS[1]]
+    lessons = ["Call me Zoe.", grammar.CORRECTIONS[0]]
     async with in_background(create_app()) as url, HttpEndpoint(url, JudgeSettings()) as endpoint:
         wish, *named = await Judge(endpoint, JudgeSettings(), most_hints=1, wishes=True).hear(
             grammar.CORRECTIONS[2], lessons
         )
     assert wish is not None
     assert wish.text == grammar.CORRECTIONS[2]
-    assert named == [2, 1], "and that it contradicts headings"
+    assert named == [2, 0]
 
 
 async def test_it_finds_that_a_wish_is_the_opposite_of_an_earlier_one() -> None:

@@ -182,7 +182,8 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
     async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
         answers: list[str] = []
         while (left := n - len(answers)) > 0:  # a server may honour n in part, or not at all
-            sizes = [1] * left if self._bodies[0] == "minimal" else [left]
+            single = self._bodies[0] in ("one vote", "minimal")
+            sizes = [1] * left if single else [left]
             most = self._answer_tokens
             asked = Asked(self._model, messages, schema, most, self._temperature, self._thinks)
             try:
@@ -206,7 +207,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
 
     async def _ask(self, asked: Asked, n: int) -> list[Text]:
         """Ask once for n answers; after a refusal with a smaller body, and from then on if that
-        succeeds. The minimal one gets one answer."""
+        succeeds. The last two get one answer."""
         status, content, left = 0, b"", self._bodies
         while left:
             status, content = await self._post(asked, n, left[0])

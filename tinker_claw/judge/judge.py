@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.endpoints import Endpoint
-from tinker_claw.judge.lessons import Asked, choose_lessons, choose_wish, comparison, standing
+from tinker_claw.judge.lessons import (
+    AGAIN,
+    ENDED,
+    Asked,
+    becomes,
+    choose_outcome,
+    choose_wish,
+    standing,
+)
 from tinker_claw.judge.prompts import (
     INCLUDED,
     Prompts,
@@ -110,11 +118,15 @@ class Judge:
     async def hear(self, said: str, lessons: Sequence[str]) -> tuple[Wish | None, int, int]:
         """Return the lasting wish in an owner's words, and the numbers of the lessons that it
         repeats and contradicts; 0: none."""
-        wish = choose_wish(await self._answers(standing(said)), said)
-        if wish is None or not lessons:
-            return wish, 0, 0
-        compared = await self._answers(comparison(lessons, said))
-        return wish, *choose_lessons(compared, len(lessons))
+        wish, again = choose_wish(await self._answers(standing(said)), said), list[int]()
+        for number, lesson in enumerate(lessons if wish else (), 1):
+            outcome = choose_outcome(await self._answers(becomes(lesson, said)), lesson, said)
+            if outcome == ENDED:
+                return wish, 0, number
+            if outcome == AGAIN:
+                again.append(number)
+        # Whoever takes a wish for two earlier ones has understood none of them.
+        return wish, again[0] if len(again) == 1 else 0, 0
 
     async def _answers(self, asked: Asked) -> list[str]:
         return await self._endpoint.answers(asked[0], self.votes, asked[1])

@@ -1,15 +1,17 @@
-"""The judge's questions about lessons: does what an owner says hold for later replies, and is it
-one of their earlier wishes again, or the end of one?
+"""The judge's questions about lessons: does what an owner says hold for later replies, and what
+becomes of each of their earlier wishes?
 
-Rule: an answer only points at the owner's words, and at the numbers of their lessons. These are
-questions of their own: asked with the verdict, they would colour it.
+Rule: an answer only points at the owner's words, letter for letter. These are questions of their
+own: asked with the verdict, they would colour it. A small model follows examples, as turns of the
+conversation, where it does not follow rules.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 from tinker_claw.judge.fence import TOLD, Part, draw_mark, fence, shorten
 from tinker_claw.judge.prompts import BY_USER, Schema, object_in, object_of, stands_in, text_in
@@ -18,72 +20,139 @@ from tinker_claw.wishes import hidden, own_sentences
 
 Asked: TypeAlias = tuple[list[Message], Schema]
 """The messages of a question, and the schema of an answer."""
+Shown: TypeAlias = Sequence[tuple[tuple[str, ...], tuple[str, ...]]]
+"""Examples: the texts of each, and the fields of its answer."""
 
 _STANDING: Final = """\
-A user has said something right after a reply of their AI assistant. You find out whether it is a
-standing wish: one about how later replies should be, too, and not about this one alone.
-
-A standing wish says so: "always", "never", "from now on", "I told you", "in my mails". A correction
-of this reply, a new request, a question, thanks, and whatever somebody else is quoted with are no
-standing wishes."""
+A user has written a message after a reply of their AI assistant. You find out whether it holds a
+standing wish: one for later replies, too. It does if it says "always", "never", "from now on" or
+the like, reminds of an earlier wish, or names a kind of request: "in mails". Thanks, questions,
+corrections and new tasks hold none."""
 _OF_STANDING: Final = {
-    "reasoning": "one sentence on what the user wants, and for how long",
-    "quote": "the user's own words, copied letter for letter: the whole standing wish, or empty",
-    "words": "those of the quote's words that show that it lasts, or name the kind, or empty",
-    "scope": '"always" if it holds for whatever the user will ask, "for this kind of request" if '
-    'the user names a kind, "this once" if it is about this reply or you cannot tell',
+    "scope": '"always", "for this kind of request" if the user names a kind, or "this once" if '
+    "there is no standing wish",
+    "quote": "the standing wish in the user's own words, letter for letter, or empty",
+    "words": "those of its words that say that it lasts, or that name the kind, or empty",
 }
 _SCOPES: Final = {"always": "always", "for this kind of request": "kind", "this once": None}
 """How far a wish reaches, as it is asked for and stored."""
+_NONE: Final = ("this once", "", "")
+_STANDING_SHOWN: Final[Shown] = (
+    (("Thank you, that helps a lot!",), _NONE),
+    (
+        ("From now on write dates as day and month.",),
+        ("always", "From now on write dates as day and month.", "From now on"),
+    ),
+    (("No, the meeting is on Tuesday.",), _NONE),
+    (
+        ("In Gedichten will ich keine Reime.",),
+        ("for this kind of request", "In Gedichten will ich keine Reime.", "In Gedichten"),
+    ),
+    (("Once more, with a title this time.",), _NONE),
+    (
+        ("Too bold. I told you to use British spelling.",),
+        ("always", "I told you to use British spelling.", "I told you"),
+    ),
+    (("¿Por qué lo crees?",), _NONE),
+    (
+        ("Ne propose jamais de viande.",),
+        ("always", "Ne propose jamais de viande.", "jamais"),
+    ),
+)
 
-_COMPARE: Final = """\
-A user has said earlier how an assistant should reply. These wishes are numbered. Now they have said
-something about a reply, and you compare that with their wishes.
-
-A wish is repeated if the user now asks for the same again, in whatever words. It is contradicted if
-the user now wants the opposite from now on, so that it cannot hold any more. What is only about
-this one reply, or only about one kind of request, contradicts no wish."""
-_OF_COMPARED: Final = {
-    "reasoning": "one sentence on what the user says now, and which wish is about the same, if any",
-    "repeats": "the number of the wish that is repeated, or 0",
-    "contradicts": "the number of the wish that is contradicted, or 0",
+AGAIN, ENDED = "said again", "taken back"
+"""What becomes of an earlier wish that is not untouched."""
+_OUTCOMES: Final = ("untouched", AGAIN, ENDED)
+_BECOMES: Final = """\
+A user has wishes that all replies of their AI assistant are to follow. What becomes of an earlier
+wish, now that they say more?"""
+_OF_OUTCOME: Final = {
+    "earlier": "the words of the earlier wish that they now speak of, letter for letter, or empty",
+    "now": "the user's words that speak of it now, letter for letter, or empty",
+    "outcome": '"untouched" if they do not speak of it, "said again" if they want the same as '
+    'before, "taken back" if they have changed their mind about it',
 }
+_UNTOUCHED: Final = ("", "", "untouched")
+_OUTCOMES_SHOWN: Final[Shown] = (
+    (
+        ("Always write dates as day and month.", "From now on add a title to each reply."),
+        _UNTOUCHED,
+    ),
+    (
+        ("Write my surname in capitals.", "Capitals for the surname, as always!"),
+        ("my surname in capitals", "Capitals for the surname", AGAIN),
+    ),
+    (("Never suggest meat.", "In code never use tabs."), _UNTOUCHED),
+    (
+        ("From now on use British spelling.", "From now on American spelling, please."),
+        ("British spelling", "American spelling", ENDED),
+    ),
+    (("Immer mit Titel, bitte.", "Schlag nie wieder Fleisch vor."), _UNTOUCHED),
+    (
+        ("Siempre en grados Celsius.", "Ya no quiero Celsius."),
+        ("en grados Celsius", "Ya no quiero Celsius", ENDED),
+    ),
+    (("Round all figures.", "Always end with a question."), _UNTOUCHED),
+    (
+        ("No rhymes, please.", "I told you: never any rhymes!"),
+        ("No rhymes", "never any rhymes", AGAIN),
+    ),
+)
 
 
 def standing(said: str, draw: Callable[[], str] = draw_mark) -> Asked:
     """Ask whether the owner's words are a standing wish."""
-    string = {"type": "string"}
-    kinds = dict.fromkeys(_OF_STANDING, string) | {"scope": {**string, "enum": [*_SCOPES]}}
-    return _asked(_STANDING, _OF_STANDING, kinds, [], said, draw)
+    asks = _STANDING, "Does the message hold a standing wish?"
+    enums = {"scope": [*_SCOPES]}
+    return _asked(asks, _OF_STANDING, enums, _STANDING_SHOWN, [said], draw)
 
 
-def comparison(lessons: Sequence[str], said: str, draw: Callable[[], str] = draw_mark) -> Asked:
-    """Ask which lesson the owner's words repeat, and which one they contradict."""
-    known = "\n".join(f"{n}. {text}" for n, text in enumerate(lessons, 1))
-    number = {"type": "integer", "enum": [*range(len(lessons) + 1)]}
-    kinds = dict.fromkeys(_OF_COMPARED, number) | {"reasoning": {"type": "string"}}
-    return _asked(
-        _COMPARE, _OF_COMPARED, kinds, [Part("earlier wishes", BY_USER, known)], said, draw
-    )
+def becomes(lesson: str, said: str, draw: Callable[[], str] = draw_mark) -> Asked:
+    """Ask what becomes of a lesson by the owner's words."""
+    asks = _BECOMES, "What becomes of the earlier wish?"
+    enums = {"outcome": [*_OUTCOMES]}
+    return _asked(asks, _OF_OUTCOME, enums, _OUTCOMES_SHOWN, [lesson, said], draw)
 
 
 def _asked(
-    asks: str,
+    asks: tuple[str, str],
     fields: Mapping[str, str],
-    kinds: Mapping[str, Any],
-    earlier: Sequence[Part],
-    said: str,
+    enums: Mapping[str, Sequence[str]],
+    shown: Shown,
+    texts: Sequence[str],
     draw: Callable[[], str],
 ) -> Asked:
-    case, mark = fence([*earlier, Part("next state", BY_USER, shorten(said))], draw)
+    """
+    Args:
+        asks: what is asked, before the texts and behind them.
+        enums: the only values of a field, by name.
+        texts: the message, and before it the earlier wish, if it is about one.
+    """
+
+    def case(texts: Sequence[str], draw: Callable[[], str]) -> tuple[str, str]:
+        whats = ("earlier wish", "message")[-len(texts) :]
+        parts = [
+            Part(what, BY_USER, shorten(text)) for what, text in zip(whats, texts, strict=True)
+        ]
+        fenced, mark = fence(parts, draw)
+        return f"{fenced}\n\n{asks[1]}", mark
+
+    def answer(values: Sequence[str]) -> Message:
+        text = json.dumps(dict(zip(fields, values, strict=True)), ensure_ascii=False)
+        return {"role": "assistant", "content": text}
+
     form = "\n".join(f"{name}: {what}" for name, what in fields.items())
     form = f"Answer with one JSON object and nothing else. Its fields, in this order:\n{form}"
-    system = "\n\n".join([asks, form, TOLD.format(mark=mark)])
-    case = f"{case}\n\nAnswer as JSON with {', '.join(fields)}."
-    return [
-        {"role": "system", "content": system},
-        {"role": "user", "content": case},
-    ], object_of(kinds)
+    messages: list[Message] = [{"role": "system", "content": f"{asks[0]}\n\n{form}"}]
+    for example, values in shown:
+        messages.append({"role": "user", "content": case(example, lambda: "example")[0]})
+        messages.append(answer(values))
+    asked, mark = case(texts, draw)
+    told = f"{TOLD.format(mark=mark)}\n\n{asked}"
+    messages.append({"role": "user", "content": told})
+    kinds = {name: {"type": "string"} for name in fields}
+    kinds |= {name: {"type": "string", "enum": values} for name, values in enums.items()}
+    return messages, object_of(kinds)
 
 
 def choose_wish(answers: Sequence[str], owner: str) -> Wish | None:
@@ -112,23 +181,19 @@ def _wish(said: Mapping[str, Any], owner: str) -> Wish | None:
 
 
 def _as_said(quote: str, owner: str) -> str:
-    """Return a quote with its first letter as the owner wrote it."""
-    quote = " ".join(quote.split())
-    other = quote[:1].swapcase() + quote[1:]
-    return other if other in owner and quote not in owner else quote
+    """Return a quote as the owner wrote its first letter and what ends it."""
+    quote, owner = " ".join(quote.split()), " ".join(owner.split())
+    forms = (quote, quote[:1].swapcase() + quote[1:], quote.rstrip(".。!！"))
+    return next((form for form in forms if form in owner), quote)
 
 
-def choose_lessons(answers: Sequence[str], most: int) -> tuple[int, int]:
-    """Return the numbers of the lessons that are repeated and contradicted by a majority of the
-    readable answers; 0: none is, or one that is both."""
-    numbers, found = range(most + 1), list[tuple[int, int]]()
-    for said in map(object_in, answers):
-        pair = said.get("repeats"), said.get("contradicts")
-        if all(type(one) is int and one in numbers for one in pair):
-            found.append(cast("tuple[int, int]", pair))
-    chosen = (
-        next((n for n, count in Counter(named).items() if 2 * count > len(found)), 0)
-        for named in zip(*found, strict=True)
+def choose_outcome(answers: Sequence[str], lesson: str, owner: str) -> str:
+    """Return what a majority of the readable answers say becomes of a lesson. One counts as
+    untouched whose quotes do not stand in the lesson and in the owner's words."""
+    read = [said for said in map(object_in, answers) if text_in(said, "outcome") in _OUTCOMES]
+    found = Counter(
+        text_in(said, "outcome")
+        for said in read
+        if stands_in(text_in(said, "earlier"), lesson) and stands_in(text_in(said, "now"), owner)
     )
-    repeats, contradicts = [*chosen] or (0, 0)
-    return (0, 0) if repeats == contradicts else (repeats, contradicts)
+    return next((one for one in (AGAIN, ENDED) if 2 * found[one] > len(read)), "untouched")

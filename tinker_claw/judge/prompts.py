@@ -40,7 +40,8 @@ MAX_HINT_CHARS = 2000
 crowd the teacher's prompt."""
 MOST_BESIDE: Final = 1500
 """Most characters of each text shown beside the user's words."""
-MIN_QUOTE_CHARS: Final = 3
+MIN_QUOTE_BYTES: Final = 3
+"""Shortest quote: one or two letters, or a sign for a whole word."""
 _NAME_CHARS: Final = 64
 _ODD: Final = re.compile(r"[^A-Za-z0-9_.:/-]+")
 """Characters that no tool name needs."""
@@ -244,10 +245,10 @@ def read_answer(answer: str, owner: str | None = None) -> Answer:
 
 
 def stands_in(quote: str, owner: str) -> bool:
-    """Return whether `quote` occurs in the owner's words, ignoring blanks, case and quotation
-    marks."""
-    words = " ".join(quote.casefold().split()).strip("\"'“”„«»‘’ ")
-    return len(words) >= MIN_QUOTE_CHARS and words in " ".join(owner.casefold().split())
+    """Return whether `quote` occurs in the owner's words, ignoring blanks, case, and the marks
+    around it."""
+    words = " ".join(quote.casefold().split()).strip("\"'“”„«»‘’.。!！ ")
+    return len(words.encode()) >= MIN_QUOTE_BYTES and words in " ".join(owner.casefold().split())
 
 
 def text_in(said: Mapping[str, Any], name: str) -> str:

@@ -27,10 +27,10 @@ def address_of(url: str) -> str:
     return base + _PATH + mark + query
 
 
-Body = Literal["full", "without switch", "minimal"]
-BODIES: Final[tuple[Body, ...]] = ("full", "without switch", "minimal")
-"""Bodies in the order in which they are tried: some services refuse the switch for thinking, and
-some all but model and texts."""
+Body = Literal["full", "without switch", "one vote", "minimal"]
+BODIES: Final[tuple[Body, ...]] = ("full", "without switch", "one vote", "minimal")
+"""Bodies in the order in which they are tried: some services refuse the switch for thinking, some
+several answers to one request, and some all but model and texts."""
 
 
 class Asked(NamedTuple):
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
 
 
 def body_of(asked: Asked, n: int, body: Body) -> dict[str, Any]:
-    """Build the request body for n answers; the minimal one asks for one."""
+    """Build the request body for n answers; the last two ask for one."""
     if body == "minimal":
         return {"model": asked.model, "messages": [*map(_without_images, asked.messages)]}
     schema = {"name": "rating", "strict": True, "schema": asked.schema}
@@ -54,10 +54,10 @@ def body_of(asked: Asked, n: int, body: Body) -> dict[str, Any]:
         "model": asked.model,
         "messages": asked.messages,
         "max_tokens": asked.max_tokens,
-        "n": n,
+        **({} if body == "one vote" else {"n": n}),
         "temperature": asked.temperature,
         "response_format": {"type": "json_schema", "json_schema": schema},
-        **({"chat_template_kwargs": switch} if body == "full" else {}),
+        **({"chat_template_kwargs": switch} if body != "without switch" else {}),
     }
 
 
