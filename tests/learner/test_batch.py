@@ -291,6 +291,16 @@ async def test_a_batch_is_trusted_by_its_contrast_or_by_its_hints(tmp_path: Path
         assert trust([*rejected[:2], hinted]) == 1.0, "its hint says what would be better"
         hint_only = replace(hinted, reward=None)
         assert trust([*untaught[:2], hint_only]) == 1.0
+        (accepted,) = [s for s in batch if s.reward == 1]
+        many = [*untaught, *untaught] * 4
+        assert trust([accepted, *many[:3]]) == 1.0
+        assert trust([accepted, *many[:7]]) == 0.5, "one in eight"
+        assert trust([accepted] * 2 + many[:6]) == 1.0
+        assert trust([*many[:1], *[accepted] * 7]) == 0.5, "whichever is rare"
+        assert trust([accepted, *many[:15]]) == 0.25
+        assert trust([accepted, *many[:6], hinted]) == 1.0
+        grouped = replace(accepted, bucket=(1, 0))
+        assert trust([grouped, *many[:15]]) == 1.0, "compared within its group"
 
 
 async def test_a_method_that_learns_from_hints_alone_takes_the_whole_rate(tmp_path: Path) -> None:

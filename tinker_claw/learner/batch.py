@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from tinker_claw.ledger.samples import Waiting, ready, usable
 from tinker_claw.types import JUDGES, Judge, Sample
@@ -29,8 +30,10 @@ that no step comes much later."""
 GROUPED = 8
 """Most samples of a step, as a multiple of `--batch-size`, so that whole groups fit: with sixteen,
 eight tries of sixteen steps each. It costs as much as eight steps, and does not come more often."""
-_UNTAUGHT = 0.25
-"""Share of the rate for a batch whose verdicts agree, and that has no hint."""
+_LEAST = 0.25
+"""Share of the rate for a batch that hardly says what would be better."""
+_TELLING = 0.25
+"""Share of samples that say it from which a batch is worth the whole rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +149,19 @@ def _better(waiting: Sequence[Waiting], judge: Judge) -> int | None:
 
 
 def trust(batch: Sequence[Sample]) -> float:
-    """Return the share of the rate that a batch is worth: all of it where verdicts of one judge
-    differ, or reject a reply that was cut.
+    """Return the share of the rate that a batch is worth: all of it where a quarter of the samples
+    say what would be better. Those with a hint do, a rejected reply that was cut, and of each
+    judge's verdicts as many as stand against others: the fewer of those above and below their mean.
 
-    Where they agree, only hints say what would be better. As a weight the share would do nothing:
-    Adam divides scale out.
+    As a weight the share would do nothing: Adam divides scale out, so that fifteen rejections
+    beside one accepted reply would take a whole step on what that reply happens to be.
     """
-    rewards = {(s.judge, s.reward) for s in batch if s.reward is not None}
-    if len(rewards) > len({judge for judge, _ in rewards}):
+    if any(s.bucket is not None for s in batch):  # compared within its group
         return 1.0
-    if any(s.bucket is not None or (s.cut and (s.reward or 0) < 0) for s in batch):
-        return 1.0
-    return 1.0 if any(s.teacher for s in batch) else _UNTAUGHT
+    tells = sum(bool(s.teacher) or (s.cut and (s.reward or 0) < 0) for s in batch)
+    for judge in JUDGES:
+        rewards = [s.reward for s in batch if s.judge == judge and s.reward is not None]
+        if rewards:
+            mean = fmean(rewards)
+            tells += min(sum(one > mean for one in rewards), sum(one < mean for one in rewards))
+    return min(1.0, max(_LEAST, tells / (_TELLING * len(batch))))
