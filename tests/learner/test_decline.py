@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -143,6 +144,21 @@ async def test_a_user_who_changed_their_mind_goes_on_from_the_newest_version(
         assert (await undoing(w).roll_back(1)).step == 1, "the step stays"
         await w.version(3)
         assert sample_counts(w.ledger)["trained"] == 2 * SIZE, "what waited was trained"
+
+
+async def test_a_user_who_contradicts_a_lesson_is_compared_from_there_on(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=SIZE) as w:
+        lesson = w.ledger.lessons.rule("add", "me", None, "Use plain sentences.")
+        await talk(w, "YES")
+        await w.version(1)
+        w.ledger._db.write(
+            "UPDATE lessons SET state = 'aside', changed_at = ? WHERE id = ?", time.time(), lesson
+        )
+        await talk(w, "NO, HOW it should be")
+        await w.version(2)
+        w.ledger.lessons.rule("keep", "me", lesson)
+        await talk(w, "NO, HOW it should be")
+        await w.until(lambda: w.health.learner.state == "held")
 
 
 async def test_a_hold_outlives_the_process(tmp_path: Path) -> None:

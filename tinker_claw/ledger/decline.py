@@ -1,7 +1,8 @@
 """Tell from the ledger whether users accept fewer first judged turns than when learning began.
 
 For each user the newest are compared with the first ones since learning began, or since the last
-rollback. Learning is held from evidence of `HOLD` to 1 until it is below `CLAIM`.
+rollback, or since they contradicted a lesson: what they accept has changed with them. Learning is
+held from evidence of `HOLD` to 1 until it is below `CLAIM`.
 
 Rule: a pure function of the ledger; nothing is stored, so that a restart, a rollback and `status`
 agree. A window that slides is no e-process: how often it errs was simulated (`SIZE`).
@@ -27,7 +28,8 @@ _NEWEST = 1024
 _REPLIES = f"""
 SELECT {FIRST} FROM {FIRSTS} WHERE sessions.id >=
     (SELECT MIN(session_id) FROM turns WHERE kind = 'main' AND policy_version >= ?1)
-  AND policy_version >= ?1
+  AND policy_version >= ?1 AND sessions.created_at >= COALESCE((SELECT MAX(changed_at) FROM lessons
+    WHERE lessons.user = sessions.user AND state = 'aside'), 0)
 """
 
 
