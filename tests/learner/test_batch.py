@@ -286,7 +286,7 @@ async def test_a_batch_is_trusted_by_its_contrast_or_by_its_hints(tmp_path: Path
         assert trust(untaught) == 0.25
         done = replace(untaught[0].completion, stop_reason=StopReason.LENGTH)
         cut = replace(untaught[0], completion=done)
-        assert trust([*untaught, cut]) == 1.0, "it is known what would be better"
+        assert trust([*untaught, cut]) == 0.25, "it is known what is not better"
         (hinted,) = [s for s in rejected if s.teacher]
         assert trust([*rejected[:2], hinted]) == 1.0, "its hint says what would be better"
         hint_only = replace(hinted, reward=None)

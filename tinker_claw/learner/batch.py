@@ -150,15 +150,16 @@ def _better(waiting: Sequence[Waiting], judge: Judge) -> int | None:
 
 def trust(batch: Sequence[Sample]) -> float:
     """Return the share of the rate that a batch is worth: all of it where a quarter of the samples
-    say what would be better. Those with a hint do, a rejected reply that was cut, and of each
-    judge's verdicts as many as stand against others: the fewer of those above and below their mean.
+    say what would be better. Those with a hint do, and of each judge's verdicts as many as stand
+    against others: the fewer of those above and below their mean. Rejected replies that were cut
+    alone do not: they only say what is not.
 
     As a weight the share would do nothing: Adam divides scale out, so that fifteen rejections
     beside one accepted reply would take a whole step on what that reply happens to be.
     """
     if any(s.bucket is not None for s in batch):  # compared within its group
         return 1.0
-    tells = sum(bool(s.teacher) or (s.cut and (s.reward or 0) < 0) for s in batch)
+    tells = sum(bool(s.teacher) for s in batch)
     for judge in JUDGES:
         rewards = [s.reward for s in batch if s.judge == judge and s.reward is not None]
         if rewards:
