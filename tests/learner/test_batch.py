@@ -294,11 +294,11 @@ async def test_a_batch_is_trusted_by_its_contrast_or_by_its_hints(tmp_path: Path
         (accepted,) = [s for s in batch if s.reward == 1]
         many = [*untaught, *untaught] * 4
         assert trust([accepted, *many[:3]]) == 1.0
-        assert trust([accepted, *many[:7]]) == 0.5, "one in eight"
-        assert trust([accepted] * 2 + many[:6]) == 1.0
-        assert trust([*many[:1], *[accepted] * 7]) == 0.5, "whichever is rare"
-        assert trust([accepted, *many[:15]]) == 0.25
-        assert trust([accepted, *many[:6], hinted]) == 1.0
+        assert trust([accepted, *many[:7]]) == 1.0
+        assert trust([accepted, *many[:15]]) == 0.5, "it says what is wanted"
+        assert trust([accepted, *many[:14], hinted]) == 0.75
+        assert trust([*many[:1], *[accepted] * 7]) == 0.5
+        assert trust([*many[:1], *[accepted] * 15]) == 0.25
         grouped = replace(accepted, bucket=(1, 0))
         assert trust([grouped, *many[:15]]) == 1.0, "compared within its group"
 

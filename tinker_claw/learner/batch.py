@@ -151,8 +151,8 @@ def _better(waiting: Sequence[Waiting], judge: Judge) -> int | None:
 def trust(batch: Sequence[Sample]) -> float:
     """Return the share of the rate that a batch is worth: all of it where a quarter of the samples
     say what would be better. Those with a hint do, and of each judge's verdicts as many as stand
-    against others: the fewer of those above and below their mean. Rejected replies that were cut
-    alone do not: they only say what is not.
+    against others: those below their mean, but at most two for each above it. Rejected replies that
+    were cut alone do not: they only say what is not.
 
     As a weight the share would do nothing: Adam divides scale out, so that fifteen rejections
     beside one accepted reply would take a whole step on what that reply happens to be.
@@ -164,5 +164,5 @@ def trust(batch: Sequence[Sample]) -> float:
         rewards = [s.reward for s in batch if s.judge == judge and s.reward is not None]
         if rewards:
             mean = fmean(rewards)
-            tells += min(sum(one > mean for one in rewards), sum(one < mean for one in rewards))
+            tells += min(2 * sum(one > mean for one in rewards), sum(one < mean for one in rewards))
     return min(1.0, max(_LEAST, tells / (_TELLING * len(batch))))
