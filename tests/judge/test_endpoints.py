@@ -104,8 +104,9 @@ async def test_a_refused_body_is_asked_again_as_small_as_can_be_and_so_from_then
         assert await endpoint.answers(ASKED, 3, {}) == [rated(1)] * 3
         assert await endpoint.answers(ASKED, 2, {}) == [rated(1)] * 2
     one = FULL - {"n"} | {"chat_template_kwargs"}
-    tried = [one | {"n"}, FULL] if refused == "n" else [one | {"n"}, FULL, one]
-    kept = one if refused == "n" else MINIMAL
+    tried, kept = [one | {"n"}, FULL], one
+    if refused != "n":
+        tried, kept = [*tried, one, FULL - {"n"}], MINIMAL
     asked = [body.keys() for body in picky.bodies]
     assert asked == [*tried, *[kept] * 5], "found out once, then one a request"
 
@@ -116,6 +117,14 @@ async def test_a_service_that_knows_no_switch_for_thinking_keeps_the_rest_of_the
         for _ in range(2):
             assert await endpoint.answers(ASKED, 3, {}) == [rated(1)] * 3
     assert [len(body) for body in picky.bodies] == [7, 6, 6]
+
+
+async def test_a_service_that_knows_neither_switch_nor_votes_keeps_schema_and_limit() -> None:
+    refused = {"chat_template_kwargs": error("Unrecognized."), "n": REFUSALS["n"]}
+    picky = Picky(refused)
+    async with asking(picky) as endpoint:
+        assert await endpoint.answers(ASKED, 2, {}) == [rated(1)] * 2
+    assert [body.keys() for body in picky.bodies[3:]] == [FULL - {"n"}] * 2
 
 
 @pytest.mark.parametrize("thinks", [False, True])
@@ -142,7 +151,7 @@ async def test_what_is_refused_both_ways_teaches_nothing_of_the_endpoint() -> No
     async with asking(picky) as endpoint:
         with pytest.raises(JudgeError, match=r"refuses \(HTTP 400\)$"):
             await endpoint.answers(ASKED, 3, {})
-        assert [len(body) for body in picky.bodies] == [7, 6, 6, 2]
+        assert [len(body) for body in picky.bodies] == [7, 6, 6, 5, 2]
         picky.refuses.clear()
         assert len(await endpoint.answers(ASKED, 3, {})) == 3
     assert len(picky.bodies[-1]) == 7, "the full body is tried again"

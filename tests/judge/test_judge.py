@@ -186,6 +186,9 @@ def test_a_quote_may_end_otherwise_and_a_sign_may_be_a_word() -> None:
     assert choose_wish([answer], "以后请用列表回答。") == Wish(
         "以后请用列表回答。", "以后", "always"
     )
+    for words in ("后", "以"):
+        answer = rated(-1, "以后请用列表回答.", "", scope="always", words=words)
+        assert choose_wish([answer], "以后请用列表回答。") is None, "one sign shows nothing"
 
 
 def test_most_votes_must_call_a_wish_lasting() -> None:
@@ -434,7 +437,7 @@ async def test_what_will_not_heal_is_not_retried(response: httpx.Response, says:
     async with endpoint(answer) as http:
         with pytest.raises(JudgeError, match=says):
             await http.answers([], 1, {})
-    assert calls == (4 if response.status_code == 400 else 1), "with less in the body"
+    assert calls == (5 if response.status_code == 400 else 1), "with less in the body"
 
 
 async def test_base_model_judges_with_one_prompt_for_all_votes(renderer: Renderer) -> None:

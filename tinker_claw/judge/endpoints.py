@@ -182,8 +182,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
     async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
         answers: list[str] = []
         while (left := n - len(answers)) > 0:  # a server may honour n in part, or not at all
-            single = self._bodies[0] in ("one vote", "minimal")
-            sizes = [1] * left if single else [left]
+            sizes = [left] if self._bodies[0].votes else [1] * left
             most = self._answer_tokens
             asked = Asked(self._model, messages, schema, most, self._temperature, self._thinks)
             try:
@@ -207,7 +206,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
 
     async def _ask(self, asked: Asked, n: int) -> list[Text]:
         """Ask once for n answers; after a refusal with a smaller body, and from then on if that
-        succeeds. The last two get one answer."""
+        succeeds. One without votes gets one answer."""
         status, content, left = 0, b"", self._bodies
         while left:
             status, content = await self._post(asked, n, left[0])

@@ -40,8 +40,9 @@ MAX_HINT_CHARS = 2000
 crowd the teacher's prompt."""
 MOST_BESIDE: Final = 1500
 """Most characters of each text shown beside the user's words."""
-MIN_QUOTE_BYTES: Final = 3
-"""Shortest quote: one or two letters, or a sign for a whole word."""
+MIN_QUOTE_CHARS: Final = 3
+MIN_QUOTE_BYTES: Final = 6
+"""Bytes from which a shorter quote counts, too: two signs, each a word's half or whole."""
 _NAME_CHARS: Final = 64
 _ODD: Final = re.compile(r"[^A-Za-z0-9_.:/-]+")
 """Characters that no tool name needs."""
@@ -248,7 +249,8 @@ def stands_in(quote: str, owner: str) -> bool:
     """Return whether `quote` occurs in the owner's words, ignoring blanks, case, and the marks
     around it."""
     words = " ".join(quote.casefold().split()).strip("\"'“”„«»‘’.。!！ ")
-    return len(words.encode()) >= MIN_QUOTE_BYTES and words in " ".join(owner.casefold().split())
+    enough = len(words) >= MIN_QUOTE_CHARS or len(words.encode()) >= MIN_QUOTE_BYTES
+    return enough and words in " ".join(owner.casefold().split())
 
 
 def text_in(said: Mapping[str, Any], name: str) -> str:

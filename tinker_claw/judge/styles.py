@@ -6,7 +6,7 @@ Rule: an answer becomes an error, or texts, which are marked where they were cut
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from tinker_claw.judge.prompts import CUT, Schema
 from tinker_claw.types import Message, Usage
@@ -27,10 +27,26 @@ def address_of(url: str) -> str:
     return base + _PATH + mark + query
 
 
-Body = Literal["full", "without switch", "one vote", "minimal"]
-BODIES: Final[tuple[Body, ...]] = ("full", "without switch", "one vote", "minimal")
-"""Bodies in the order in which they are tried: some services refuse the switch for thinking, some
-several answers to one request, and some all but model and texts."""
+class Body(NamedTuple):
+    """What a request has beside model and texts."""
+
+    rest: bool = True
+    """Limit, temperature, schema, and images."""
+    votes: bool = True
+    """Several answers to one request."""
+    switch: bool = True
+    """A switch for thinking."""
+
+
+BODIES: Final = (
+    Body(),
+    Body(switch=False),
+    Body(votes=False),
+    Body(votes=False, switch=False),
+    Body(rest=False, votes=False, switch=False),
+)
+"""Bodies in the order in which they are tried. Without the limit an answer has no bound, so that
+goes last."""
 
 
 class Asked(NamedTuple):
@@ -45,8 +61,8 @@ class Asked(NamedTuple):
 
 
 def body_of(asked: Asked, n: int, body: Body) -> dict[str, Any]:
-    """Build the request body for n answers; the last two ask for one."""
-    if body == "minimal":
+    """Build the request body for n answers, or for one where it has no votes."""
+    if not body.rest:
         return {"model": asked.model, "messages": [*map(_without_images, asked.messages)]}
     schema = {"name": "rating", "strict": True, "schema": asked.schema}
     switch = {"enable_thinking": asked.thinks, "thinking": asked.thinks}
@@ -54,10 +70,10 @@ def body_of(asked: Asked, n: int, body: Body) -> dict[str, Any]:
         "model": asked.model,
         "messages": asked.messages,
         "max_tokens": asked.max_tokens,
-        **({} if body == "one vote" else {"n": n}),
+        **({"n": n} if body.votes else {}),
         "temperature": asked.temperature,
         "response_format": {"type": "json_schema", "json_schema": schema},
-        **({"chat_template_kwargs": switch} if body != "without switch" else {}),
+        **({"chat_template_kwargs": switch} if body.switch else {}),
     }
 
 

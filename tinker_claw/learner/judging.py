@@ -383,7 +383,7 @@ class Judging:
 
     async def _ask(self, turn: Turn) -> Verdict:
         state = self._parts.ledger.turns.next_state(turn.id)
-        if state is None:  # the outcome is enough
+        if state is None:  # an episode's last step; its outcome is enough
             return _NONE
         if (vote := denied(state)) is not None:  # by the harness's own form: no judge is asked
             self._parts.ledger.judgements.add(turn.id, value=vote, ballots=(), hints=())
