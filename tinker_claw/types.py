@@ -511,8 +511,6 @@ class Wish:
     """The owner's own sentence or sentences."""
     words: str
     """Those of the owner's words that show that it lasts; "" where they wrote it as a lesson."""
-    scope: str
-    """always, or kind: for one kind of request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,6 @@ def practised(run: Record) -> str:
     lesson = "a forgotten lesson" if run["lesson"] is None else f"lesson {run['lesson']}"
     told = f"Step {run['id']} practised {lesson}, said of turn {of.get('source')}, "
     told += f"from v{run['parent']} on the first messages of turns {of['practised']}"
-    told += f", and {of['other']} about other things" if "other" in of else ""
     if run["status"] == "intent":
         return f"{told}; it is under way."
     if (figures := run["figures"]) is None:

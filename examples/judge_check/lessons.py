@@ -52,7 +52,6 @@ class Found:
     repeats: int
     contradicts: int
     lesson: str | None
-    scope: str | None
 
     @property
     def lasts(self) -> bool:
@@ -82,8 +81,8 @@ async def judge_all(
             if case.id in found:
                 continue
             wish, repeats, contradicts = await judge.hear(case.user, case.lessons)
-            scope, text = (wish.scope, wish.text) if wish else (None, None)
-            found[case.id] = Found(case.id, repeats, contradicts, text, scope)
+            text = wish.text if wish else None
+            found[case.id] = Found(case.id, repeats, contradicts, text)
             with file.open("a") as runs:
                 runs.write(json.dumps(asdict(found[case.id]), ensure_ascii=False) + "\n")
             print(".", end="", flush=True)

@@ -295,7 +295,7 @@ def test_where_a_forgotten_lesson_took_the_prompt_nothing_is_said_of_a_place_for
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The place of the hint is gone with the prompt; the hint was used."""
-    story, wish = Told(tmp_path), Wish("Answer in French.", "Answer", "always")
+    story, wish = Told(tmp_path), Wish("Answer in French.", "Answer")
     source = story.judged("said", -1, "in French")
     with story.ledger._db.transaction() as tx:
         learn(tx, source, wish)
@@ -315,7 +315,7 @@ def test_where_a_forgotten_lesson_took_the_prompt_nothing_is_said_of_a_place_for
 def test_a_forgotten_lesson_is_not_named_by_its_number(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    story, wish = Told(tmp_path), Wish("Answer in French.", "Answer", "always")
+    story, wish = Told(tmp_path), Wish("Answer in French.", "Answer")
     source, turn = story.judged("said", -1, "in French"), story.judged("other", 1)
     with story.ledger._db.transaction() as tx:
         learn(tx, source, wish)

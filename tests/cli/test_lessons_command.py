@@ -88,7 +88,7 @@ def test_an_export_holds_nothing_that_reads_otherwise(tmp_path: Path) -> None:
     for text in (*odd, "用短句。"):
         given: Any = {"ballots": (), "hints": ()}
         learned = story.turn("s", session_id=story.ledger.turns.session("me", text))
-        story.ledger.judgements.add(learned, value=-1, wish=Wish(text, "", "always"), **given)
+        story.ledger.judgements.add(learned, value=-1, wish=Wish(text, ""), **given)
     for state in ("aside", "vain"):
         ended = story.ledger.lessons.rule("add", "me", None, f"Be {state}.")
         story.ledger._db.rows("UPDATE lessons SET state = ? WHERE id = ?", state, ended)
@@ -101,7 +101,7 @@ def test_a_drop_offers_the_version_before_it_was_said(tmp_path: Path) -> None:
     story = Told(tmp_path)
     turn = story.turn("s", session_id=story.ledger.turns.session("me", "s"))
     given: Any = {"ballots": (), "hints": ()}
-    wish = Wish("Be brief.", "brief", "always")
+    wish = Wish("Be brief.", "brief")
     story.ledger.judgements.add(turn, value=-1, wish=wish, **given)
     story.ledger.close()
     told = run("lessons", "drop", "1", directory=tmp_path).stdout

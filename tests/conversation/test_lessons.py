@@ -24,7 +24,7 @@ def turn(ledger: Ledger, session_id: int, value: Vote, wish: Wish | None = None)
 def test_start_of_a_session_costs_the_same_however_many_there_were(ledger: Ledger) -> None:
     """Counted in steps of SQLite's machine, over sessions that were told nothing."""
     lessons = Lessons(ledger.lessons, lambda text: range(len(text)))
-    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain", "always"))
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain"))
 
     def steps(key: str) -> int:
         session, counted = ledger.turns.session("me", key), list[int]()
@@ -52,7 +52,7 @@ def test_no_lesson_is_encoded_for_which_there_is_no_room(ledger: Ledger) -> None
 
     lessons = Lessons(ledger.lessons, encode)
     for number in range(8 * MOST):
-        wish = Wish(f"Be brief, {number}.", f"brief {number}", "always")
+        wish = Wish(f"Be brief, {number}.", f"brief {number}")
         turn(ledger, ledger.turns.session("me", f"source {number}"), -1, wish)
     told = lessons.told(ledger.turns.session("me", "new"), "me")
     assert [one.id for one in told] == [*range(7 * MOST + 1, 8 * MOST + 1)]
@@ -60,7 +60,7 @@ def test_no_lesson_is_encoded_for_which_there_is_no_room(ledger: Ledger) -> None
 
 
 def test_a_lesson_forgotten_while_a_session_starts_is_not_told(ledger: Ledger) -> None:
-    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain", "always"))
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain"))
     (known,) = ledger.lessons.of_user("me")
     session = ledger.turns.session("me", "new")
     ledger.lessons.begin(session, (known.id, known.id + 1))
@@ -69,7 +69,7 @@ def test_a_lesson_forgotten_while_a_session_starts_is_not_told(ledger: Ledger) -
 
 def test_what_is_there_is_not_added_again(ledger: Ledger) -> None:
     """Else a prompt held it twice, and one drop left the other."""
-    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "no lists", "always"))
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "no lists"))
     assert ledger.lessons.rule("add", "you", None, PLAIN) == 2
     assert ledger.lessons.rule("add", "me", None, PLAIN.upper()) == 1
     (known,) = ledger.lessons.of_user("me")
@@ -95,7 +95,7 @@ def test_no_lesson_is_edited_into_another(ledger: Ledger) -> None:
 def test_two_wishes_that_begin_alike_are_two_lessons(ledger: Ledger) -> None:
     for text in ("From now on shorter please.", "From now on without lists."):
         session = ledger.turns.session("me", text)
-        turn(ledger, session, -1, Wish(text, "From now on", "always"))
+        turn(ledger, session, -1, Wish(text, "From now on"))
     assert len(ledger.lessons.of_user("me")) == 2
 
 
@@ -117,7 +117,7 @@ def test_sentences_that_differ_in_a_sign_are_two_lessons(
         if by_hand:
             ledger.lessons.rule("add", "me", None, text)
         else:
-            turn(ledger, ledger.turns.session("me", text), -1, Wish(text, text, "always"))
+            turn(ledger, ledger.turns.session("me", text), -1, Wish(text, text))
     found = [one.text for one in ledger.lessons.of_user("me")]
     assert len(found) == 2
     assert first in found
@@ -135,7 +135,7 @@ def test_what_the_user_keeps_is_always_told(ledger: Ledger) -> None:
 
 def test_what_was_said_names_the_version_that_answered(ledger: Ledger) -> None:
     """None before it has learned that; of what the user wrote nothing is known."""
-    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain", "always"))
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain"))
     ledger.lessons.rule("add", "me", None, "Be kind.")
     found = {one["text"]: one["back"] for one in read_lessons(ledger._db, "me")}
     assert found == {PLAIN: 0, "Be kind.": None}
@@ -149,9 +149,9 @@ def test_what_was_said_names_the_version_that_answered(ledger: Ledger) -> None:
 def test_what_is_said_again_is_told_again_unless_verdicts_or_a_drop_have_it_otherwise(
     ledger: Ledger, state: State, then: State
 ) -> None:
-    wish = Wish(PLAIN, "plain", "always")
+    wish = Wish(PLAIN, "plain")
     turn(ledger, ledger.turns.session("me", "source"), -1, wish)
-    turn(ledger, ledger.turns.session("me", "other"), -1, Wish("Be kind.", "kind", "always"))
+    turn(ledger, ledger.turns.session("me", "other"), -1, Wish("Be kind.", "kind"))
     ledger._db.write("UPDATE lessons SET state = ? WHERE id = 1", state)
     turn(ledger, ledger.turns.session("me", "again"), -1, wish)
     found = [(one.text, one.state) for one in ledger.lessons.of_user("me")]
@@ -163,7 +163,7 @@ def test_only_what_is_told_takes_a_place(ledger: Ledger) -> None:
     ledger.lessons.rule("add", "me", None, PLAIN)
     for number in range(MOST):
         source = ledger.turns.session("me", f"source {number}")
-        turn(ledger, source, -1, Wish(f"Wish {number}.", f"wish {number}", "always"))
+        turn(ledger, source, -1, Wish(f"Wish {number}.", f"wish {number}"))
     for number, state in enumerate((State.ASIDE, State.PROVISIONAL, State.LEARNED, State.DROPPED)):
         ledger._db.write("UPDATE lessons SET state = ? WHERE id = ?", state, number + 2)
         ledger._db.write(  # the weights of version 0 have practised it
@@ -179,18 +179,11 @@ def test_only_what_is_told_takes_a_place(ledger: Ledger) -> None:
 def test_what_the_user_keeps_comes_before_what_is_newer(ledger: Ledger) -> None:
     for number in range(MOST + 2):
         source = ledger.turns.session("me", f"source {number}")
-        turn(ledger, source, -1, Wish(f"Wish {number}.", f"wish {number}", "always"))
+        turn(ledger, source, -1, Wish(f"Wish {number}.", f"wish {number}"))
     ledger.lessons.rule("keep", "me", 1)
     lessons = Lessons(ledger.lessons, lambda text: range(len(text.split())))
     told = lessons.told(ledger.turns.session("me", "new"), "me")
     assert [one.id for one in told] == [1, *range(4, MOST + 3)]
-
-
-def test_a_lesson_whose_kind_is_unsure_is_told_to_none(ledger: Ledger) -> None:
-    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "like this", "kind"))
-    lessons = Lessons(ledger.lessons, lambda text: range(1))
-    for first in ("hi", "Fix my Python script.", ""):
-        assert lessons.told(ledger.turns.session("me", first), "me", first) == []
 
 
 @pytest.mark.parametrize("text", ["", " \n", "x" * 10_000, "Be\x00brief.", "\x1b[2JBe brief."])

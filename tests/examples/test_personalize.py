@@ -171,7 +171,7 @@ async def test_the_words_of_whoever_changed_their_mind_contradict_the_first_ones
             for earlier in user.rule(0).corrections:
                 wish, *named = await judge.hear(said, ["Call me Zoe.", earlier])
                 assert wish is not None
-                assert (wish.scope, *named) == ("always", 0, 2)
+                assert named == [0, 2]
         for said, earlier in [user.rule(0).corrections[:2], user.rule(16).corrections[:2]]:
             assert (await judge.hear(said, [earlier]))[1:] == (1, 0)
 

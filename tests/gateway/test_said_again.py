@@ -139,7 +139,6 @@ ENDS_NOTHING: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "words that nobody said": (NEW, [ENDS | {"words": "for ever"}] * 3),
     "a quote that nobody said": (NEW, [ENDS | {"quote": "lists again"}] * 3),
     "this once": (NEW, [ENDS | {"scope": "this once"}] * 3),
-    "for one kind of request": (NEW, [ENDS | {"scope": "for this kind of request"}] * 3),
     "said again, or the opposite": (NEW, [ENDS, ENDS | {"outcome": "said again"}, WISH]),
     "words that end it and nobody said": (NEW, [ENDS | {"now": "lists for ever"}] * 3),
     "words of no lesson": (NEW, [ENDS | {"earlier": "lists for ever"}] * 3),

@@ -37,16 +37,14 @@ async def teach(world: World, session: str = "first", text: str = PLAIN, **more:
     return turn
 
 
-def judge(
-    world: World, turn: int, text: str = PLAIN, words: str = "No lists, ever", scope: str = "always"
-) -> None:
+def judge(world: World, turn: int, text: str = PLAIN, words: str = "No lists, ever") -> None:
     value: Vote = -1
     world.ledger.judgements.add(
         turn,
         value=value,
         ballots=(),
         hints=[text],
-        wish=Wish(text, words, scope),
+        wish=Wish(text, words),
     )
 
 
@@ -146,33 +144,6 @@ async def test_users_of_opposite_wishes_are_told_their_own(
             assert lesson.text == wishes[name]
             assert told is not None
             assert told.lessons == (lesson.id,)
-
-
-async def test_a_lesson_for_a_kind_of_request_is_told_where_the_kind_is_sure(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        world.say("fine")
-        await world.ask("Solve 3x + 7 = 22.", **named("first"))
-        await world.ask("Solve 3x + 7 = 22.", "fine", "Only the result!", **named("first"))
-        judge(world, 1, "In such cases only the result!", "In such cases", "kind")
-        judge(world, 1, "In Python, no comments.", "In Python", "kind")
-        assert [one.kind for one in world.ledger.lessons.of_user()] == ["code", "maths"]
-        told = dict[str, tuple[int, ...]]()
-        for number, first in enumerate(
-            (
-                "hi",
-                "Solve 2x = 4.",
-                "Fix my Python script.",
-                "Solve x = 2 in Python.",
-                "see notes.pdf",
-            )
-        ):
-            response = await world.ask(first, **named(f"s{number}"))
-            assert response.status_code == 200, response.text
-            last = world.turns()[-1].told
-            told[first] = last.lessons if last else ()
-        assert [*told.values()] == [(), (1,), (2,), (), ()]
 
 
 async def test_the_first_time_that_a_lesson_is_told_is_said(

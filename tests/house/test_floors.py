@@ -27,7 +27,6 @@ FLOORS = {
     "tinker_claw.origin": 1,
     "tinker_claw.shipped": 1,
     "tinker_claw.plugins": 1,
-    "tinker_claw.kinds": 1,
     "tinker_claw.wishes": 1,
     "tinker_claw.served": 2,
     "tinker_claw.config": 3,

@@ -168,7 +168,6 @@ def test_hint_needs_words_that_the_owner_said(quote: str, counts: bool) -> None:
         ("always", "no lists!", True),
         ("always", "PLAIN sentences, as I said", True),
         ("Always.", "no lists!", False),
-        ("for this kind of request", "no lists", True),
         ("this once", "no lists!", False),
         ("", "no lists!", False),
         ("always", "always", False),
@@ -183,9 +182,7 @@ def test_a_wish_lasts_if_the_owners_own_words_show_it(scope: str, words: str, la
 
 def test_a_quote_may_end_otherwise_and_a_sign_may_be_a_word() -> None:
     answer = rated(-1, "以后请用列表回答.", "", scope="always", words="以后")
-    assert choose_wish([answer], "以后请用列表回答。") == Wish(
-        "以后请用列表回答。", "以后", "always"
-    )
+    assert choose_wish([answer], "以后请用列表回答。") == Wish("以后请用列表回答。", "以后")
     for words in ("后", "以"):
         answer = rated(-1, "以后请用列表回答.", "", scope="always", words=words)
         assert choose_wish([answer], "以后请用列表回答。") is None, "one sign shows nothing"
@@ -201,7 +198,7 @@ def test_most_votes_must_call_a_wish_lasting() -> None:
             ("be kind", "this once"),
         )
     )
-    wish = Wish("Always be brief.", "Always", "always")
+    wish = Wish("Always be brief.", "Always")
     assert choose_wish([brief, once, brief], owner) == wish
     assert choose_wish([kind, brief, brief], owner) == wish
     assert choose_wish([brief, "?", "{}"], owner) == wish, "of those that could be read"

@@ -153,9 +153,9 @@ class Owner:
         self.said.append(number)
         return number
 
-    def wishes(self, text: str = PLAIN, scope: str = "always", **more: Any) -> int:
+    def wishes(self, text: str = PLAIN, **more: Any) -> int:
         """Reject a reply, and say what shall last; return the lesson."""
-        self.asks(-1, wish=Wish(text, "always", scope), **more)
+        self.asks(-1, wish=Wish(text, "always"), **more)
         return self.ledger.lessons.of_user(self.name)[0].id
 
     def is_pleased(self, times: int = 2, **more: Any) -> None:
@@ -214,9 +214,8 @@ async def test_a_lesson_accepted_twice_told_is_practised_as_one_step(tmp_path: P
         (step,) = o.steps()
         assert (step["status"], step["parent"], step["version"]) == ("committed", 0, 1)
         assert step["lesson"] == o.lesson.id
-        assert (o.lesson.state, o.lesson.kind) == (State.PROVISIONAL, "maths")
-        first, code, *told = o.said
-        assert o.prompts() == {"source": [first], "practised": [first, *told], "other": [code]}
+        assert o.lesson.state is State.PROVISIONAL
+        assert o.prompts() == {"source": o.said[:1], "practised": o.said}, "of all sorts"
         version = o.w.policy.current.version
         assert (version.id, version.step) == (1, 1)
         assert trainer.weights == trainer.states[version.state_ref or ""] == 5
@@ -229,15 +228,13 @@ async def test_a_lesson_accepted_twice_told_is_practised_as_one_step(tmp_path: P
 
 @pytest.mark.parametrize(
     "so_far",
-    ["once", "rejected since", "by tools", "two prompts", "kept", "dropped", "no kind", "untold"],
+    ["once", "rejected since", "by tools", "two prompts", "kept", "dropped", "untold"],
 )
 async def test_nothing_is_practised_before_its_owner_accepted_it(
     tmp_path: Path, so_far: str
 ) -> None:
     async with owner(tmp_path) as o:
-        about = "hi" if so_far == "no kind" else SOLVE
-        lesson = o.wishes(about=about)
-        o.asks(about=about)
+        lesson = o.wishes()
         match so_far:
             case "once":
                 o.is_pleased(1)
@@ -247,15 +244,14 @@ async def test_nothing_is_practised_before_its_owner_accepted_it(
             case "by tools":
                 o.is_pleased(2, role="tool")
             case "two prompts":
-                o.is_pleased(2, about=CODE)
+                o.is_pleased(2)
+                o.ledger._db.write("UPDATE turns SET hint_at = NULL WHERE id = 1")
             case "kept" | "dropped":
                 o.is_pleased(2)
                 o.ledger.lessons.rule("keep" if so_far == "kept" else "drop", None, lesson)
-            case "untold":
-                o.asks()
-                o.asks()
             case _:
-                o.is_pleased(3, about=about)
+                o.asks()
+                o.asks()
         assert o.practice.due() is None
 
 
@@ -271,12 +267,10 @@ async def test_a_lesson_that_is_followed_now_and_then_is_not_practised(tmp_path:
         assert o.practice.due() is not None
 
 
-async def test_no_prompt_is_private_or_another_users_or_has_an_unsure_kind(tmp_path: Path) -> None:
+async def test_no_prompt_is_private_or_another_users(tmp_path: Path) -> None:
     async with owner(tmp_path) as o:
         o.wishes()
         o.is_pleased()
-        for about in ("hi", ""):
-            o.asks(None, about=about)
         Owner(o.w, "somebody else").asks()
         private = o.asks(untrained_because="test")
         o.ledger._db.write(
@@ -359,10 +353,9 @@ async def test_untold_replies_that_its_owner_accepts_make_a_lesson_learned(tmp_p
         await practised(o)
         for _ in range(practice.JUDGED - 1):
             o.asks()
-        o.asks(about=CODE)
         o.asks(role="tool")
         assert not o.practice.settle()
-        assert o.lesson.state is State.PROVISIONAL, "three about its kind by the owner"
+        assert o.lesson.state is State.PROVISIONAL, "three by the owner"
         o.asks(-1)
         o.practice.settle()
         assert o.lesson.state is State.LEARNED, "one rejection of four"
@@ -391,7 +384,6 @@ async def test_two_rejections_bring_the_telling_back_and_the_version_unless_a_li
             assert (version.id, version.parent, o.w.trainer.weights) == (2, 1, weights + 1)
         else:
             assert (version.id, version.parent, o.w.trainer.weights) == (2, 0, 0)
-        assert o.lesson.kind == ""
 
 
 async def test_a_rejection_that_repeats_the_lesson_is_one_of_two(tmp_path: Path) -> None:
@@ -477,7 +469,7 @@ async def test_rolling_back_before_a_practice_tells_its_lesson_again(tmp_path: P
         o.wishes()
         o.is_pleased()
         await practised(o)
-        assert o.ledger.lessons.practised(1).keys() == {o.lesson.id}
+        assert o.ledger.lessons.practised(1) == {o.lesson.id}
         await undoing(o.w).roll_back(1)
         assert o.lesson.state is State.PROVISIONAL
         await undoing(o.w).roll_back(0)
@@ -539,35 +531,6 @@ async def test_what_is_learned_already_is_told_to_the_base_of_the_next_practice(
         assert plan.text == f"{PLAIN} Answer in metres."
 
 
-async def test_what_was_practised_and_rejected_is_anchored_against_by_the_next_practice(
-    tmp_path: Path,
-) -> None:
-    trainer = Opinions(0.5, 0.0)
-    async with owner(tmp_path, trainer) as o:
-        o.wishes()
-        o.is_pleased()
-        await practised(o)
-        for value in (1, -1, 1, -1):
-            o.ledger.samples.add(o.asks(None), value, None)
-        async with learning(o):
-            await o.w.version(2)
-        o.asks(-1)
-        o.asks(-1)
-        assert not o.practice.settle(), "a live step came since"
-        before = o.ledger.steps.version(0)
-        assert before is not None
-        scored = trainer.samplers[before.sampler_ref].scored
-        count = len(scored)
-        o.wishes("No comments.", scope="kind", about=CODE)
-        o.is_pleased(about=CODE)
-        plan = o.practice.due()
-        assert plan is not None
-        assert set(plan.undone) == {turn.id for turn in plan.others}
-        async with learning(o):
-            await o.w.version(3)
-        assert len(scored) - count == practice.ANCHORS * practice.STEPS[0]
-
-
 def test_stops_when_near_by_both_bounds() -> None:
     assert not practice._is_near([0.001, 0.001])
     assert practice._is_near([0.1, 0.05, 0.009, 0.005])
@@ -624,9 +587,9 @@ async def test_the_demos_model_does_untold_what_it_was_told(tmp_path: Path) -> N
             *(telemetry, Health(), paid, settings.training, params.max_tokens),
         )
         scorer = HintScorer(parts, renderer, context_tokens=512)
-        lesson = Lesson(1, "me", "", "", "always", "", 1, State.TOLD, False, None, None, 0.0, 0.0)
+        lesson = Lesson(1, "me", "", "", 1, State.TOLD, False, None, None, 0.0, 0.0)
         turns = [asks(number, grammar.new_problem(rng)) for number in range(4)]
-        plan = practice.Plan(lesson, HINTS_PLAIN[0], "maths", turns, (), (), {}, Usage())
+        plan = practice.Plan(lesson, HINTS_PLAIN[0], turns, (), Usage())
         problems = [grammar.new_problem(rng) for _ in range(48)]
 
         async def exam(sampler: Sampler) -> float:

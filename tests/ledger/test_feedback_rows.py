@@ -138,7 +138,7 @@ def test_nothing_trains_a_reply_whose_lesson_was_taken_out_of_its_prompt(
     story = Told(tmp_path)
     ledger = story.ledger
     source = ledger.turns.add(new_turn(ledger, "source"))
-    wish = Wish("Be brief.", "always brief", "always")
+    wish = Wish("Be brief.", "always brief")
     none: dict[str, Any] = {"ballots": [], "hints": []}
     ledger.judgements.add(source, value=-1, wish=wish, **none)
     (lesson,) = ledger.lessons.of_user("me")

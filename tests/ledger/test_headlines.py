@@ -123,7 +123,7 @@ def test_episodes_count_by_their_outcomes_and_not_by_what_was_said_of_their_step
 def test_told_turns_count_without_their_words_and_without_their_lesson(story: Story) -> None:
     ledger, rows = story.ledger, story.ledger._db
     source = story.followed("source")
-    wish = Wish("Be brief.", "always brief", "always")
+    wish = Wish("Be brief.", "always brief")
     ledger.judgements.add(source, value=-1, ballots=[], hints=["Be brief."], wish=wish)
     (lesson,) = ledger.lessons.of_user("me")
     told = Told((lesson.id,), 1, 2)

@@ -84,7 +84,7 @@ def test_without_a_lesson_the_images_stand_where_they_do(ledger: Ledger) -> None
     source = ledger.turns.add(new_turn(ledger, "source"))
     ledger.turns.add_next_state(source, NextState("user", "be brief"))
     with ledger._db.transaction() as tx:
-        learn(tx, source, Wish("Be brief.", "be brief", "always"))
+        learn(tx, source, Wish("Be brief.", "be brief"))
     (lesson,) = ledger._db.column("SELECT id FROM lessons")
     moved = tuple(replace(image, at=image.at + 3) for image in IMAGES)
     told = add(

@@ -56,7 +56,7 @@ def learn(ledger: Ledger) -> None:
     source = ledger.turns.session("anna", "source")
     none: Any = {"ballots": (), "hints": ()}
     turn = ledger.turns.add(new_turn(ledger, session_id=source))
-    wish = Wish("Write plain sentences.", "no lists, please", "always")
+    wish = Wish("Write plain sentences.", "no lists, please")
     ledger.judgements.add(turn, value=-1, wish=wish, **none)
     lesson = next(one for one in ledger.lessons.of_user("anna") if one.id == 2)
     for number in range(4):

@@ -27,7 +27,6 @@ _COLUMNS = (
     Column("state"),
     Column("kept"),
     Column("instead", "replaced_by"),
-    Column("for", "kind", lambda kind: kind or None),
     Column("lesson", "text", wraps=True),
     Column("your words", "words", lambda text: short(60, text), wraps=True),
     Column("turn", "turn_id"),
@@ -38,12 +37,11 @@ _COLUMNS = (
 class Lessons(LedgerCommand):
     """List what you want of all replies; keep, edit, drop or add a lesson.
 
-    With --lessons tell, new sessions are told the lessons that you keep, then the newest; one for a
-    kind of request only where the kind is sure. turn: where you said it; first told: the first turn
-    that was told it. Aside: you said otherwise since; vain: you rejected most replies that were
-    told it; keep brings both back. Provisional: practised,
-    and no longer told; four of your verdicts make it learned, or bring it back. A drop acts at
-    once; what the model has learned stays until a rollback.
+    With --lessons tell, new sessions are told the lessons that you keep, then the newest. turn:
+    where you said it; first told: the first turn that was told it. Aside: you said otherwise since;
+    vain: you rejected most replies that were told it; keep brings both back. Provisional:
+    practised, and no longer told; four of your verdicts make it learned, or bring it back. A drop
+    acts at once; what the model has learned stays until a rollback.
     """
 
     do: Annotated[Literal["list", "keep", "edit", "drop", "add"], WORD] = "list"

@@ -1,14 +1,9 @@
-"""Choose the lessons for a session's prompt.
-
-Rule: nobody waits for it. What a request is about is read off its words alone; where that is
-unsure, lessons for one kind of request are not told.
-"""
+"""Choose the lessons for a session's prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tinker_claw.kinds import kind_of
 from tinker_claw.ledger.lessons import MOST, NOT_TOLD, Lesson, LessonTable, State
 from tinker_claw.telemetry import log
 
@@ -29,35 +24,31 @@ class Lessons:
         self._table = table
         self._tokens = tokens
 
-    def told(
-        self, session_id: int, user: str | None, first: str = "", version: int = 0
-    ) -> list[Lesson]:
+    def told(self, session_id: int, user: str | None, version: int = 0) -> list[Lesson]:
         """Return the lessons that a session is told, the same from its first request on.
 
         Args:
             user: the owner who opened the session; None: somebody else did, and nothing is told.
-            first: their first message.
-            version: the one that answers it.
+            version: the one that answers its first message.
         """
         known = self._table.of_session(session_id)
         if known is None:
-            chosen = [] if user is None else self._chosen(user, kind_of(first), version)
+            chosen = [] if user is None else self._chosen(user, version)
             for lesson in self._table.begin(session_id, chosen):
                 log.info("lesson.first_told", lesson=lesson, session=session_id)
             known = self._table.of_session(session_id)
         return known or []
 
-    def _chosen(self, user: str, kind: str, version: int) -> list[int]:
-        """Return the lessons that fit, as many as there is room for: what the user keeps, then the
-        newest. Those that were told in vain are ended first."""
+    def _chosen(self, user: str, version: int) -> list[int]:
+        """Return as many lessons as there is room for: what the user keeps, then the newest. Those
+        that were told in vain are ended first."""
         chosen, practised = list[Lesson](), self._table.practised(version)
         for lesson in sorted(self._table.of_user(user), key=lambda lesson: not lesson.kept):
             if len(chosen) == MOST:
                 break
-            fits = lesson.scope == "always" or (kind and lesson.kind == kind)
-            if not fits or lesson.state in NOT_TOLD:
+            if lesson.state in NOT_TOLD:
                 continue
-            if lesson.state is not State.TOLD and lesson.kind == kind and lesson.id in practised:
+            if lesson.state is not State.TOLD and lesson.id in practised:
                 continue  # these weights do it untold
             if len(self._tokens(told_text([*chosen, lesson]))) <= MOST_TOKENS:
                 chosen.append(lesson)
@@ -66,4 +57,4 @@ class Lessons:
             return ids
         for lesson in ended:
             log.warning("lesson.in_vain", lesson=lesson)
-        return self._chosen(user, kind, version)
+        return self._chosen(user, version)

@@ -236,7 +236,7 @@ def _lessons(deps: GatewayDeps, asked: _Incoming, place: Place, version: int) ->
     if not known or deps.lessons is None or asked.identity.kind is not Kind.MAIN:
         return []
     opener = asked.user if _is_owners(place) else None
-    return deps.lessons.told(place.session_id, opener, place.text, version)
+    return deps.lessons.told(place.session_id, opener, version)
 
 
 def _pictured(deps: GatewayDeps, asked: _Incoming) -> str | None:

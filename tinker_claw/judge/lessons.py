@@ -26,17 +26,16 @@ Shown: TypeAlias = Sequence[tuple[tuple[str, ...], tuple[str, ...]]]
 _STANDING: Final = """\
 A user has written a message after a reply of their AI assistant. You find out whether it holds a
 standing wish: one for later replies, too. It does if it says "always", "never", "from now on" or
-the like, reminds of an earlier wish, or names a kind of request: "in mails". Thanks, questions,
+the like, reminds of an earlier wish, or says when it holds: "in mails". Thanks, questions,
 corrections and new tasks hold none."""
 _OF_STANDING: Final = {
-    "scope": '"always", "for this kind of request" if the user names a kind, or "this once" if '
-    "there is no standing wish",
+    "scope": '"always", or "this once" if there is no standing wish',
     "quote": "the standing wish in the user's own words, letter for letter, or empty",
-    "words": "those of its words that say that it lasts, or that name the kind, or empty",
+    "words": "those of its words that say that it lasts, or when it holds, or empty",
 }
-_SCOPES: Final = {"always": "always", "for this kind of request": "kind", "this once": None}
-"""How far a wish reaches, as it is asked for and stored."""
-_NONE: Final = ("this once", "", "")
+_ALWAYS, _ONCE = _SCOPES = ("always", "this once")
+"""How far a wish reaches."""
+_NONE: Final = (_ONCE, "", "")
 _STANDING_SHOWN: Final[Shown] = (
     (("Thank you, that helps a lot!",), _NONE),
     (
@@ -46,7 +45,7 @@ _STANDING_SHOWN: Final[Shown] = (
     (("No, the meeting is on Tuesday.",), _NONE),
     (
         ("In Gedichten will ich keine Reime.",),
-        ("for this kind of request", "In Gedichten will ich keine Reime.", "In Gedichten"),
+        (_ALWAYS, "In Gedichten will ich keine Reime.", "In Gedichten"),
     ),
     (("Once more, with a title this time.",), _NONE),
     (
@@ -170,14 +169,13 @@ def choose_wish(answers: Sequence[str], owner: str) -> Wish | None:
 
 
 def _wish(said: Mapping[str, Any], owner: str) -> Wish | None:
-    scope = _SCOPES[text_in(said, "scope")]
     quote, words = (_as_said(text_in(said, name), owner) for name in ("quote", "words"))
-    if scope is None or hidden(words) is not None:
+    if text_in(said, "scope") == _ONCE or hidden(words) is not None:
         return None
     if not (stands_in(quote, owner) and stands_in(words, owner)):
         return None
     text = own_sentences(owner, quote, words)
-    return Wish(text, words, scope) if text else None
+    return Wish(text, words) if text else None
 
 
 def _as_said(quote: str, owner: str) -> str:

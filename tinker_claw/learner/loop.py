@@ -389,7 +389,7 @@ class Learner:
                 state_ref=state_ref,
                 sampler_ref=made.sampler.ref,
                 metrics=metrics | rule,
-                practised=plan and plan.kind,
+                practised=plan is not None,
             )
         except Exception:  # it has served no reply; the next attempt publishes anew
             self._close(made.sampler)

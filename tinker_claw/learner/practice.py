@@ -2,7 +2,7 @@
 
 On-policy distillation without the user: the untold policy answers the owner's own past first
 messages, the frozen base that is told the lesson scores the replies, and an optimizer step moves
-the policy there; anchors, prompts of other kinds that the version before scores, hold the rest.
+the policy there.
 
 Rule: a run is one step of the ledger, from one version to the next, however many optimizer steps it
 takes; nobody is answered by what lies between. Its check can only refuse: whether the lesson is
@@ -12,8 +12,7 @@ learned is for its owner's verdicts to say.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from random import Random
@@ -21,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 from tinker_claw.conversation.lessons import told_text
-from tinker_claw.errors import GoneError, RefusedError, UnlearnedError
+from tinker_claw.errors import RefusedError, UnlearnedError
 from tinker_claw.learner.gate import Gate
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer, batch_items, side_by_side
@@ -37,15 +36,13 @@ STEPS = (3, 16)
 """Fewest and most optimizer steps of a run."""
 BATCH = 8
 """Replies of an optimizer step."""
-ANCHORS = 2
-"""How many of them answer prompts of other kinds, where there are any."""
 FEWEST = 3
-"""Fewest prompts of the kind for the first run; each run that did not last doubles it, and the next
-waits for as many new ones as it rested on."""
+"""Fewest prompts for the first run; each run that did not last doubles it, and the next waits for
+as many new ones as it rested on."""
 NEWEST = 16
-"""Newest prompts of the kind, and of others, that are used."""
+"""Newest prompts that are used."""
 HELD_OUT = 8
-"""Prompts of the kind from which a third is not trained, and checked."""
+"""Prompts from which a third is not trained, and checked."""
 CHECKED = 16
 """Replies on either side of the check."""
 NEAR, OF_FIRST, ALIKE = 0.01, 0.15, 0.0025
@@ -55,8 +52,6 @@ LEARNED = 0.02
 """Most nats a token between untold policy and told base, either way, for a version to pass. What is
 nearer has not always learned: that its owner finds out. At .005 a wish for structure never passed,
 whose versions at .009 to .02 its owner accepted."""
-STAYS = 0.01
-"""Most nats a token from the version before, in replies to prompts of other kinds."""
 ODD = 0.05
 """Most nats a token that one reply counts for in the check: one of 16 in the old way must not
 decide, and two must."""
@@ -72,18 +67,11 @@ class Plan:
 
     lesson: Lesson
     text: str
-    """What the base is told: the lesson, behind those that the weights already have for its
-    kind."""
-    kind: str
+    """What the base is told: the lesson, behind those that the weights already have."""
     practised: Sequence[Turn]
-    """Past first messages of the kind, without lessons in their prompts."""
+    """Past first messages, without lessons in their prompts."""
     held_out: Sequence[Turn]
     """More of them, for the check; (): there are too few."""
-    others: Sequence[Turn]
-    """Past first messages of other kinds."""
-    undone: Mapping[int, str]
-    """Sampler that scores some of these instead of the version before, by turn: that from before a
-    practice that its owner has rejected or ended, and that the weights still hold."""
     usage: Usage
     """Tokens that it bills at most, without lesson and canaries, if replies are as long as theirs
     were."""
@@ -93,7 +81,7 @@ class Plan:
         """The turns on which it rests, each with its purpose, as `steps.begin` stores them."""
         if self.lesson.turn_id is not None:
             yield "source", self.lesson.turn_id
-        named = ("practised", self.practised), ("checked", self.held_out), ("other", self.others)
+        named = ("practised", self.practised), ("checked", self.held_out)
         for purpose, turns in named:
             yield from ((purpose, turn.id) for turn in turns)
 
@@ -143,28 +131,20 @@ class Practice:
 
     def _plan(self, lesson: Lesson) -> Plan | None:
         ledger = self._parts.ledger
-        kind, kinds = ledger.practice.kind(lesson), ledger.practice.asked(lesson.user)
-        same = [turn for turn, of in kinds.items() if kind and of == kind]
+        asked = ledger.practice.asked(lesson.user)
         rested, newest = ledger.practice.rested_on(lesson)
-        fresh = [turn for turn in same if turn > newest]
-        if len(same) < FEWEST * 2 ** ledger.practice.runs(lesson) or len(fresh) < rested:
+        fresh = [turn for turn in asked if turn > newest]
+        if len(asked) < FEWEST * 2 ** ledger.practice.runs(lesson) or len(fresh) < rested:
             return None
         have = (State.PROVISIONAL, State.LEARNED)
-        known = ledger.lessons.of_user(lesson.user)
-        learned = [one for one in known if one.state in have and one.kind == kind]
+        learned = [one for one in ledger.lessons.of_user(lesson.user) if one.state in have]
         text = told_text([*reversed(learned), lesson])
-        held = ledger.lessons.practised(self._parts.policy.newest.version.id)
-        ended = [one for one in known if one.id in held and one.state not in have]
-        back = {ledger.practice.kind(one): held[one.id] for one in ended}
-        others = self._fitting(text, [turn for turn, of in kinds.items() if of not in ("", kind)])
-        turns = self._fitting(text, same)
-        held_out = turns[2::3] if len(turns) >= HELD_OUT else []
-        practised = [turn for turn in turns if turn not in held_out]
+        turns = self._fitting(text, asked)
         if len(turns) < FEWEST:
             return None
-        undone = {turn.id: back[of] for turn in others if (of := kinds[turn.id]) in back}
-        usage = _usage([*turns, *others])
-        return Plan(lesson, text, kind, practised, held_out, others, undone, usage)
+        held_out = turns[2::3] if len(turns) >= HELD_OUT else []
+        practised = [turn for turn in turns if turn not in held_out]
+        return Plan(lesson, text, practised, held_out, _usage(turns))
 
     def _fitting(self, text: str, turn_ids: Sequence[int]) -> list[Turn]:
         """Return the newest turns in whose prompts a text has room, without what they were told."""
@@ -218,15 +198,10 @@ class Practice:
         """
         before = self._parts.policy.newest
         apart, sampler, again = list[float](), before.sampler, False
-        opened = dict[str, Sampler]()
         try:
-            for ref in {*plan.undone.values()}:
-                with suppress(GoneError):
-                    opened[ref] = await self._parts.trainer.open(ref)
-            anchors = {turn: opened[ref] for turn, ref in plan.undone.items() if ref in opened}
             while True:
                 now = Policy(before.version, sampler)
-                prepared, divergence = await self._prepared(plan, rng, now, anchors)
+                prepared, divergence = await self._prepared(plan, rng, now)
                 apart.append(divergence)
                 report = await train(prepared)
                 publishing = time.monotonic()
@@ -247,33 +222,20 @@ class Practice:
             if sampler is not before.sampler:
                 close(sampler)
             raise
-        finally:
-            for one in opened.values():
-                close(one)
         told = {"lesson": plan.lesson.id, "optimizer_steps": len(apart), "before": apart[0]}
         asked = {"gate": figures.pop("gate")} if "gate" in figures else {}
         return Made(sampler, prepared, report, {"practice": told | figures} | asked, publishing)
 
-    async def _prepared(
-        self, plan: Plan, rng: Random, now: Policy, by: Mapping[int, Sampler]
-    ) -> tuple[Prepared, float]:
+    async def _prepared(self, plan: Plan, rng: Random, now: Policy) -> tuple[Prepared, float]:
         """Return what an optimizer step trains on, and the divergence from the told base.
-
-        Args:
-            by: scores some anchors instead of the version before, by turn.
 
         Raises:
             UnlearnedError: the base says the same untold.
         """
         cfg, version = self._parts.training, now.version
-        anchors = rng.choices(plan.others, k=ANCHORS) if plan.others else []
-        picked = rng.choices(plan.practised, k=BATCH - len(anchors))
-        before = self._parts.policy.newest.sampler
-        replies = await self._replies(now.sampler, [*picked, *anchors])
-        scores = await side_by_side(
-            [self._scorer.teach(turn, (plan.text,)) for turn in replies[: len(picked)]]
-            + [self._scorer.by(by.get(turn.id, before), turn) for turn in replies[len(picked) :]]
-        )
+        picked = rng.choices(plan.practised, k=BATCH)
+        replies = await self._replies(now.sampler, picked)
+        scores = await side_by_side([self._scorer.teach(turn, (plan.text,)) for turn in replies])
         samples = [
             Sample(
                 id=number,
@@ -293,7 +255,7 @@ class Practice:
         prepared = OPD.prepare(items, cfg, None, self._parts.reply_tokens)
         if not prepared.passes:
             raise UnlearnedError("the base with the lesson answers like the policy without it")
-        return prepared, fmean(_apart(replies[: len(picked)], scores[: len(picked)]))
+        return prepared, fmean(_apart(replies, scores))
 
     async def _replies(self, sampler: Sampler, turns: Sequence[Turn]) -> list[Turn]:
         """Return these turns with new replies by these weights."""
@@ -335,23 +297,8 @@ class Practice:
                 f"replies without the lesson are {after:.4f} nats a token from what it asks for; "
                 f"it should be less than {LEARNED:g}"
             )
-        other = None
-        if stay := [turn for turn in plan.others if turn.id not in plan.undone]:
-            before = self._parts.policy.newest.sampler
-            replies = await self._replies(candidate, list(islice(cycle(stay), CHECKED)))
-            other = fmean(_odd(replies, await self._by(before, replies)))
-            if other >= STAYS:
-                raise UnlearnedError(
-                    f"replies to other requests have moved by {other:.4f} nats a token; it should "
-                    f"be less than {STAYS:g}"
-                )
-        held = bool(plan.held_out)
-        return {
-            "after": after,
-            "others": other,
-            "prompts": len({turn.id for turn in turns}),
-            "held_out": held,
-        } | asked
+        prompts, held = len({turn.id for turn in turns}), bool(plan.held_out)
+        return {"after": after, "prompts": prompts, "held_out": held} | asked
 
     async def _untold(self, text: str, turns: Sequence[Turn], of: Sampler) -> list[float]:
         """Return by how much each untold reply is likelier than the told base finds it."""
@@ -365,10 +312,7 @@ class Practice:
         hinted = [self._scorer.hinted(turn, text) for turn in turns]
         replies = await self._replies(self._parts.base, hinted)
         told = [replace(t, completion=r.completion) for t, r in zip(turns, replies, strict=True)]
-        return _odd(replies, await self._by(of, told))
-
-    async def _by(self, sampler: Sampler, replies: Sequence[Turn]) -> list[HintScores]:
-        return await side_by_side([self._scorer.by(sampler, turn) for turn in replies])
+        return _odd(told, await side_by_side([self._scorer.by(of, turn) for turn in told]))
 
 
 def _without_lessons(turn: Turn) -> Turn:
@@ -409,7 +353,7 @@ def _usage(turns: Sequence[Turn]) -> Usage:
     as long as those of these turns in the mean."""
     prompt = sum(len(turn.prompt) for turn in turns) // len(turns)
     reply = sum(len(turn.completion.tokens) for turn in turns) // len(turns)
-    sampled = STEPS[1] * BATCH + 2 * 3 * CHECKED
+    sampled = STEPS[1] * BATCH + 2 * 2 * CHECKED
     return Usage(
         prefill=sampled * (2 * prompt + reply),  # each reply is sampled, and scored once
         sampled=sampled * (reply + 1),

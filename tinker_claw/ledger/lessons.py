@@ -10,13 +10,12 @@ import json
 import re
 import sqlite3
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal
 
 from tinker_claw.errors import UndoError
-from tinker_claw.kinds import kind_of
 from tinker_claw.ledger.database import LedgerTable, Rows, insert
 from tinker_claw.ledger.firsts import ACCEPTED, FIRSTS
 from tinker_claw.types import Wish
@@ -35,11 +34,10 @@ _MARKS = re.compile(r"[\s.,;:!?…。！？、，；：\"'“”„«»‹›‘
 _PRACTISED = """
 WITH RECURSIVE line (id) AS (VALUES (?1)
   UNION ALL SELECT parent FROM versions JOIN line USING (id) WHERE parent IS NOT NULL)
-SELECT lesson, before.sampler_ref FROM line JOIN steps ON steps.version = line.id
-  JOIN versions AS before ON before.id = steps.parent
-WHERE status = 'committed' AND lesson IS NOT NULL ORDER BY steps.id
+SELECT lesson FROM line JOIN steps ON steps.version = line.id
+WHERE status = 'committed' AND lesson IS NOT NULL
 """
-"""SQL of the lessons that the weights of a version have practised, and the samplers from before."""
+"""SQL of the lessons that the weights of a version have practised."""
 ENOUGH = 8
 """Verdicts on told replies after which a lesson may be told in vain."""
 VERDICTS = f"""
@@ -84,8 +82,6 @@ class Lesson:
     user: str
     text: str
     words: str
-    scope: str
-    kind: str
     turn_id: int | None
     state: State
     kept: bool
@@ -116,10 +112,9 @@ class LessonTable(LedgerTable):
         )
         return [one for one in map(lesson_of, rows) if one.state not in NOT_TOLD]
 
-    def practised(self, version: int) -> Mapping[int, str]:
-        """Return the lessons that the weights of a version have practised, each with the sampler
-        of the version before."""
-        return self._db.pairs(_PRACTISED, version)
+    def practised(self, version: int) -> set[int]:
+        """Return the lessons that the weights of a version have practised."""
+        return {*self._db.column(_PRACTISED, version)}
 
     def shown(self, turn_id: int) -> list[Lesson]:
         """Return the newest lessons of a turn's user that the judge is shown."""
@@ -187,7 +182,7 @@ class LessonTable(LedgerTable):
             )
         with self._db.transaction() as tx:
             if rule == "add":
-                user, wish = user or "", Wish(words, "", "always")
+                user, wish = user or "", Wish(words, "")
                 if (which := _same(tx, user, wish)) is None:
                     return _insert(tx, user, wish)
             if rule == "edit" and (twin := _twin(tx, which, words)) is not None:
@@ -276,8 +271,7 @@ def learn(
 
     One that was said again is the newest, and told again unless the user dropped it, it was told in
     vain, or it is provisional: the next verdicts decide about that. One that is contradicted is set
-    aside, unless the user keeps it. A wish for one kind of request is an exception to what holds
-    for all, which stays.
+    aside, unless the user keeps it.
 
     Args:
         repeats: id of the lesson that was said again; else it is the one of the same sentence.
@@ -286,18 +280,16 @@ def learn(
     if wish is None and repeats is None:
         return
     found = tx.execute(
-        "SELECT user, (SELECT request_text FROM turns WHERE session_id = sessions.id "
-        "AND kind = 'main' AND idx = 0) FROM turns JOIN sessions ON sessions.id = session_id "
+        "SELECT user FROM turns JOIN sessions ON sessions.id = session_id "
         "WHERE turns.id = ? AND private <> 1 AND kind = 'main' AND episode = 0",
         (turn_id,),
     ).fetchone()
     if found is None:
         return
-    user, request = found
+    (user,) = found
     newest = repeats or (wish and _same(tx, user, wish))
     if newest is None and wish is not None:
-        kind = "" if wish.scope == "always" else kind_of(wish.words) or kind_of(request or "")
-        newest = _insert(tx, user, wish, turn_id, kind)
+        newest = _insert(tx, user, wish, turn_id)
     else:
         tx.execute(
             "UPDATE lessons SET created_at = ?1, replaced_by = NULL, "
@@ -310,8 +302,8 @@ def learn(
         tx.execute(
             "UPDATE lessons SET state = 'aside', changed_at = ?2, "
             "replaced_by = (SELECT id FROM lessons WHERE id = ?1) WHERE id = ?3 AND id <> ?1 "
-            "AND user = ?4 AND NOT kept AND state <> 'dropped' AND ?5 IN ('always', scope)",
-            (newest, time.time(), contradicts, user, wish.scope),
+            "AND user = ?4 AND NOT kept AND state <> 'dropped'",
+            (newest, time.time(), contradicts, user),
         )
 
 
@@ -325,13 +317,13 @@ def unlearn(tx: sqlite3.Connection, turns: str) -> None:
     tx.execute(f"DELETE FROM lessons WHERE id IN {gone}", (turns,))
 
 
-def practise(tx: sqlite3.Connection, step_id: int, kind: str) -> bool:
-    """Make a told lesson provisional, as its step practised it for requests of a kind; False: its
-    user has ended or kept it meanwhile."""
+def practise(tx: sqlite3.Connection, step_id: int) -> bool:
+    """Make a told lesson provisional, as its step practised it; False: its user has ended or kept
+    it meanwhile."""
     changed = tx.execute(
-        "UPDATE lessons SET state = 'provisional', kind = ?, changed_at = ? WHERE state = 'told' "
+        "UPDATE lessons SET state = 'provisional', changed_at = ? WHERE state = 'told' "
         "AND NOT kept AND id = (SELECT lesson FROM steps WHERE steps.id = ?)",
-        (kind, time.time(), step_id),
+        (time.time(), step_id),
     )
     return changed.rowcount == 1
 
@@ -340,10 +332,9 @@ def tell_again(tx: sqlite3.Connection, version: int, lesson: int | None = None) 
     """Tell practised lessons again that the weights of a version have not practised, or this
     one."""
     tx.execute(
-        "UPDATE lessons SET state = 'told', changed_at = ?2, "
-        "kind = CASE scope WHEN 'always' THEN '' ELSE kind END "
+        "UPDATE lessons SET state = 'told', changed_at = ?2 "
         f"WHERE state IN ('provisional', 'learned') AND (id = ?3 OR id NOT IN "
-        f"(SELECT lesson FROM ({_PRACTISED})))",
+        f"({_PRACTISED}))",
         (version, time.time(), lesson),
     )
 
@@ -370,14 +361,11 @@ def orphans(rows: Rows) -> list[int]:
     )
 
 
-def _insert(
-    tx: sqlite3.Connection, user: str, wish: Wish, turn_id: int | None = None, kind: str = ""
-) -> int:
+def _insert(tx: sqlite3.Connection, user: str, wish: Wish, turn_id: int | None = None) -> int:
     """Insert a lesson that followed a turn, or that the user wrote (None); return its id."""
     now = time.time()
     values = asdict(wish) | {
         "user": user,
-        "kind": kind,
         "turn_id": turn_id,
         "state": State.TOLD,
         "kept": turn_id is None,

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from itertools import islice
 
-from tinker_claw.kinds import kind_of
 from tinker_claw.ledger.database import LedgerTable
 from tinker_claw.ledger.firsts import ACCEPTED, FIRSTS
 from tinker_claw.ledger.lessons import VERDICTS, Lesson, State, lesson_of
@@ -20,8 +18,6 @@ from tinker_claw.why import Why
 TWICE = 2
 """Told replies that the owner must have accepted since they said the lesson, or since it was told
 again, before it is practised; of the newest, more than three in four."""
-_LOOKED_AT = 256
-"""Newest sessions whose first messages are read."""
 _DUE = f"""
 SELECT * FROM lessons WHERE state = 'told' AND NOT kept AND turn_id IS NOT NULL
   AND (SELECT SUM(good AND at >= changed_at) >= {TWICE} AND 4 * SUM(good) > 3 * COUNT(*)
@@ -29,20 +25,19 @@ SELECT * FROM lessons WHERE state = 'told' AND NOT kept AND turn_id IS NOT NULL
 ORDER BY created_at DESC, id DESC
 """
 _ASKED = f"""
-SELECT turns.id, request_text FROM sessions CROSS JOIN turns ON session_id = sessions.id
+SELECT turns.id FROM sessions CROSS JOIN turns ON session_id = sessions.id
   AND turns.kind = 'main' AND idx = 0
 WHERE user = ? AND private = 0 AND secret = 0 AND episode = 0 AND asked_by = 'owner'
   AND hint_at IS NOT NULL
   AND blanked IS NULL AND COALESCE(why, {Why.METHOD:d}) IN ({Why.METHOD:d}, {Why.SAMPLED_AT:d})
   AND NOT EXISTS (SELECT 1 FROM turn_images WHERE turn_images.turn_id = turns.id)
-ORDER BY sessions.id DESC LIMIT {_LOOKED_AT}
+ORDER BY sessions.id DESC
 """
 _JUDGED = f"""
-SELECT (SELECT request_text FROM turns AS asked WHERE asked.session_id = sessions.id
-  AND asked.kind = 'main' AND asked.idx = 0), {ACCEPTED} FROM {FIRSTS}
+SELECT {ACCEPTED} FROM {FIRSTS}
 WHERE sessions.user = ?1 AND sessions.created_at >= ?2 AND policy_version >= ?3
   AND NOT EXISTS (SELECT 1 FROM json_each(sessions.lessons) AS one WHERE one.value = ?4)
-ORDER BY sessions.id LIMIT {_LOOKED_AT}
+ORDER BY sessions.id LIMIT ?5
 """
 _ENDED = f"lesson = ? AND (status = 'committed' OR void IN ({Void.FAILED:d}, {Void.UNLEARNED:d}))"
 """SQL of the steps that practised a lesson to an end."""
@@ -56,8 +51,7 @@ class Practised:
     before: int
     after: int
     accepted: tuple[bool, ...]
-    """Whether untold first turns about requests of its kind since then were accepted, oldest
-    first."""
+    """Whether untold first turns since then were accepted, oldest first."""
 
 
 class PracticeTable(LedgerTable):
@@ -67,29 +61,17 @@ class PracticeTable(LedgerTable):
         """Return the lessons whose told replies were accepted, newest first."""
         return [lesson_of(row) for row in self._db.rows(_DUE)]
 
-    def asked(self, user: str) -> dict[int, str]:
-        """Return the kinds of a user's past first messages by their turns, newest first; none is
-        private or has an image."""
-        return {turn: kind_of(text) for turn, text in self._db.rows(_ASKED, user)}
-
-    def kind(self, lesson: Lesson) -> str:
-        """Return the kind of requests about which a lesson was said; "" where that is unsure."""
-        if lesson.scope == "kind":
-            return lesson.kind
-        said_of = self._db.one(
-            "SELECT first.request_text FROM turns JOIN turns AS first "
-            "ON first.session_id = turns.session_id AND first.kind = 'main' AND first.idx = 0 "
-            "WHERE turns.id = ?",
-            lesson.turn_id,
-        )
-        return kind_of(said_of or "")
+    def asked(self, user: str) -> list[int]:
+        """Return the turns of a user's past first messages, newest first; none is private or has an
+        image."""
+        return self._db.column(_ASKED, user)
 
     def runs(self, lesson: Lesson) -> int:
         """Return how often a lesson was practised to an end, good or bad."""
         return self._db.one(f"SELECT COUNT(*) FROM steps WHERE {_ENDED}", lesson.id)
 
     def rested_on(self, lesson: Lesson) -> tuple[int, int]:
-        """Return on how many prompts of its kind the last such run rested, and the newest of their
+        """Return on how many prompts the last such run rested, and the newest of their
         turns; zeros: there was none."""
         ((count, newest),) = self._db.rows(
             "SELECT COUNT(*), COALESCE(MAX(turn_id), 0) FROM step_prompts "
@@ -109,9 +91,9 @@ class PracticeTable(LedgerTable):
                 "ORDER BY id DESC LIMIT 1",
                 lesson.id,
             )
-            judged = self._db.rows(_JUDGED, lesson.user, lesson.changed_at, after, lesson.id)
-            accepted = (bool(good) for asked, good in judged if kind_of(asked) == lesson.kind)
-            found.append(Practised(lesson, before, after, tuple(islice(accepted, most))))
+            since = lesson.user, lesson.changed_at, after, lesson.id, most
+            accepted = map(bool, self._db.column(_JUDGED, *since))
+            found.append(Practised(lesson, before, after, tuple(accepted)))
         return found
 
     def confirm(self, lesson: Lesson) -> None:

@@ -51,8 +51,6 @@ CREATE TABLE lessons (
   user       TEXT NOT NULL,
   text       TEXT NOT NULL,              -- their own sentences, inserted into prompts
   words      TEXT NOT NULL,              -- the user's own words that show that it lasts; '': the user wrote the lesson
-  scope      TEXT NOT NULL,              -- always; kind: for one kind of request
-  kind       TEXT NOT NULL,              -- that kind (kinds.toml), or the one that it was practised for; '': unsure, or all
   turn_id    INTEGER,                    -- the reply that they were about; NULL: the user wrote the lesson
   state      TEXT NOT NULL,              -- told, aside (the user has said otherwise), vain (told in vain), provisional, learned, dropped
   kept       INTEGER NOT NULL,           -- 1: the user has kept or written it
@@ -268,7 +266,7 @@ CREATE INDEX step_samples_by_sample ON step_samples (sample_id);
 -- Turns on which a step rests that practises a lesson.
 CREATE TABLE step_prompts (
   step_id INTEGER NOT NULL REFERENCES steps (id),
-  purpose TEXT NOT NULL,                 -- source: the lesson was said of it; practised, checked, other: its prompt was
+  purpose TEXT NOT NULL,                 -- source: the lesson was said of it; practised, checked: its prompt was
   turn_id INTEGER NOT NULL,
   PRIMARY KEY (step_id, purpose, turn_id)
 ) STRICT, WITHOUT ROWID;

@@ -272,7 +272,7 @@ class StepTable(LedgerTable):
         state_ref: str,
         sampler_ref: str,
         metrics: Mapping[str, Any],
-        practised: str | None = None,
+        practised: bool = False,
     ) -> PolicyVersion:
         """Commit step, samples and version in one transaction; a lesson that it practised is
         provisional from then on.
@@ -280,8 +280,7 @@ class StepTable(LedgerTable):
         Args:
             metrics: a figure in it that is not finite is kept as null, since SQLite reads no other
                 JSON.
-            practised: kind of the requests for which it practised its lesson; None: it trained
-                samples.
+            practised: whether it practised its lesson; False: it trained samples.
 
         Raises:
             WithdrawnError: one of its samples was forgotten meanwhile, or its lesson was changed.
@@ -308,7 +307,7 @@ class StepTable(LedgerTable):
             gone = "SELECT 1 FROM steps WHERE id = ? AND void = ?"
             if tx.execute(gone, (step_id, Void.WITHDRAWN)).fetchone():
                 raise WithdrawnError(_WITHDRAWN)
-            if practised is not None and not practise(tx, step_id, practised):
+            if practised and not practise(tx, step_id):
                 raise WithdrawnError("its lesson was changed meanwhile")
             if closed != 1 or trained != planned:
                 raise LedgerError(
