@@ -16,7 +16,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from benchmarks.agent_requests import MODEL, RELAYED
-from tinker_claw.app.server import Server, listen, url_of
+from tinker_claw.app.server import Server, url_of
+from tinker_claw.connections import listen
 
 TEXT = "Yes. The file is read, and what stands in it is what you said it was."
 

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinker_claw.connections import allow_open_files, listen
 from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.files import close_to_others, for_owner_only
 from tinker_claw.shipped import install
@@ -53,8 +54,8 @@ def _run(host: str, port: int, flags: dict[str, Any]) -> None:
 
     config = _config(flags)
     check_exposure(host, config.api_key)
-    from local_gpu.tinker.server import listen
 
+    allow_open_files()
     closed = close_to_others(config.local.root, all_of_it=True)
     if closed:
         _say(f"{len(closed)} files of {config.local.root} were open to others; they are closed now")

@@ -9,22 +9,20 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from tinker_claw.errors import ConfigError
+from tinker_claw.connections import Server
 
 EXIT_INTERRUPTED = 130
 _DRAIN_S = 2
 """Seconds that answers in flight may take when the server ends."""
 
 
-class WireServer(uvicorn.Server):
-    """uvicorn without its own signal handling, which would end the process before we closed."""
+class WireServer(Server):
+    """Server that tells when it answers, and when it stops."""
 
     def __init__(
         self, app: ASGIApp, started: Callable[[], None], stopping: Callable[[], None]
@@ -32,16 +30,7 @@ class WireServer(uvicorn.Server):
         """`started` is called when requests are answered, `stopping` before connections close."""
         self._tell_started = started
         self._tell_stopping = stopping
-        super().__init__(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=_DRAIN_S,
-                timeout_keep_alive=75,
-                lifespan="on",
-            )
-        )
+        super().__init__(app, timeout_graceful_shutdown=_DRAIN_S, lifespan="on")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -51,32 +40,6 @@ class WireServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._tell_stopping()
         await super().shutdown(sockets)
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
-
-
-@contextmanager
-def listen(host: str, port: int) -> Generator[socket.socket]:
-    """A listening socket, bound before anything slow is loaded.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listening = socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port} ({error}); stop what uses it, or choose another "
-            "--port (0 takes a free one)"
-        ) from error
-    # asyncio sets it only on sockets that name their protocol, which this one does not: without it
-    # each answer waits 40 ms for the client's delayed acknowledgement.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-    with listening:
-        yield listening
 
 
 def url_of(listening: socket.socket) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,7 +16,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from tests.support.gateways import World, gateway
+from tests.support.fakes import FakeSampler, Script
+from tests.support.gateways import World, gateway, spell
+from tests.support.processes import product
+from tests.support.tinker import wire_process
+from tinker_claw import connections
 from tinker_claw.app import server
 from tinker_claw.errors import ConfigError
 from tinker_claw.render.renderer import Renderer
@@ -54,6 +60,78 @@ async def test_headers_without_end_close_the_connection(tmp_path: Path, renderer
         assert (await world.ask("hi")).status_code == 200
 
 
+async def test_a_connection_without_a_request_is_closed(
+    tmp_path: Path, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that goes on sending a head, or has had an answer; not one that has asked."""
+    for name in ("REQUEST_S", "IDLE_S"):
+        monkeypatch.setattr(connections, name, 0.5)
+    sampler = FakeSampler(Script(spell(renderer, "fine"), holds_after=1))
+    async with gateway(tmp_path, renderer, sampler) as world:
+        body = {"model": "demo", "messages": [{"role": "user", "content": "wait"}]}
+        asking = asyncio.create_task(world.http.post("/chat/completions", json=body))
+        get = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
+        said = {"silent": b"", "half a head": get, "answered": get + b"\r\n"}
+        ends = {name: await connect(world, sent) for name, sent in said.items()}
+        heads = asyncio.create_task(_send_slowly(ends["half a head"][1]))
+        read = {name: await everything(end) for name, end in ends.items()}
+        await heads
+        assert (read["silent"], read["half a head"]) == (b"", b"")
+        assert read["answered"].startswith(b"HTTP/1.1 200")
+        assert not asking.done()
+        sampler.go_on.set()
+        assert (await asking).status_code == 200
+
+
+@pytest.fixture
+def few_files(tmp_path: Path) -> str:
+    """A Python that starts with a low soft limit of open files."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nulimit -Sn 100\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o700)
+    return str(python)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["gateway", "Tinker"])
+def test_idle_connections_do_not_reach_a_low_soft_limit(
+    server: str, few_files: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        if server == "gateway":
+            running = product(tmp_path / "data", python=few_files)
+            url = stack.enter_context(running).url.removesuffix("/v1") + "/healthz"
+        else:
+            monkeypatch.setattr(sys, "executable", few_files)
+            url = stack.enter_context(wire_process(tmp_path / "data")).url + "/api/v1/healthz"
+        place = urlsplit(url)
+        for _ in range(300):
+            stack.enter_context(socket.create_connection((place.hostname or "", place.port or 0)))
+        assert httpx.get(url, timeout=120).status_code == 200
+
+
+async def _send_slowly(writer: asyncio.StreamWriter) -> None:
+    while not writer.is_closing():
+        writer.write(b"x: 1\r\n")
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/healthz", "/ui", "/no"])
+async def test_a_body_with_two_lengths_is_refused(
+    path: str, tmp_path: Path, renderer: Renderer
+) -> None:
+    """What follows the shorter one is not taken for a request."""
+    async with gateway(tmp_path, renderer) as world:
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        lengths = "content-length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        second = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        answer = await everything(await connect(world, f"{head}{lengths}{second}".encode()))
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert answer.count(b"HTTP/1.1") == 1
+        assert b"Send Content-Length or Transfer-Encoding, not both." in answer
+        assert not world.turns()
+
+
 async def _deaf(world: World, path: str, body: bytes = b"", **headers: str) -> socket.socket:
     """A client that sends a request and never reads."""
     place = urlsplit(world.url)
@@ -72,7 +150,7 @@ async def _deaf(world: World, path: str, body: bytes = b"", **headers: str) -> s
 async def test_a_slow_reader_gets_all_of_a_long_answer(
     tmp_path: Path, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "SEND_BYTES", 2048)
+    monkeypatch.setattr(connections, "SEND_BYTES", 2048)
     async with gateway(tmp_path, renderer) as world:
         world.say("and so on " * 600)
         body = {"model": "demo", "messages": [{"role": "user", "content": "tell"}], "stream": True}

@@ -22,6 +22,7 @@ FLOORS = {
     "tinker_claw.files": 0,
     "tinker_claw.why": 0,
     "tinker_claw.privacy": 0,
+    "tinker_claw.connections": 1,
     "tinker_claw.images": 1,
     "tinker_claw.types": 1,
     "tinker_claw.origin": 1,
@@ -55,6 +56,7 @@ FLOORS = {
 }
 LOCAL_GPU_MAY_IMPORT = {
     "tinker_claw.types",
+    "tinker_claw.connections",
     "tinker_claw.errors",
     "tinker_claw.files",
     "tinker_claw.images",
@@ -77,10 +79,8 @@ FENCES = {
         "benchmarks",
     ),
     "uvicorn": (
-        "tinker_claw.gateway",
-        "tinker_claw.app",
+        "tinker_claw.connections",
         "examples.demo.judge",
-        "local_gpu.tinker",
     ),
     "httpx": (
         "tinker_claw.judge",

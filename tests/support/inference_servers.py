@@ -39,9 +39,10 @@ from local_gpu.model.files import read_adapter
 from local_gpu.model.load import load_base, open_base
 from local_gpu.model.lora import BaseModel, with_lora
 from local_gpu.sample.embedded import Engine, EngineSize
-from local_gpu.tinker.server import WireServer, listen, url_of
+from local_gpu.tinker.server import WireServer, url_of
 from tests.support.backends import CONTEXT, VOCABULARY, tiny_model
 from tests.support.processes import ROOT
+from tinker_claw.connections import listen
 from tinker_claw.errors import BackendError
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import SamplingParams, StopReason, TokenChunk

@@ -32,13 +32,14 @@ from local_gpu.config import LocalConfig
 from local_gpu.model.lora import BaseModel
 from local_gpu.tinker.app import create_app
 from local_gpu.tinker.config import WireConfig, source_of
-from local_gpu.tinker.server import WireServer, listen, url_of
+from local_gpu.tinker.server import WireServer, url_of
 from local_gpu.tinker.service import Service
 from local_gpu.tinker.store import Store
 from tests.support.faults import Faulty
 from tests.support.table_server import model_files, start_table
 from tinker_claw.backends.tinker.trainer import ServiceLimits, TinkerTrainer
 from tinker_claw.config.settings import Run, Settings, Training
+from tinker_claw.connections import listen
 
 # Read by the SDK when a client is made: its telemetry would talk to the server between tests.
 os.environ["TINKER_TELEMETRY"] = "0"

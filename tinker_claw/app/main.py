@@ -25,7 +25,6 @@ from tinker_claw.app.server import (
     STEP_S,
     Server,
     Stop,
-    listen,
     spare_collector,
     url_of,
 )
@@ -38,6 +37,7 @@ from tinker_claw.billing.estimate import announce
 from tinker_claw.billing.prices import check_budget, price_in_force
 from tinker_claw.config import own_key
 from tinker_claw.config.settings import Keeping, Settings
+from tinker_claw.connections import allow_open_files, listen
 from tinker_claw.errors import ConfigError, LearningEndedError, LedgerError, first_cause
 from tinker_claw.files import close_to_others, open_to_others
 from tinker_claw.learner.health import PartHealth
@@ -65,6 +65,7 @@ async def serve(settings: Settings) -> None:
     Raises:
         ClawError: it could not start; the sentence says why and what to do.
     """
+    allow_open_files()
     redactor = Redactor([SECRETS])
     redactor.load()
     terminal = Terminal(quiet=settings.run.quiet)

@@ -7,7 +7,6 @@ reverse proxy.
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import logging
 import os
@@ -18,16 +17,12 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from types import FrameType
 
-import uvicorn
 from fastapi import FastAPI
 
-from tinker_claw.errors import ConfigError
+from tinker_claw import connections
+from tinker_claw.connections import listen
 
 HEAD_BYTES = 65_536
-IDLE_S = 75
-"""Keep-alive timeout; longer than that of clients, so that they close the connection first."""
-MOST = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-"""Connections at the same time, beyond which a request gets a 503; files need descriptors, too."""
 EXIT_INTERRUPTED = 130
 DRAIN_S = 30
 """How long replies in flight may go on after the first signal."""
@@ -35,17 +30,6 @@ STEP_S = 10
 """How long a step in progress may go on after that."""
 CLOSE_S = 15
 """How long saving and closing may take after that."""
-QUEUED = 2048
-"""Connections that the kernel holds until they are accepted."""
-SEND_BYTES = 131_072
-"""Size of the socket's send buffer. By default the kernel would buffer megabytes of a reply that
-nobody reads."""
-
-_CURES: dict[int, str] = {
-    errno.EADDRINUSE: "stop what uses it, or choose another --port (0 takes a free one)",
-    errno.EACCES: "ports below 1024 are the system's: choose another --port",
-}
-"""Remedy by errno; any other error means that the address itself is wrong."""
 
 
 def spare_collector() -> None:
@@ -57,33 +41,23 @@ def spare_collector() -> None:
     gc.set_threshold(2_000, 20, 100)
 
 
-class Server(uvicorn.Server):
-    """uvicorn without its own signal handling.
+class Server(connections.Server):
+    """The gateway's server.
 
-    uvicorn raises a signal again once it has drained, which would kill the process before the
-    learner and the trainer are closed; `Stop` only asks it to end.
+    With more connections than half of the open files allowed, a request gets a 503.
     """
 
     def __init__(self, app: FastAPI) -> None:
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         super().__init__(
-            uvicorn.Config(
-                app,
-                http="h11",  # httptools drops the body of a request that asks for an upgrade
-                ws="none",
-                h11_max_incomplete_event_size=HEAD_BYTES,
-                limit_concurrency=MOST,
-                log_config=None,
-                log_level="error",  # each request for an upgrade would be two warnings
-                access_log=False,
-                proxy_headers=False,  # a client could forge its address
-                timeout_keep_alive=IDLE_S,
-                timeout_graceful_shutdown=DRAIN_S,
-            )
+            app,
+            ws="none",
+            h11_max_incomplete_event_size=HEAD_BYTES,
+            limit_concurrency=files // 2,
+            log_level="error",  # each request for an upgrade would be two warnings
+            proxy_headers=False,  # a client could forge its address
+            timeout_graceful_shutdown=DRAIN_S,
         )
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Shut down without uvicorn's traceback for each reply cut at the end of the drain."""
@@ -94,29 +68,6 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             logger.setLevel(level)
-
-
-@contextmanager
-def listen(host: str, port: int) -> Generator[socket.socket]:
-    """A listening socket, bound before anything slow is loaded.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listening = socket.create_server((host, port), family=family, backlog=QUEUED)
-    except OSError as error:
-        reason = (error.strerror or "").partition(" (while")[0]  # without what Python adds
-        raise ConfigError(
-            f"cannot listen on {host}:{port} ({reason}); "
-            + _CURES.get(error.errno or 0, "give an address of this machine as --host")
-        ) from error
-    # Accepted connections inherit these. Without NODELAY a small answer waits 40 ms for an ACK.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
-    with listening:
-        yield listening
 
 
 def url_of(listening: socket.socket) -> str:

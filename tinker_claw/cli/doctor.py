@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Literal
 
 from tinker_claw import plugins
 from tinker_claw.app import orders
-from tinker_claw.app.server import listen
 from tinker_claw.backends import local
 from tinker_claw.backends.model_files import Source, check_images, source
 from tinker_claw.backends.open import (
@@ -45,6 +44,7 @@ from tinker_claw.cli.common import Command, write
 from tinker_claw.config.canaries import in_force
 from tinker_claw.config.load import CONFIG, load_given, names_run
 from tinker_claw.config.settings import JudgeSettings, Settings
+from tinker_claw.connections import listen
 from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.formats import spoken
 from tinker_claw.judge.endpoints import HttpEndpoint
