@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import takewhile
 from typing import Any, Final
 
 from tinker_claw.types import Attempt, Completion, Images, Kind, Lost, Piece, Told, Writer
@@ -155,16 +156,13 @@ class Prompt:
         """Return this prompt followed by the beginning of a reply."""
         return replace(self, tokens=(*self.tokens, *begun), begun=len(begun))
 
-    def telling(self, ids: tuple[int, ...], at: int, lessons: Sequence[int]) -> Prompt:
-        """Return this prompt with lessons, whose tokens are `ids`, inserted at index `at`."""
-        hint_at = self.hint_at
-        return replace(
-            self,
-            tokens=(*self.tokens[:at], *ids, *self.tokens[at:]),
-            hint_at=hint_at + len(ids) if hint_at is not None and hint_at >= at else hint_at,
-            told=Told(tuple(lessons), at, len(ids)),
-            images=tuple((i + len(ids) * (i >= at), n) for i, n in self.images),
-        )
+    def telling(self, lessons: Sequence[int], untold: Prompt) -> Prompt:
+        """Return this prompt, which holds lessons, with their place. `untold`: without them."""
+        ours, theirs = self.tokens, untold.tokens
+        at = _common(ours, theirs)
+        behind = _common(ours[at:][::-1], theirs[at:][::-1])
+        instead = theirs[at : len(theirs) - behind]
+        return replace(self, told=Told(tuple(lessons), at, len(ours) - at - behind, instead))
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,3 +214,9 @@ class Outcome:
             "episode": self.episode,
             "lost": place.lost,
         }
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many ids two sequences begin with alike."""
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
+    return sum(1 for _ in alike)

@@ -84,7 +84,7 @@ Vote = Literal[-1, 0, 1]
 Source = Literal["judge", "user", "client"]
 """Who rated a reply: the judge, or explicitly the user or a program of theirs."""
 
-HINT_TEMPLATE = "\n\n[hint from the user, in hindsight: {hint}]"
+HINT_TEMPLATE = "\n\nHint from the user, in hindsight: {hint}"
 """Suffix of the user's message that gives the teacher a hint."""
 
 
@@ -523,10 +523,12 @@ class Told:
     """Index of their first token."""
     tokens: int
     """Number of their tokens."""
+    instead: tuple[int, ...] = ()
+    """Tokens that stand there without them, as of a system prompt that the chat format adds."""
 
     def without(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
         """Return the prompt as it would have been without them."""
-        return prompt[: self.at] + prompt[self.at + self.tokens :]
+        return prompt[: self.at] + self.instead + prompt[self.at + self.tokens :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from examples.demo.recipe.tokenizer import SPECIAL_TOKENS, STOP_ID
 from examples.demo.recipe.train import encode_dialogue, encode_prompt
 from tinker_claw.errors import ModelFileError
 from tinker_claw.shipped import MODEL_DIR, MODELS, verify
-from tinker_claw.types import HINT_TEMPLATE
 
 PROBLEM = Problem("Nora", "pears", "subtract", 7, 3)
 
@@ -190,7 +189,7 @@ def test_training_prompts_are_the_renderers_ids(tokenizer: Any, raw_tokenizer: T
 def test_hint_is_spliced_as_tokens_of_its_own(raw_tokenizer: Tokenizer) -> None:
     bare = encode_prompt(raw_tokenizer, [Line("user", "Hello")])
     hinted = encode_prompt(raw_tokenizer, [Line("user", "Hello", "be plain")])
-    splice = raw_tokenizer.encode(HINT_TEMPLATE.format(hint="be plain")).ids
+    splice = raw_tokenizer.encode(grammar.HINTED.format(hint="be plain")).ids
     end = bare.index(STOP_ID)
     assert hinted == bare[:end] + splice + bare[end:]
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.render.test_own_template import TEMPLATES, folder
 from tests.support.gateways import World, chat, gateway
 from tests.support.openclaw import BOB, info, message
-from tinker_claw.conversation.lessons import MOST_TOKENS
+from tinker_claw.conversation.lessons import FRAME, MOST_TOKENS
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, MOST, State, read_lessons
 from tinker_claw.ledger.prune import from_turn
@@ -48,44 +49,86 @@ def judge(world: World, turn: int, text: str = PLAIN, words: str = "No lists, ev
     )
 
 
-async def test_a_lesson_stands_behind_the_first_message_of_later_sessions(
-    tmp_path: Path, renderer: Renderer
+def told_system(*texts: str, system: str = "") -> dict[str, str]:
+    """The system message of a session that is told these lessons."""
+    lines = "\n".join([FRAME, *(f"- {text}" for text in texts)])
+    return {"role": "system", "content": f"{system}\n\n{lines}" if system else lines}
+
+
+@pytest.mark.parametrize("agent", [True, False], ids=["behind a system prompt", "as one"])
+async def test_lessons_stand_in_the_system_prompt_of_later_sessions(
+    tmp_path: Path, renderer: Renderer, agent: bool
 ) -> None:
     """The same in every request, in the very ids sampled on, and nowhere that the client sees."""
+    head = [SYSTEM] if agent else []
+    system = told_system(PLAIN, "Be brief.", system=SYSTEM["content"] if agent else "")
     async with gateway(tmp_path, renderer, lessons=True) as world:
         await teach(world)
-        lesson = world.ledger.lessons.of_user()[0]
+        world.ledger.lessons.rule("add", "default", None, "Be brief.")
         first, second = chat("One?"), chat("One?", "fine", "Two?")
         for said in (first, second):
-            reply = await world.reply({"messages": [SYSTEM, *said]}, **{"x-session-id": "later"})
+            reply = await world.reply({"messages": [*head, *said]}, **{"x-session-id": "later"})
             assert PLAIN not in str(reply)
         told = world.turns()[-2:]
-        ids = renderer.hint_tokens(PLAIN)
-        for turn in told:
-            place = turn.told
-            assert place is not None
-            assert place == Told((lesson.id,), place.at, len(ids))
-            assert turn.prompt[place.at :][: place.tokens] == ids
-            assert place.without(turn.prompt)[: place.at] == turn.prompt[: place.at]
-            assert world.sampler.prompts[turn.id - 1] == turn.prompt
-        plain = renderer.prompt([SYSTEM, *first], hint_message=1)
+        plain = renderer.prompt([*head, *first], hint_message=len(head))
+        whole = renderer.prompt([system, *first], hint_message=1)
+        assert told[0].prompt == world.sampler.prompts[told[0].id - 1] == whole.tokens
+        assert told[0].hint_at == whole.hint_at
         assert told[0].told is not None
+        assert told[0].told.lessons == (1, 2)
         assert told[0].told.without(told[0].prompt) == plain.tokens
-        assert told[0].told.at == plain.hint_at
-        assert plain.hint_at is not None
-        assert told[0].hint_at == plain.hint_at + len(ids)
         # It extends the sampled stream, and its history is known.
         assert told[1].prompt[: len(told[0].prompt)] == told[0].prompt
+        assert told[1].told == told[0].told
         assert world.next_states()[told[0].id] == NextState("user", "Two?")
     async with gateway(tmp_path, renderer, lessons=True) as world:
         # After a restart the stream is gone: a full render has it at the same place.
-        third = [SYSTEM, *chat("One?", "fine", "Two?", "fine", "Three?")]
-        await world.reply({"messages": third}, **{"x-session-id": "later"})
+        third = chat("One?", "fine", "Two?", "fine", "Three?")
+        await world.reply({"messages": [*head, *third]}, **{"x-session-id": "later"})
         again = world.turns()[-1]
         assert again.told == told[0].told
-        assert again.told is not None
-        whole = renderer.prompt(third, hint_message=5)
-        assert again.told.without(again.prompt) == whole.tokens
+        assert again.prompt == renderer.prompt([system, *third]).tokens
+        assert again.told.without(again.prompt) == renderer.prompt([*head, *third]).tokens
+
+
+NO_SYSTEM = ["mistral, refuses system", "folds system in"]
+
+
+@pytest.mark.parametrize("name", [*TEMPLATES])
+async def test_every_chat_format_has_a_place_for_lessons(tmp_path: Path, name: str) -> None:
+    """One that takes no system prompt has them before the first message of the user. Some add a
+    system prompt of their own where there is none."""
+    renderer = Renderer.load(str(folder(tmp_path / "model", *TEMPLATES[name])))
+    async with gateway(tmp_path / "data", renderer, lessons=True) as world:
+        world.ledger.lessons.rule("add", "default", None, PLAIN)
+        said = chat("One?", "fine", "Two?")
+        for messages in (said[:1], said):
+            await world.reply({"messages": messages}, **{"x-session-id": "later"})
+        system = told_system(PLAIN)
+        whole = [system, *said]
+        if name in NO_SYSTEM:
+            opening = f"{system['content']}\n\nOne?"
+            whole = [{"role": "user", "content": opening}, *said[1:]]
+        turns = world.turns()
+        for turn, messages in zip(turns, (said[:1], said), strict=True):
+            assert turn.told is not None
+            assert turn.told.without(turn.prompt) == renderer.prompt(messages).tokens
+        assert turns[0].prompt == renderer.prompt(whole[: len(whole) - 2]).tokens
+        assert turns[1].told.at == turns[0].told.at, "so caches hold"
+        place = turns[0].told.at + turns[0].told.tokens
+        assert turns[1].prompt[:place] == turns[0].prompt[:place]
+
+
+async def test_the_newest_lesson_stands_last_and_one_said_again_is_the_newest(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, lessons=True) as world:
+        await teach(world)
+        await teach(world, "second", "Be brief.")
+        await teach(world, "third", PLAIN)
+        await world.ask("New?", **named("later"))
+        system = told_system("Be brief.", PLAIN)
+        assert world.turns()[-1].prompt == renderer.prompt([system, *chat("New?")]).tokens
 
 
 async def test_a_running_session_is_told_nothing_new(tmp_path: Path, renderer: Renderer) -> None:
@@ -114,9 +157,7 @@ async def test_nobody_else_is_told(
         await teach(world)
         response = await world.ask(text, **named("other", **headers))
         assert response.status_code == 200, response.text
-        ids = renderer.hint_tokens(PLAIN)
-        prompt = world.sampler.prompts[-1]
-        assert not any(prompt[n:][: len(ids)] == ids for n in range(len(prompt)))
+        assert PLAIN not in renderer.decode(world.sampler.prompts[-1])
 
 
 async def test_lessons_are_their_users_own(tmp_path: Path, renderer: Renderer) -> None:
@@ -195,8 +236,8 @@ async def test_no_more_is_told_than_fits(tmp_path: Path, renderer: Renderer) -> 
         await world.ask("New?", **named("t"))
         told = world.turns()[-1].told
         assert told is not None
-        assert told.tokens <= MOST_TOKENS
-        assert len(told.lessons) < MOST
+        assert told.tokens <= MOST_TOKENS + 8, "with the marks of a message"
+        assert len(told.lessons) <= MOST
 
 
 async def test_a_drop_acts_at_once(tmp_path: Path, renderer: Renderer) -> None:

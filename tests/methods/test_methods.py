@@ -546,8 +546,8 @@ class TestTeachers:
         for method in METHODS.values():
             if method.teaching is not None:
                 assert method.teaching.words.format(hint="{hint}") == method.teaching.words
-                assert method.teaching.words.startswith("\n\n[")
-                assert method.teaching.words.endswith(": {hint}]")
+                assert method.teaching.words.startswith("\n\n")
+                assert method.teaching.words.endswith(": {hint}"), "replies copy a bracket"
 
     def test_a_record_without_what_its_weight_is_for_is_refused(self) -> None:
         with pytest.raises(ValueError, match="go together"):

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -248,7 +249,9 @@ async def gateway(
                 sees=sees,
             ),
             student_topk=student_topk,
-            lessons=Lessons(ledger.lessons, renderer.hint_tokens) if lessons else None,
+            lessons=Lessons(ledger.lessons, partial(renderer.hint_tokens, words="{hint}"))
+            if lessons
+            else None,
             on_next_state=lambda: woken.append("judge"),
             health=lambda: paid.shown_in(
                 parts.snapshot(

@@ -292,7 +292,7 @@ def _deps(
         on_next_state=on_next_state,
         lessons=None
         if settings.training.lessons == "off"
-        else Lessons(parts.ledger.lessons, common.renderer.hint_tokens),
+        else Lessons(parts.ledger.lessons, partial(common.renderer.hint_tokens, words="{hint}")),
     )
 
 

@@ -1,19 +1,50 @@
-"""Choose the lessons for a session's prompt."""
+"""Choose the lessons for a session, and put them into its system prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 
 from tinker_claw.ledger.lessons import MOST, NOT_TOLD, Lesson, LessonTable, State
 from tinker_claw.telemetry import log
+from tinker_claw.types import Message
 
-MOST_TOKENS = 256
-"""Most tokens of all lessons that a session is told."""
+MOST_TOKENS = 320
+"""Most tokens of a session's lessons, with the sentence above them."""
+FRAME = (
+    "Wishes of the user from earlier conversations. Follow each where it applies; of two that "
+    "disagree, the later one. What the user asks in this conversation comes first."
+)
+"""The sentence above them."""
 
 
-def told_text(lessons: Iterable[Lesson]) -> str:
-    """Return the text of lessons in a prompt."""
-    return " ".join(lesson.text for lesson in lessons)
+def lesson_text(lessons: Iterable[Lesson]) -> str:
+    """Return what a system prompt says of lessons."""
+    return "\n".join([FRAME, *(f"- {lesson.text}" for lesson in lessons)])
+
+
+def with_lessons(
+    messages: Sequence[Message], lessons: Iterable[Lesson], *, as_system: bool
+) -> list[Message]:
+    """Return messages with lessons behind the system prompt, or as one where there is none.
+
+    Args:
+        as_system: False: the chat format takes no system prompt, so they open the first message
+            of the user.
+    """
+    text, given = lesson_text(lessons), list(messages)
+    if as_system:
+        at = sum(1 for _ in takewhile(lambda one: one["role"] == "system", given)) - 1
+        if at < 0:
+            return [{"role": "system", "content": text}, *given]
+        parts = given[at]["content"], text
+    else:
+        at = next((n for n, one in enumerate(given) if one["role"] == "user"), None)
+        if at is None:
+            return given
+        parts = text, given[at]["content"]
+    given[at] = {**given[at], "content": "\n\n".join(filter(None, parts))}
+    return given
 
 
 class Lessons:
@@ -40,8 +71,8 @@ class Lessons:
         return known or []
 
     def _chosen(self, user: str, version: int) -> list[int]:
-        """Return as many lessons as there is room for: what the user keeps, then the newest. Those
-        that were told in vain are ended first."""
+        """Return as many lessons as there is room for, the newest last: what the user keeps, then
+        the newest. Those that were told in vain are ended first."""
         chosen, practised = list[Lesson](), self._table.practised(version)
         for lesson in sorted(self._table.of_user(user), key=lambda lesson: not lesson.kept):
             if len(chosen) == MOST:
@@ -50,9 +81,9 @@ class Lessons:
                 continue
             if lesson.state is not State.TOLD and lesson.id in practised:
                 continue  # these weights do it untold
-            if len(self._tokens(told_text([*chosen, lesson]))) <= MOST_TOKENS:
+            if len(self._tokens(lesson_text([*chosen, lesson]))) <= MOST_TOKENS:
                 chosen.append(lesson)
-        ids = [lesson.id for lesson in chosen]
+        ids = [one.id for one in sorted(chosen, key=lambda one: (one.created_at, one.id))]
         if not ids or not (ended := self._table.end_in_vain(ids)):
             return ids
         for lesson in ended:

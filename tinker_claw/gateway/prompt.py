@@ -1,24 +1,22 @@
 """The prompt of a request: the exact extension of the sampled stream where that holds, else a full
-render, and the lessons that its session is told.
+render, lessons included.
 
 Rule: nothing is sampled and nothing is written here; what cannot be a prompt is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from tinker_claw.conversation.attribution import first_asked, last_asked
+from tinker_claw.conversation.attribution import last_asked
 from tinker_claw.conversation.index import Continuation, exact_digest
-from tinker_claw.conversation.lessons import told_text
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.limits import no_room
 from tinker_claw.images import images_in
-from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.served import Prompt
 from tinker_claw.types import Message
 
@@ -27,8 +25,9 @@ async def build_prompt(
     deps: GatewayDeps,
     request: GenerationRequest,
     link: Continuation | None,
-    lessons: Sequence[Lesson],
     *,
+    told: GenerationRequest | None = None,
+    lessons: Sequence[int] = (),
     forget: bool,
     large: bool,
 ) -> Prompt:
@@ -36,7 +35,8 @@ async def build_prompt(
     request is the exact extension of the sampled stream where that holds, else a full render.
 
     Args:
-        lessons: told at the end of the session's first message.
+        told: the request with lessons in it; None: there are none.
+        lessons: their ids.
         forget: keep nothing of it in memory that was new.
         large: it is built in a thread.
 
@@ -46,45 +46,29 @@ async def build_prompt(
     """
     begun = _begun(deps, request)
     await deps.compute.own_round()
-    told = deps.renderer.hint_tokens(told_text(lessons)) if lessons else ()
-    extended = partial(_extended, deps, request, link, told)
+    extended = partial(_extended, deps, told or request, link)
     prompt = await deps.compute.aside(extended) if large else extended()
     if prompt is None:
         rendered = partial(_rendered, deps, forget=forget, large=large)
-        prompt = await rendered(request, last_asked(request.messages))
-        at = await _first_end(request, prompt, rendered) if told else None
-        if at is not None and len(prompt.tokens) + len(told) < deps.can.context_tokens:
-            prompt = prompt.telling(told, at, [lesson.id for lesson in lessons])
+        prompt = await rendered(request)
+        if told is not None:
+            longer = await rendered(told)
+            if len(longer.tokens) < deps.can.context_tokens:
+                prompt = longer.telling(lessons, prompt)
     return prompt.followed_by(begun) if begun else prompt
 
 
 async def _rendered(
-    deps: GatewayDeps, request: GenerationRequest, hint: int | None, *, forget: bool, large: bool
+    deps: GatewayDeps, request: GenerationRequest, *, forget: bool, large: bool
 ) -> Prompt:
     return await deps.renderer.prompt_aside(
         request.messages,
         request.tools,
-        hint_message=hint,
+        hint_message=last_asked(request.messages),
         switches=request.switches,
         remembers=not forget,
         large=large,
     )
-
-
-async def _first_end(
-    request: GenerationRequest,
-    prompt: Prompt,
-    rendered: Callable[[GenerationRequest, int | None], Awaitable[Prompt]],
-) -> int | None:
-    """Index in the prompt after the first message that asks for something; None: it is not
-    known."""
-    first = first_asked(request.messages)
-    if first is None or first == last_asked(request.messages):
-        return prompt.hint_at
-    begun = replace(request, messages=request.messages[: first + 1])
-    short = await rendered(begun, first)
-    at = short.hint_at
-    return at if at is not None and short.tokens[:at] == prompt.tokens[:at] else None
 
 
 def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
@@ -117,20 +101,10 @@ async def refuse_without_room(deps: GatewayDeps, request: GenerationRequest) -> 
 
 
 def _extended(
-    deps: GatewayDeps,
-    request: GenerationRequest,
-    link: Continuation | None,
-    told: tuple[int, ...],
+    deps: GatewayDeps, request: GenerationRequest, link: Continuation | None
 ) -> Prompt | None:
-    """Extend the sampled stream; None if it does not begin this prompt, lessons included.
-
-    Args:
-        told: tokens of the lessons.
-    """
+    """Extend the sampled stream; None if it does not begin this prompt."""
     if link is None or link.stream is None:
-        return None
-    before = link.stream.told
-    if before and told != link.stream.prompt[before.at : before.at + before.tokens]:
         return None
     messages, tools, switches = request.messages, request.tools, request.switches
     first_new = len(messages) - len(new_messages(messages))
@@ -152,7 +126,7 @@ def _extended(
         return None
     hint_at = extended.hint_at if said_since else link.stream.hint_at
     images = (*link.stream.images, *extended.images)
-    return replace(extended, hint_at=hint_at, told=before, images=images)
+    return replace(extended, hint_at=hint_at, told=link.stream.told, images=images)
 
 
 def new_messages(messages: Sequence[Message]) -> Sequence[Message]:

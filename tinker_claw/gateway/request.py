@@ -26,6 +26,7 @@ from tinker_claw.conversation.attribution import (
 from tinker_claw.conversation.classify import identify
 from tinker_claw.conversation.history import Conversation, heard
 from tinker_claw.conversation.index import Continuation
+from tinker_claw.conversation.lessons import with_lessons
 from tinker_claw.conversation.openclaw import carried
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
@@ -164,12 +165,24 @@ async def admit(
             # Before the prompt: what the user said counts even when it does not fit the context.
             await _attach(deps, asked, link, place)
     forget = privacy is not Privacy.OPEN
-    prompt = await build_prompt(deps, request, link, told, forget=forget, large=large)
+    sampled = request
+    if told:
+        said = with_lessons(request.messages, told, as_system=deps.renderer.takes_system)
+        sampled = replace(request, messages=said)
+    prompt = await build_prompt(
+        deps,
+        request,
+        link,
+        told=sampled if told else None,
+        lessons=[lesson.id for lesson in told],
+        forget=forget,
+        large=large,
+    )
     params = await _params(deps, request, prompt, identity)
     fit = identity.kind is Kind.MAIN and (place.pictured or params.unfit_because()) is None
     return Job(
         caller=caller,
-        request=request,
+        request=sampled,
         place=place,
         version=version,
         sampler=sampler,
@@ -310,7 +323,7 @@ async def count(deps: GatewayDeps, wire: Format, route: Route, body: bytes, call
     request = await parse(deps, wire, route, body, caller)
     await choose(deps, request.model)
     large = is_large(body)
-    prompt = await build_prompt(deps, request, None, (), forget=True, large=large)
+    prompt = await build_prompt(deps, request, None, forget=True, large=large)
     return len(prompt.tokens)
 
 

@@ -19,7 +19,6 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from tinker_claw.conversation.lessons import told_text
 from tinker_claw.errors import RefusedError, UnlearnedError
 from tinker_claw.learner.gate import Gate
 from tinker_claw.learner.parts import LoopParts
@@ -138,7 +137,7 @@ class Practice:
             return None
         have = (State.PROVISIONAL, State.LEARNED)
         learned = [one for one in ledger.lessons.of_user(lesson.user) if one.state in have]
-        text = told_text([*reversed(learned), lesson])
+        text = " ".join(one.text for one in (*reversed(learned), lesson))
         turns = self._fitting(text, asked)
         if len(turns) < FEWEST:
             return None
@@ -316,10 +315,12 @@ class Practice:
 
 
 def _without_lessons(turn: Turn) -> Turn:
-    """Return a turn without the lessons in its prompt, whose place is then a hint's."""
-    if (told := turn.told) is None:
+    """Return a turn without the lessons in its prompt."""
+    if (told := turn.told) is None or turn.hint_at is None:
         return turn
-    return replace(turn, prompt=told.without(turn.prompt), hint_at=told.at, told=None)
+    prompt = told.without(turn.prompt)
+    hint_at = turn.hint_at + len(prompt) - len(turn.prompt)
+    return replace(turn, prompt=prompt, hint_at=hint_at, told=None)
 
 
 def _is_near(apart: Sequence[float]) -> bool:

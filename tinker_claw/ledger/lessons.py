@@ -24,7 +24,7 @@ from tinker_claw.wishes import BLANKS, LONGEST, hidden
 
 FORGOTTEN_LESSON = Why.FORGOTTEN_LESSON.says()
 """Reason why such a turn is not trained."""
-UNTOLD = "[[], 0, 0]"
+UNTOLD = "[[], 0, 0, []]"
 """`turns.told` of such a turn: the lesson is not in its prompt any more."""
 MOST = 8
 """Most lessons that a session is told, or a judge shown."""
@@ -108,7 +108,8 @@ class LessonTable(LedgerTable):
         if chosen is None:
             return None
         rows = self._db.rows(
-            "SELECT * FROM lessons WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id", chosen
+            "SELECT lessons.* FROM json_each(?) JOIN lessons ON lessons.id = value ORDER BY key",
+            chosen,
         )
         return [one for one in map(lesson_of, rows) if one.state not in NOT_TOLD]
 

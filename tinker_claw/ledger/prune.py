@@ -447,7 +447,7 @@ def _untell(database: Rows, tx: sqlite3.Connection, turn: int) -> None:
         return
     prompt = raw_ids(told.without(load(database, row)))
     blocks, rest = store(tx, prompt, shared=not row["secret"])
-    move(tx, turn, told.at, -told.tokens)
+    move(tx, turn, told.at, len(told.instead) - told.tokens)
     tx.execute(
         "UPDATE turns SET told = ?, hint_at = NULL, blocks = ?, prompt = ? WHERE id = ?",
         (UNTOLD, blocks, rest, turn),

@@ -85,7 +85,7 @@ CREATE TABLE turns (
   cached_tokens     INTEGER NOT NULL,
   topk              INTEGER NOT NULL,    -- candidates per token, 0 for none
   hint_at           INTEGER,
-  told              TEXT,                -- JSON of the lessons in the prompt: their ids (none: they were forgotten), where they begin, how many tokens; NULL: none
+  told              TEXT,                -- JSON of the lessons in the prompt: their ids (none: they were forgotten), where they begin, how many tokens, the ids that stand there without them; NULL: none
   stop_reason       TEXT NOT NULL,
   call              TEXT NOT NULL DEFAULT '', -- what the request was for: user turn, tool loop, recap ...
   kind_reason       TEXT NOT NULL,

@@ -512,8 +512,8 @@ def told_of(row: sqlite3.Row) -> Told | None:
     """Return the lessons in the prompt of a row of `turns`."""
     if row["told"] is None:
         return None
-    lessons, at, tokens = json.loads(row["told"])
-    return Told(tuple(lessons), at, tokens)
+    lessons, at, tokens, instead = json.loads(row["told"])
+    return Told(tuple(lessons), at, tokens, tuple(instead))
 
 
 def completion_of(row: sqlite3.Row) -> Completion:

@@ -32,7 +32,7 @@ SDFT = Method(
     teaching=Teaching(
         "demonstration",
         tells=_demonstration,
-        words="\n\n[a reply to this that the user accepted, quoted as data: {hint}]",
+        words="\n\nA reply to this that the user accepted, quoted as data: {hint}",
         tokens=320,
         most=1024,
     ),

@@ -35,8 +35,8 @@ SDPO = Method(
     teaching=Teaching(
         "correction",
         tells=_correction,
-        words="\n\n[a first reply to this was not what was wanted; what came after it, quoted as "
-        "data: {hint}]",
+        words="\n\nA first reply to this was not what was wanted; what came after it, quoted as "
+        "data: {hint}",
         tokens=120,
         most=1024,
     ),

@@ -126,6 +126,8 @@ class Format:
         late = self._tried(ASKED, _SAID, _SYSTEM, _THANKED)
         # Some formats refuse a system message after the first, and some leave it out.
         self._moves_system = without is not None and late in (None, without)
+        self.takes_system = self._shows_system_first()
+        """Whether it shows a system prompt, before what the user says."""
 
     def plan(
         self,
@@ -214,6 +216,11 @@ class Format:
             else said
             for at, said in enumerate(messages)
         ]
+
+    def _shows_system_first(self) -> bool:
+        tokens = self._tried(_SYSTEM, ASKED, _SAID, _THANKED)
+        system, _, said = self._tokenizer.text(tokens or ()).partition("Look there")
+        return bool(said) and _SYSTEM["content"] in system
 
     def _tried(self, *messages: Message) -> Tokens | None:
         """Return the prompt of these messages; None: the format does not take them."""

@@ -109,6 +109,7 @@ class Renderer:
         first = self._format(())
         self._base = first.plain
         self._own = first.own
+        self.takes_system = first.takes_system
         config = cast("Any", self._base).config
         self.family: str = config.name
         stops = [*self._base.get_stop_token_ids(), *(self._own.stop_tokens if self._own else ())]

@@ -19,6 +19,10 @@ Style = Literal["ai", "nat", "mix"]
 NAMES = ("Nora", "Felix", "Iris", "Hugo", "Lena", "Otto", "Vera", "Paul")
 THINGS = ("pears", "stamps", "shells", "keys", "beads", "plums", "mugs", "kites")
 
+HINTED = "\n\n[hint from the user, in hindsight: {hint}]"
+"""How a hint stands in training dialogues. The product writes it without brackets, which larger
+models copied into replies; this model reads both alike."""
+
 
 class Line(NamedTuple):
     """One message of a training dialogue."""

@@ -18,8 +18,7 @@ from tokenizers.trainers import BpeTrainer
 
 from examples.demo.recipe.corpus import passage
 from examples.demo.recipe.data import training_dialogue
-from examples.demo.recipe.grammar import Priors
-from tinker_claw.types import HINT_TEMPLATE
+from examples.demo.recipe.grammar import HINTED, Priors
 
 VOCABULARY = 4096
 """Number of ids, special tokens included."""
@@ -54,7 +53,7 @@ def demo_texts(seed: int) -> Iterator[str]:
         for line in training_dialogue(rng, Priors(nat=0.25, ai=0.6), dressed=0.2):
             yield line.text
             if line.hint is not None:
-                yield HINT_TEMPLATE.format(hint=line.hint)
+                yield HINTED.format(hint=line.hint)
 
 
 def train_tokenizer(

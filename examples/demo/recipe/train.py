@@ -17,9 +17,8 @@ from tokenizers import Tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from examples.demo.recipe.data import training_dialogue
-from examples.demo.recipe.grammar import Line, Priors
+from examples.demo.recipe.grammar import HINTED, Line, Priors
 from examples.demo.recipe.tokenizer import CONTEXT_TOKENS, PAD_ID, START_ID, STOP_ID, VOCABULARY
-from tinker_claw.types import HINT_TEMPLATE
 
 _POOL_DIALOGUES = 320
 """Dialogues that are drawn together and sorted by length, so that batches have little padding."""
@@ -104,7 +103,7 @@ def _encode_line(tokenizer: Tokenizer, line: Line) -> Example:
     head = [START_ID, *tokenizer.encode(f"{line.role}\n").ids]
     body = tokenizer.encode(line.text).ids
     if line.hint is not None:
-        body = [*body, *tokenizer.encode(HINT_TEMPLATE.format(hint=line.hint)).ids]
+        body = [*body, *tokenizer.encode(HINTED.format(hint=line.hint)).ids]
     body = [*body, STOP_ID]
     tail = tokenizer.encode("\n").ids
     trained = body if line.role == "assistant" else [_IGNORED] * len(body)

@@ -17,7 +17,7 @@ NUDGE = Method(
             if known.next_state is not None and "?" in known.next_state.text
             else ()
         ),
-        words="\n\n[what they asked in return: {hint}]",
+        words="\n\nWhat they asked in return: {hint}",
         tokens=60,
         most=200,
     ),
