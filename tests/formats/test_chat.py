@@ -213,7 +213,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("audio", {"audio": {"voice": "x", "format": "wav"}}),
     ("web_search_options", {"web_search_options": {}}),
     ("moderation", {"moderation": {}}),
-    ("verbosity", {"verbosity": "low"}),
+    ("verbosity", {"verbosity": "none"}),
     ("min_p", {"min_p": 0.1}),
     ("stream_options.include_obfuscation", {"stream_options": {"include_obfuscation": True}}),
     (

@@ -156,10 +156,6 @@ async def test_the_way_that_a_refusal_of_json_names_works_with_the_sdks(
                     {"tools": [tool], "tool_choice": choice | {"name": "town"}},
                     "town, which is none of the functions offered: city",
                 ),
-                (
-                    {"messages": [*chat("hi"), {"role": "assistant", "content": "{"}]},
-                    "end with a message of the user, or force a call by tool_choice",
-                ),
             ):
                 with pytest.raises(anthropic.BadRequestError, match=says):
                     await other.messages.create(**asked | fields)

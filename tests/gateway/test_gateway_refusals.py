@@ -19,7 +19,7 @@ WHAT = (
     "Anthropic's Messages: POST /v1/messages. For Claude Code set ANTHROPIC_BASE_URL to this "
     "address without a path, and each of its models (docs/clients.md) to the model's name; "
     "OpenAI's Responses: POST /v1/responses. In Codex add a provider whose base_url is this "
-    "address with /v1 at its end; "
+    "address with /v1 at its end, and whose name is not OpenAI, or it would ask for compactions; "
     "`tinker-claw openclaw-config` prints what belongs into OpenClaw's."
 )
 

@@ -184,7 +184,6 @@ async def test_a_model_thinks_where_it_is_asked_to_unless_the_flag_decides(
             "reasoning_effort",
             {"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
         ),
-        ("messages[0].name", {"messages": [{"role": "user", "content": "x", "name": "Zoe"}]}),
     ],
 )
 async def test_what_the_chat_format_has_no_place_for_is_refused(

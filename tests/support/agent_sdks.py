@@ -15,6 +15,7 @@ PACKAGES = (
     "openai-agents==0.24.0",
     "langchain-openai==1.7.3",
 )
+AUTOGEN = ("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5")
 INSTRUCTOR = ("instructor==1.17.0",)
 """Installed apart: it needs another release of the `openai` package."""
 AI_SDK = ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92")
@@ -132,6 +133,39 @@ console.log(JSON.stringify(toolCalls[0].input));
 }
 """Programs that want an object as the answer, through a forced tool call, and print it as JSON."""
 ASKED = "Where to, and for how long?"
+
+
+AUTOGEN_PAIR = """
+import asyncio
+from autogen_agentchat.agents import AssistantAgent
+from autogen_agentchat.conditions import MaxMessageTermination
+from autogen_agentchat.teams import RoundRobinGroupChat
+from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+INFO = {
+    "family": "unknown", "vision": False, "function_calling": True, "json_output": False,
+    "structured_output": False,
+}
+
+async def main():
+    client = OpenAIChatCompletionClient(
+        model="demo", base_url=URL, api_key="none", model_info=INFO
+    )
+    for names in (("writer", "critic"), ("alone",)):
+        agents = [AssistantAgent(name, model_client=client) for name in names]
+        team = RoundRobinGroupChat(agents, termination_condition=MaxMessageTermination(3))
+        result = await team.run(task=ASKED)
+        print("; ".join(f"{m.source}: {m.content}" for m in result.messages))
+
+asyncio.run(main())
+"""
+"""A team of two, and one of one agent, which answers its own answer."""
+
+
+def run_autogen(base_url: str) -> str:
+    """Run AUTOGEN_PAIR; return its output."""
+    program = f"URL = {base_url!r}\nASKED = {ASKED!r}\n{AUTOGEN_PAIR}"
+    return _run_python("autogen", AUTOGEN, program)
 
 
 def run(name: str, base_url: str) -> str:

@@ -46,6 +46,7 @@ from tinker_claw.formats.fields import (
     result,
     stop_strings,
     top_k,
+    unmet_verbosity,
 )
 from tinker_claw.formats.parts import (
     READS_TEXT,
@@ -67,7 +68,7 @@ FIELDS = Fields(
     honoured=(
         "model messages tools tool_choice parallel_tool_calls stream stream_options "
         "max_tokens max_completion_tokens temperature top_p top_k seed stop "
-        "reasoning_effort chat_template_kwargs prompt_cache_key"
+        "reasoning_effort verbosity chat_template_kwargs prompt_cache_key"
     ),
     # The ledger keeps every turn anyway (store); a prediction makes a reply faster, never another.
     ignored=(
@@ -88,7 +89,6 @@ FIELDS = Fields(
         "audio": Neutral((), TEXT_ONLY),
         "functions": Neutral(([],), _TOOLS),
         "function_call": Neutral(("auto", "none"), _TOOLS),
-        "verbosity": Neutral(("medium",), "ask for it in the prompt"),
         "web_search_options": Neutral((), "this server searches nothing; offer a tool that does"),
         "moderation": Neutral((), "nothing is moderated here"),
     },
@@ -162,7 +162,7 @@ def parse_chat(
         stop=stop_strings(fields, "stop"),
         template=fields.scalars("chat_template_kwargs", "must be a string, a number or a boolean"),
         reasoning_effort=effort_level(fields, "reasoning_effort"),
-        left_out=missing,
+        left_out=(*missing, *unmet_verbosity(fields)),
         own=own or {},
     )
 

@@ -94,6 +94,15 @@ def effort_level(fields: Object, name: str) -> str | None:
     raise fields.wrong(f"must be one of {', '.join(EFFORTS)}", name)
 
 
+def unmet_verbosity(fields: Object) -> list[str]:
+    """A sentence about a verbosity that is passed over; medium asks for nothing."""
+    level = fields.get("verbosity", "medium")
+    if level not in ("low", "medium", "high"):
+        raise fields.wrong("must be low, medium or high", "verbosity")
+    at = fields.place("verbosity")
+    return [] if level == "medium" else [f"{at} {level}: ask for it in the prompt"]
+
+
 def parted(texts: Sequence[str]) -> str:
     """Join texts of several authors with blank lines."""
     heads = [text if text.endswith("\n\n") else f"{text}\n\n" for text in texts[:-1]]

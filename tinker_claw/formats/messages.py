@@ -306,14 +306,7 @@ def _conversation(fields: Object, read: Read) -> tuple[list[Message], list[str]]
     sent = raw_items(fields.get("messages"), "messages")
     if not sent:
         raise RequestError("messages must be a list of at least one message.", param="messages")
-    said, places = conversation(sent, _known_messages, _known_reply, "messages", read)
-    if said[-1]["role"] == "assistant":
-        raise RequestError(
-            f"messages[{len(sent) - 1}] is the assistant's: a reply cannot be begun for the model "
-            "here; end with a message of the user, or force a call by tool_choice.",
-            param=f"messages[{len(sent) - 1}]",
-        )
-    return said, places
+    return conversation(sent, _known_messages, _known_reply, "messages", read)
 
 
 def _known_messages(raw: Any, at: str) -> tuple[KnownMessage, ...]:

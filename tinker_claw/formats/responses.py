@@ -48,6 +48,7 @@ from tinker_claw.formats.fields import (
     refuse_deep,
     result,
     system_message,
+    unmet_verbosity,
 )
 from tinker_claw.formats.parts import (
     READS_TEXT,
@@ -66,6 +67,8 @@ _RUNS_NOTHING = "this server runs no tools itself; offer functions"
 _KEEPS_NOTHING = "no reply is kept here for its client; send the whole conversation as input"
 _REFERENCE = line(READS_TEXT, "item_reference")
 """What stands for an item that is named only."""
+_TRIGGER = line(READS_TEXT, "compaction_trigger")
+"""What stands for an item that, at the end, asks for a compaction in place of a reply."""
 
 FIELDS = Fields(
     honoured=(
@@ -103,13 +106,7 @@ _REASONING = Fields(
         "mode": Neutral(("standard",), "there is one mode"),
     },
 )
-_TEXT = Fields(
-    "",
-    neutral={
-        "format": PLAIN_TEXT,
-        "verbosity": Neutral(("medium",), "ask for it in the prompt"),
-    },
-)
+_TEXT = Fields("verbosity", neutral={"format": PLAIN_TEXT})
 _INCLUDED = "reasoning.encrypted_content"
 """Asks for reasoning that comes back with the next request; it is sent in clear anyway."""
 _STREAM = Fields("", neutral={"include_obfuscation": Neutral((False,), "no padding is sent")})
@@ -145,7 +142,7 @@ class Responses(CachingFormat):
 
     about = (
         "OpenAI's Responses: POST /v1/responses. In Codex add a provider whose base_url is this "
-        "address with /v1 at its end"
+        "address with /v1 at its end, and whose name is not OpenAI, or it would ask for compactions"
     )
     routes = (
         Route("POST", "/v1/responses", "turn"),
@@ -167,13 +164,13 @@ class Responses(CachingFormat):
         messages, places = _with_one_head(head, said, places, read)
         effort = effort_level(fields.object("reasoning", _REASONING), "effort")
         fields.object("stream_options", _STREAM)
-        fields.object("text", _TEXT)
+        unmet = unmet_verbosity(fields.object("text", _TEXT))
         _check_included(fields)
         return GenerationRequest(
             **openai(fields, tools, "max_output_tokens", nested=False),
             messages=messages,
             places=places,
-            left_out=(*missing, *_edits(fields), *_references(said)),
+            left_out=(*missing, *unmet, *_edits(fields), *_references(said)),
             reasoning_effort=effort,
             effort_at="reasoning.effort",
             own=own
@@ -291,6 +288,12 @@ def _conversation(fields: Object, read: Read) -> tuple[list[Message], list[str]]
     )
     if not said:
         raise RequestError("input holds nothing that this model can read.", param="input")
+    if said[-1] == {"role": "system", "content": _TRIGGER}:
+        raise RequestError(
+            f"{places[-1]} is a compaction_trigger, and no history is compacted here: give the "
+            "provider in Codex another name than OpenAI, and it asks for a summary instead.",
+            param=places[-1],
+        )
     return said, places
 
 

@@ -40,6 +40,13 @@ _EACH = 300
 """Characters of a long text that take as long as a part of a message."""
 
 
+BEGUN = (
+    "the assistant's message at the end: a reply is not begun for the model, so another message "
+    "follows it; to begin a call, name the tool in tool_choice"
+)
+"""Note on a history that ends with the assistant."""
+
+
 def is_large(body: bytes) -> bool:
     """Whether reading or rendering a request takes so long that a thread does it."""
     return len(body) >= _LARGE or body.count(b"{") >= _MANY
@@ -69,7 +76,8 @@ async def parse(
     else:
         await deps.compute.own_round()
         request, mended = parsed()
-    deps.left_out.note((*request.left_out, *([HALF] if mended else [])))
+    begun = [BEGUN] if request.messages[-1]["role"] == "assistant" else []
+    deps.left_out.note((*request.left_out, *begun, *([HALF] if mended else [])))
     request = replace(request, messages=await _look(deps, caller.user, request))
     await _read_ahead(deps, request)
     return replace(request, switches=_switches(deps, request))
@@ -236,28 +244,27 @@ def _written_chars(tools: Sequence[Tool]) -> int:
 def _check_shown(renderer: Renderer, request: GenerationRequest) -> None:
     for i, message in enumerate(request.messages):
         role = message["role"]
-        for name in ("content", "name"):
-            # The name of a tool is in the call that its result answers.
-            said = name in message and (role, name) != ("tool", "name")
-            if said and not _shows(renderer, role, name):
-                at = request.place(i)
-                if _PLACE.match(at):
-                    at = f"{at}.{'role' if name == 'content' else name}"
-                raise RequestError(
-                    f"{at}: this model's chat format shows no {name} of messages whose role is "
-                    f"{shown(role)!r}; put it into the content of a user's.",
-                    param=at,
-                )
+        if not _shows(renderer, role):
+            at = request.place(i)
+            if _PLACE.match(at):
+                at = f"{at}.role"
+            raise RequestError(
+                f"{at}: this model's chat format shows no content of messages whose role is "
+                f"{shown(role)!r}; put it into the content of a user's.",
+                param=at,
+            )
 
 
 @lru_cache(maxsize=64)
-def _shows(renderer: Renderer, role: str, field: str) -> bool:
-    """Whether a field of a message changes the prompt, found by rendering two of its values."""
-    said = {"role": role, "content": "Well.", "tool_call_id": "a1"}
+def _shows(renderer: Renderer, role: str) -> bool:
+    """Return whether a role's content is in the prompt, found by rendering two contents."""
     before = () if role in ("system", "user") else (ASKED, SOUGHT)
     after = (ASKED,) if role == "system" else ()
-    both = ((*before, said | {field: text}, *after) for text in ("Ann", "Zoe"))
+    both = (
+        (*before, {"role": role, "content": text, "tool_call_id": "a1"}, *after)
+        for text in ("Ann", "Zoe")
+    )
     try:
         return len({renderer.prompt(one).tokens for one in both}) > 1
     except RequestError:  # the request's own prompt says what of its content is refused
-        return field == "content"
+        return True
