@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.backends import CONTEXT
 from tests.support.faults import Fault
 from tests.support.tinker import served, start_tinker
 from tinker_claw.billing.meter import charged
@@ -15,6 +16,12 @@ from tinker_claw.policy import Trainer
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams, Usage
 
 PROMPT = tuple(range(40))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - the request is nobody's
+            await asyncio.sleep(0.05)
 
 
 @pytest.fixture
@@ -51,9 +58,27 @@ async def test_prompt_that_the_service_has_in_its_cache_is_billed_as_cached(
     await trainer.aclose()
 
 
-async def test_what_nobody_waits_for_any_more_is_billed_when_the_service_has_done_it(
-    tmp_path: Path,
-) -> None:
+async def test_cancelled_request_ends_at_the_service(tmp_path: Path) -> None:
+    trainer = await start_tinker(tmp_path, server={"table": False})
+    there, sampler = served(tmp_path), await trainer.publish()
+    params = SamplingParams(max_tokens=CONTEXT - len(PROMPT), seed=1)
+    with charged() as account:
+        asked = asyncio.create_task(anext(sampler.stream(PROMPT, params)))
+        await until(lambda: there.server.held_requests == 1)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        await until(lambda: there.faulty.seen["cancel_future"] == 1)
+        await until(lambda: there.server.held_requests == 0)
+        assert account.usage == Usage(prefill=40)
+        (done,) = await sampler.sample(PROMPT, SamplingParams(max_tokens=4, seed=1))
+    assert account.usage.sampled == len(done.tokens)
+    await trainer.aclose()
+
+
+async def test_cancelled_request_is_billed_where_the_service_samples_on(tmp_path: Path) -> None:
+    served(tmp_path, root=tmp_path / "served", table=True)
+    served(tmp_path).faulty.spoil(Fault("dynamic_config", status=404))
     trainer = await start_tinker(tmp_path)
     base, faulty = await trainer.base(), served(tmp_path).faulty
     faulty.spoil(Fault("retrieve_future", "again", of="Sample"))
@@ -62,9 +87,8 @@ async def test_what_nobody_waits_for_any_more_is_billed_when_the_service_has_don
             await base.sample(PROMPT, SamplingParams(max_tokens=5, seed=1))
     assert account.usage == Usage(prefill=40)
     faulty.behave()
-    async with asyncio.timeout(60):
-        while not account.usage.sampled:  # noqa: ASYNC110 - the request is nobody's
-            await asyncio.sleep(0.05)
+    await until(lambda: account.usage.sampled > 0)
+    assert faulty.seen["cancel_future"] == 0
     assert 1 <= account.usage.sampled <= 5
     await trainer.aclose()
 

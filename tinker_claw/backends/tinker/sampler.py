@@ -216,7 +216,8 @@ class TinkerSampler:
     ) -> sdk.SampleResponse:
         """One request, in a new session if the service has lost the old one; billed.
 
-        A caller that is cancelled stops nothing at the service, so the answer is still billed.
+        A caller that is cancelled cancels it at the service, too. Where the service does not offer
+        that it samples on, so its answer is awaited and billed.
         """
         asking = asyncio.create_task(self._billed(prompt, n, params, options))
         self._asking.add(asking)
@@ -224,7 +225,18 @@ class TinkerSampler:
         waiting = asyncio.shield(asking)
         self._waiting.add(waiting)
         waiting.add_done_callback(self._waiting.discard)
-        return await waiting
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if self._cancels:
+                asking.cancel()
+            raise
+
+    @property
+    def _cancels(self) -> bool:
+        """Whether the service ends what is cancelled here, by its present settings."""
+        client = self._client
+        return bool(client and client.holder.get_client_dynamic_config().sample_cancel_enabled)
 
     async def _billed(
         self, prompt: sdk.ModelInput, n: int, params: sdk.SamplingParams, options: dict[str, Any]
