@@ -56,6 +56,7 @@ class Why(IntEnum):
     NOTHING = 33, "nothing was sampled"
     TWO_POLICIES = 34, "sampled by {}, which are not one policy"
     BASE = 35, "the base model answered"
+    STOPPED = 36, "the gateway stopped before the reply was complete"
     # What followed
     OVER = 50, "it came after its episode had its outcome, or its group was over"
     NOT_UNDERSTOOD = 51, "what followed it looks like a harness's text, of a kind that is not known"

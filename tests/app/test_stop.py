@@ -8,15 +8,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
+from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
 
-from tests.support.clients import Talkers, talking
+from tests.app.test_product import run as typed
+from tests.support.clients import HELLO, Talkers, talking
 from tests.support.ledger import check, one, read
 from tests.support.lives import BOUNDS, Fate, Life, life, until
+from tinker_claw.gateway.respond import STOPPED
 
 FLAGS = ("--batch-size", "2", "--lora-rank", "4", "--learning-rate", "1e-3")
 STEP = "local_gpu.learn.step:LoraOptimizer.step"
@@ -99,6 +106,63 @@ def test_reply_that_does_not_end_is_cut_and_not_taken_for_whole(tmp_path: Path) 
         assert running.ends() == 0
     assert who.seen == []
     assert one(data, "SELECT COUNT(*) FROM turns WHERE stop_reason <> 'abort'") == 0
+
+
+def chat_text(url: str) -> Iterator[str]:
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    hello: Any = [HELLO]
+    for chunk in client.chat.completions.create(model="demo", messages=hello, stream=True):
+        yield chunk.choices[0].delta.content or ""
+
+
+def messages_text(url: str) -> Iterator[str]:
+    root = url.removesuffix("/v1")
+    client = anthropic.Anthropic(base_url=root, api_key="none", max_retries=0)
+    hello: Any = [HELLO]
+    for event in client.messages.create(model="demo", messages=hello, max_tokens=99, stream=True):
+        if event.type == "content_block_delta" and event.delta.type == "text_delta":
+            yield event.delta.text
+
+
+def responses_text(url: str) -> Iterator[str]:
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    for event in client.responses.create(model="demo", input="Hello", stream=True):
+        if event.type == "response.output_text.delta":
+            yield event.delta
+        if event.type == "response.failed":
+            assert event.response.error is not None
+            raise openai.OpenAIError(event.response.error.message)
+
+
+@pytest.mark.slow
+def test_streams_that_do_not_end_get_an_error_event_and_their_turns_a_reason(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    slow = Fate(slow={"local_gpu.sample.embedded:draw": 1.0}, constants=BOUNDS)
+
+    def failure(texts: Iterator[str], begun: Event) -> str:
+        try:
+            for text in texts:
+                if text:
+                    begun.set()
+        except (openai.OpenAIError, anthropic.AnthropicError) as error:
+            return str(error)
+        return "it ended well"
+
+    with life(data, *FLAGS, fate=slow) as running, ThreadPoolExecutor(3) as pool:
+        assert running.serves()
+        texts = [read(running.url) for read in (chat_text, messages_text, responses_text)]
+        begun = [Event() for _ in texts]
+        failures = [pool.submit(failure, *pair) for pair in zip(texts, begun, strict=True)]
+        assert all(event.wait(180) for event in begun)
+        running.signal(signal.SIGTERM)
+        assert running.ends() == 0
+        assert all(str(STOPPED) in found.result() for found in failures)
+    assert "Traceback" not in running.said()
+    told = typed("explain", "1", "--data-dir", str(data)).stdout
+    assert "It is not trained: the gateway stopped before the reply was complete." in told
+    assert one(data, "SELECT COUNT(*) FROM turns WHERE stop_reason = 'abort'") == 3
 
 
 @pytest.mark.slow

@@ -52,6 +52,7 @@ PLACES = {
     "body_s": "tinker_claw.gateway.limits.BODY_S",
     "keepalive_s": "tinker_claw.gateway.respond.KEEPALIVE_S",
     "patience_s": "tinker_claw.gateway.sampling.PATIENCE_S",
+    "drain_s": "tinker_claw.app.server.DRAIN_S",
 }
 """Constants of the gateway that a test may want smaller, by the names that `gateway` takes."""
 IM_END = "<|im_end|>"

@@ -26,6 +26,8 @@ HEAD_BYTES = 65_536
 EXIT_INTERRUPTED = 130
 DRAIN_S = 30
 """How long replies in flight may go on after the first signal."""
+LAST_WORDS_S = 1
+"""How long a reply that is then cut may take to say so."""
 STEP_S = 10
 """How long a step in progress may go on after that."""
 CLOSE_S = 15
@@ -60,12 +62,19 @@ class Server(connections.Server):
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Shut down without uvicorn's traceback for each reply cut at the end of the drain."""
+        """Shut down; what the end of the drain cancels may still say so to its client. uvicorn
+        would log a traceback for each."""
         logger = logging.getLogger("uvicorn.error")
         level = logger.level
         logger.setLevel(logging.CRITICAL)
         try:
             await super().shutdown(sockets)
+            if waiting := {*self.server_state.tasks}:
+                _, waiting = await asyncio.wait(waiting, timeout=LAST_WORDS_S)
+            for task in waiting:  # its client does not read
+                task.cancel()
+            if waiting:
+                await asyncio.wait(waiting, timeout=LAST_WORDS_S)
         finally:
             logger.setLevel(level)
 

@@ -57,7 +57,9 @@ class Generation:
         self._account = Account()
         self._captured = False
         """Whether the ledger has the turn."""
-        self._broken = Why.HUNG_UP.says()
+        self.cancelled_because = Why.HUNG_UP.says()
+        """Why a run that is cancelled breaks off."""
+        self._broken: str | None = None
         """Why the reply broke off, if it did."""
 
     async def run(self, show: Show | None = None) -> FinishedReply:
@@ -97,8 +99,9 @@ class Generation:
         except ClawError:
             raise
         except BaseException as error:  # the client hung up, or its format failed
-            if not isinstance(error, asyncio.CancelledError):
-                self._broken = Why.BROKE_OFF.says(type(error).__name__)
+            cancelled = isinstance(error, asyncio.CancelledError)
+            kind = type(error).__name__
+            self._broken = self.cancelled_because if cancelled else Why.BROKE_OFF.says(kind)
             if self.sampling.begun:
                 self._capture(self.sampling.completion(aborted=True), self._parser.finish()[1])
             raise

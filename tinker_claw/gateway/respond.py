@@ -1,7 +1,8 @@
 """The answer to a request, streamed or whole.
 
 Rule: a generation runs exactly as long as its client is connected. Every answer watches for a
-disconnect, and a stream never stays silent for longer than the keep-alive interval.
+disconnect, and a stream never stays silent for longer than the keep-alive interval. One that the
+server cancels, at the end of its grace, tells its client that it breaks off.
 """
 
 from __future__ import annotations
@@ -11,25 +12,36 @@ import time
 from abc import abstractmethod
 from collections.abc import Awaitable
 from contextlib import ExitStack, suppress
+from http import HTTPStatus
+from typing import Final
 
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Format
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.errors import answer, as_request_error
 from tinker_claw.gateway.generation import Generation
 from tinker_claw.gateway.request import Job
 from tinker_claw.types import Delta
+from tinker_claw.why import Why
 
 KEEPALIVE_S = 10.0
 """Interval of keep-alives: OpenClaw gives a stream without data up after two to five minutes, a
 proxy often after one."""
+STOPPED: Final = RequestError(
+    "The gateway was stopped before the reply was complete; ask again once it runs.",
+    status=HTTPStatus.SERVICE_UNAVAILABLE,
+)
 _STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
 class Answer(Response):
     """The reply to one job, which keeps the place of its request until it is complete."""
+
+    _stopped = False
+    """Whether the server ends."""
 
     def __init__(self, deps: GatewayDeps, wire: Format, job: Job, held: ExitStack) -> None:
         super().__init__()
@@ -43,7 +55,11 @@ class Answer(Response):
             async with asyncio.TaskGroup() as group:
                 # Not this task, which every token would wake through all layers of the server.
                 answering = group.create_task(self._answer(scope, receive, send))
-                await self._listen(receive, send)
+                try:
+                    await self._listen(receive, send)
+                except asyncio.CancelledError:  # by the server, which waits for what is said
+                    self._stopped = True
+                    self._generation.cancelled_because = Why.STOPPED.says()
                 answering.cancel()
 
     @abstractmethod
@@ -62,6 +78,10 @@ class WholeAnswer(Answer):
         try:
             reply = self._writer.whole(await self._generation.run())
             response = JSONResponse(reply, headers={"x-request-id": self._writer.id})
+        except asyncio.CancelledError:
+            if not self._stopped:
+                raise
+            response = answer(self._wire, STOPPED)
         except Exception as error:
             response = answer(self._wire, error)
         await response(scope, receive, send)
@@ -93,6 +113,10 @@ class StreamedAnswer(Answer):
             await self._write(send, writer.begin())
             done = await generation.run(show)
             last = writer.deltas(generation.rest, done.version) + writer.end(done)
+        except asyncio.CancelledError:
+            if not self._stopped:
+                raise
+            last = writer.error(STOPPED)
         except Exception as error:
             last = writer.error(as_request_error(error))
         self._open = False
