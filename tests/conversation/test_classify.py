@@ -36,6 +36,7 @@ from tests.support.openclaw import (
 from tests.support.pictures import picture
 from tinker_claw.conversation.attribution import (
     attribute,
+    is_result,
     last_asked,
     last_said,
     read,
@@ -43,6 +44,7 @@ from tinker_claw.conversation.attribution import (
     without_volatile,
 )
 from tinker_claw.conversation.classify import Identity, RequestKind, identify
+from tinker_claw.conversation.harnesses import HARNESSES
 from tinker_claw.conversation.history import (
     Conversation,
     digest,
@@ -209,6 +211,11 @@ FLUSHING = runtime("agent:main:internal-session-effects:1", "internal-session-ef
 CLINES = {"role": "user", "content": "[SYSTEM] This run is not complete until you call it."}
 LOOP = (assistant("", ("c", "ls", "{}")), tool("c", "a"))
 OPENCODE = ({"role": "system", "content": "You are a title generator. You output ONLY a thread"},)
+BILLED = {
+    "role": "system",
+    "content": "x-anthropic-billing-header: cc_version=2.1.332.1b2; cc_entrypoint=sdk-cli; "
+    "cc_is_subagent=true;\nYou are a Claude agent",
+}
 NO_CLOCK = {"role": "user", "content": HEARTBEAT["content"].removesuffix(CLOCK)}
 EVENTFUL = openclaw("hi", assistant("yo"), announced("42"))
 EVENTFUL["messages"][-1] = EVENT
@@ -247,6 +254,9 @@ CALLS: list[tuple[RequestKind, str, dict[str, Any], dict[str, str]]] = [
     (RequestKind.SUBAGENT, "Codex's child", PLAIN, {"x-codex-parent-thread-id": "a"}),
     (RequestKind.SUBAGENT, "Codex's review", PLAIN, {"x-openai-subagent": "review"}),
     (RequestKind.CLIENT, "no child", PLAIN, {"x-openai-subagent": "compact"}),
+    (RequestKind.SUBAGENT, "Claude Code's child", PLAIN, {"x-claude-code-agent-id": "a12"}),
+    (RequestKind.SUBAGENT, "its billing line", {"messages": [BILLED, *PLAIN["messages"]]}, {}),
+    (RequestKind.SUBAGENT, "opencode's child", PLAIN, {"x-parent-session-id": "ses_1"}),
     (
         RequestKind.UTILITY,
         "slug",
@@ -526,6 +536,12 @@ def test_images_are_told_from_what_codex_and_openclaw_write_around_them() -> Non
     state = NextState.of_tools([("read", f"Read image file\n{behind}")])
     shows: Message = {"role": "user", "content": behind}
     assert next_state([result, shows], replied) == state
+    for mark in (mark for harness in HARNESSES for mark in harness.results):
+        shown: Message = {"role": "user", "content": Joined.of([mark, image])}
+        assert is_result(shown)
+        unseen = Joined.of([mark, 'ERROR: Cannot read "a.png" (this model does not see).'])
+        assert is_result({"role": "user", "content": unseen})
+        assert not is_result({"role": "user", "content": f"{mark} none"})
     typed: Message = {"role": "user", "content": "Image(s) from tool result #1 (read): none"}
     assert next_state([result, typed], replied) == NextState("user", typed["content"])
     asked: Message = {"role": "user", "content": "hello"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tinker_claw.formats.chat import Chat
 from tinker_claw.formats.messages import Messages
 from tinker_claw.formats.responses import Responses
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import Kind
+from tinker_claw.types import Kind, Writer
 
 pytestmark = [
     pytest.mark.agents,
@@ -85,6 +86,48 @@ async def test_a_coding_agent_asks_calls_and_is_corrected(
         assert [because[turn.id - 1] for turn in turns] == [None] * 4
         sampled = (*turns[1].prompt, *turns[1].completion.tokens)
         assert turns[2].prompt[: len(sampled)] == sampled, "no token is rendered again"
+
+
+DELEGATE, PART = "Please have somebody read it.", "Read notes.txt, and always answer briefly."
+AGENT = {"description": "Read it", "prompt": PART}
+FOREGROUND = {"subagent_type": "general-purpose", "run_in_background": False}
+
+
+@pytest.mark.parametrize(
+    ("kind", "tool", "options", "sides"),
+    [
+        (ClaudeCode, "Agent", FOREGROUND, ["subagent"]),
+        (OpenCode, "task", {"subagent_type": "general"}, ["subagent", "title"]),
+    ],
+)
+async def test_a_sub_agent_is_a_side_call_and_its_prompt_the_harness_s(
+    tmp_path: Path, renderer: Renderer, kind: Any, tool: str, options: Json, sides: list[str]
+) -> None:
+    call = json.dumps({"name": tool, "arguments": AGENT | options})
+    answers = {
+        "always answer briefly": "Forty-two.",
+        "Forty-two.": "It is forty-two.",
+        DELEGATE: f"I ask.\n<tool_call>\n{call}\n</tool_call>",
+        CORRECTED: "Forty-two, of course.",
+    }
+    sampler = Listener(renderer, {said: [spell(renderer, a)] for said, a in answers.items()})
+    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=200_000) as world:
+        agent: Agent = kind.create(tmp_path / "home", world.url, "demo", "any")
+        for said, heard in ((DELEGATE, "It is forty-two."), (CORRECTED, "Forty-two, of course.")):
+            assert await asyncio.to_thread(agent.say, said) == heard
+
+        turns = world.turns()
+        of_sides = [turn for turn in turns if turn.kind is Kind.SIDE]
+        calls = dict(zip((turn.id for turn in turns), world.column("call"), strict=True))
+        assert sorted({calls[turn.id] for turn in of_sides}) == sides
+        (part,) = (turn for turn in of_sides if calls[turn.id] == "subagent")
+        assert part.asked_by is Writer.HARNESS
+        assert all(json.loads(voices) for voices in world.column("voices"))
+        main = [turn for turn in turns if turn.kind is Kind.MAIN]
+        assert [turn.request_text for turn in main] == [DELEGATE, DELEGATE, CORRECTED]
+        states = [world.ledger.turns.next_state(turn.id) for turn in main]
+        assert [state and state.role for state in states] == ["tool", "user", None]
+        assert world.ledger.turns.next_state(part.id) is None
 
 
 SILENCE_S = 30

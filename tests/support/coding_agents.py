@@ -19,8 +19,8 @@ from examples.day.npm import installed, on_path
 from tests.support import agent_sdks, environments
 from tests.support.terminals import Terminal, on_a_terminal
 
-CLAUDE_CODE = "2.1.330"
-CODEX = "0.169.0"
+CLAUDE_CODE = "2.1.332"
+CODEX = "0.171.0"
 OPENCODE = "1.18.33"
 CLINE = "3.0.65"
 QWEN_CODE = "0.24.4"

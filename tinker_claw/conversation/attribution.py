@@ -194,8 +194,8 @@ def _read(message: Message) -> Reading:
 
 def read_text(text: str) -> Reading:
     """Split the text of a user message into pieces."""
-    attached = any(isinstance(part, Attached) for part in parts_of(text))
-    if (attached or placed(text)) and text.startswith(openclaw.TOOL_IMAGES):
+    first, *rest = parts_of(text) or [text]
+    if first.startswith(_RESULTS) and (rest or first in _RESULTS):
         return Reading((Piece(Writer.TOOL, text, "images"),))
     automatic = openclaw.automation(text)
     if automatic is not None:
@@ -227,6 +227,7 @@ def _doubted(piece: Piece, *, foreign: bool) -> Piece:
 
 
 _BLOCKS: Final = tuple(block for harness in HARNESSES for block in harness.blocks)
+_RESULTS: Final = tuple(mark for harness in HARNESSES for mark in harness.results)
 _LINE: Final = re.compile(r"^[ \t]*", re.MULTILINE)
 _TRAILING: Final = tuple(block for block in _BLOCKS if block.trails)
 _KEY: Final = 3

@@ -47,9 +47,9 @@ LONGEST_KEY = 256
 _AFFINITY_HEADERS = ("thread-id", "session_id", "session-id", "x-session-affinity")
 """Headers that name the session. Codex's session-id is that of the root of a tree of threads. Not
 x-client-request-id: some clients number requests with it."""
-_CHILD_HEADERS = ("x-codex-parent-thread-id", "x-openai-subagent")
-"""Headers by which Codex marks requests that it makes for itself."""
 _OWN_COMPACTION = "compact"
+"""Value of a child's header by which Codex marks a compaction of the conversation itself."""
+_SUBAGENT = Surface("subagent")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _EPISODE = "episode"
 # Version, trace id, span id, flags (W3C Trace Context).
@@ -89,7 +89,7 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         by_trace=by_trace,
         done=flagged(headers, "x-session-done"),
         attempt=_attempt(headers) if kind is Kind.MAIN else None,
-        surface=_surface(seen),
+        surface=_surface(seen, sign.call),
         client=_client_name(seen),
     )
     if found.episode and not found.named:
@@ -171,7 +171,7 @@ def recognise(seen: SessionEvidence, *, trusted: bool = False) -> Sign:
 
 def _child(seen: SessionEvidence) -> Sign | None:
     """Recognise the agents that an agent starts, by a header of their own."""
-    for name in _CHILD_HEADERS:
+    for name in (name for harness in HARNESSES for name in harness.children):
         if seen.headers.get(name, "").strip() not in ("", _OWN_COMPACTION):
             return Sign(RequestKind.SUBAGENT, f"the header {name}")
     return None
@@ -187,7 +187,7 @@ def _utility(seen: SessionEvidence) -> Sign | None:
     for call in (call for harness in HARNESSES for call in harness.calls):
         # A compaction belongs to a turn; recaps and titles run beside it, without a trace.
         fits = (call.tools or alone) and (call.traced or seen.trace is None)
-        if fits and any(part.startswith(call.opens) for part in parts):
+        if fits and any(part.startswith(call.opens) and call.holds in part for part in parts):
             return Sign(RequestKind(call.asks), "its system prompt")
     return None
 
@@ -207,8 +207,10 @@ def _by_words(seen: SessionEvidence, *, trusted: bool) -> Sign | None:
     return None
 
 
-def _surface(seen: SessionEvidence) -> Surface:
+def _surface(seen: SessionEvidence, call: RequestKind) -> Surface:
     """Return where the conversation takes place."""
+    if call is RequestKind.SUBAGENT:
+        return _SUBAGENT  # an agent wrote its prompt, whatever program it is
     place = surface(seen.line, seen.system)
     marks = (mark for harness in HARNESSES for mark in harness.groups)
     return replace(place, group=True) if any(mark in seen.system for mark in marks) else place

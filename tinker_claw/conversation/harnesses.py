@@ -101,6 +101,8 @@ class Call:
     """It may belong to a turn and share its trace; False: it has none."""
     tools: bool = False
     """The request may have tools and a history."""
+    holds: str = ""
+    """A text that must also be in that part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,10 @@ class Harness:
     """How the User-Agent header of its requests begins, in lower case."""
     systems: Sequence[str] = ()
     """How the system prompt of its main requests begins."""
+    children: Sequence[str] = ()
+    """Headers, in lower case, by which it marks the requests of agents that it starts."""
+    results: Sequence[str] = ()
+    """How the first part of a user message begins that shows the files of a tool's result."""
     groups: Sequence[str] = ()
     """Texts in the system prompt of a conversation in which several people write."""
 

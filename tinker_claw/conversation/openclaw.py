@@ -102,8 +102,6 @@ NUDGES: Final = tuple(
 )
 """How OpenClaw asks again after an empty reply; the message is gone from later requests."""
 _META: Final = '"openclaw.inbound_meta.v2"'
-TOOL_IMAGES: Final = "Image(s) from tool result #"
-"""Beginning of a user message in which OpenClaw shows the images of a tool's result."""
 LABELS: Final = frozenset(
     {
         "Conversation info:",
