@@ -1,4 +1,4 @@
-"""Real agents against the gateway: a question, a call, and a correction."""
+"""Real agents, with the recipes of docs/clients.md: a question, a call, and a correction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ import pytest
 
 from examples.day.npm import npm
 from tests.gateway.test_openclaw import Listener
-from tests.support.coding_agents import Agent, ClaudeCode, Codex, Hermes, OpenAIAgents, OpenCode, Pi
+from tests.support.coding_agents import (
+    WINDOW,
+    Agent,
+    ClaudeCode,
+    Codex,
+    Continue,
+    Hermes,
+    OpenAIAgents,
+    OpenCode,
+    Pi,
+)
 from tests.support.fakes import Script
 from tests.support.gateways import gateway, spell
 from tinker_claw.errors import RequestError
@@ -31,6 +41,7 @@ pytestmark = [
 KEY = "sk-key-of-a-user-123"
 NOTE = "The number in the note is forty-two."
 HELLO, READ, CORRECTED = "Hello, who are you?", "Please read notes.txt.", "No, it is forty-two!"
+TYPED = "/bad too long"
 BASH = '{"name": "Bash", "arguments": {"command": "cat notes.txt", "description": "Read"}}'
 EXEC = '{"name": "exec_command", "arguments": {"cmd": "cat notes.txt"}}'
 
@@ -50,6 +61,7 @@ TERMINAL = PI_BASH.replace("bash", "terminal")
         (OpenAIAgents, PYTHON, []),
         (Hermes, TERMINAL, []),
         (Pi, PI_BASH, []),
+        (Continue, BASH, []),
     ],
 )
 async def test_a_coding_agent_asks_calls_and_is_corrected(
@@ -60,10 +72,11 @@ async def test_a_coding_agent_asks_calls_and_is_corrected(
         HELLO: "I am Claw.",
         READ: f"<think>Where is it?</think>I will look.\n<tool_call>\n{call}\n</tool_call>",
         CORRECTED: "Forty-two, of course.",
+        TYPED: "Shorter, then.",
     }
     sampler = Listener(renderer, {said: [spell(renderer, a)] for said, a in answers.items()})
     async with gateway(
-        tmp_path / "data", renderer, sampler, api_key=KEY, context_tokens=200_000
+        tmp_path / "data", renderer, sampler, api_key=KEY, context_tokens=WINDOW
     ) as world:
         agent: Agent = kind.create(tmp_path / "home", world.url, "demo", KEY)
         (agent.workspace / "notes.txt").write_text(NOTE)
@@ -86,6 +99,10 @@ async def test_a_coding_agent_asks_calls_and_is_corrected(
         assert [because[turn.id - 1] for turn in turns] == [None] * 4
         sampled = (*turns[1].prompt, *turns[1].completion.tokens)
         assert turns[2].prompt[: len(sampled)] == sampled, "no token is rendered again"
+
+        await asyncio.to_thread(agent.say, TYPED)
+        rated = world.ledger._db.rows("SELECT turn_id, score FROM feedback")
+        assert [tuple(row) for row in rated] == [(turns[-1].id, -1.0)]
 
 
 DELEGATE, PART = "Please have somebody read it.", "Read notes.txt, and always answer briefly."
@@ -111,7 +128,7 @@ async def test_a_sub_agent_is_a_side_call_and_its_prompt_the_harness_s(
         CORRECTED: "Forty-two, of course.",
     }
     sampler = Listener(renderer, {said: [spell(renderer, a)] for said, a in answers.items()})
-    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=200_000) as world:
+    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=WINDOW) as world:
         agent: Agent = kind.create(tmp_path / "home", world.url, "demo", "any")
         for said, heard in ((DELEGATE, "It is forty-two."), (CORRECTED, "Forty-two, of course.")):
             assert await asyncio.to_thread(agent.say, said) == heard

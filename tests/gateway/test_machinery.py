@@ -130,7 +130,7 @@ async def test_compaction_between_a_call_and_the_reply_is_no_turn(
         # Room for what was said so far, but not for the long reply with the call.
         room = len(world.turns()[-1].prompt) + len(spell(renderer, LONG)) // 2
         if isinstance(agent, ClaudeCode):
-            agent.window = room + 33_000  # so much it keeps free
+            agent.window = room + 4096 + 13_000  # it keeps a reply and so much more free
         else:
             agent.compacts_at = room
         await asyncio.to_thread(agent.say, READ)

@@ -1,11 +1,13 @@
 """Real agents, run as their users run them, one question at a time: Claude Code, Codex, opencode,
-cline, qwen-code and pi from npm, aider, Hermes and a program over openai-agents from PyPI.
+cline, qwen-code, pi and Continue from npm, aider, llm, Hermes and a program over openai-agents from
+PyPI. Those that docs/clients.md has a recipe for are configured by its text.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ import httpx
 
 from examples.day.npm import installed, on_path
 from tests.support import agent_sdks, environments
+from tests.support.client_pages import command, recipe, variables
 from tests.support.terminals import Terminal, on_a_terminal
 
 CLAUDE_CODE = "2.1.332"
@@ -26,7 +29,9 @@ CLINE = "3.0.65"
 QWEN_CODE = "0.24.4"
 AIDER = "0.86.2"
 HERMES = "0.19.0"
-PI = "0.74.2"
+PI = "1.6.0"
+CONTINUE = "1.5.47"
+LLM_VERSION = "0.36"
 CLAUDE_MODELS = (
     *("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL"),
     *("ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_FABLE_MODEL"),
@@ -34,8 +39,8 @@ CLAUDE_MODELS = (
 )
 """Variables by which Claude Code chooses a model."""
 PATIENCE_S = 300
-WINDOW = 200_000
-"""Tokens of the model's context, as the agents are told."""
+WINDOW = 40_960
+"""Tokens of the model's context, as docs/clients.md has it."""
 
 
 class Typist:
@@ -44,6 +49,10 @@ class Typist:
     def __init__(self, terminal: Terminal, ready: str) -> None:
         self._terminal = terminal
         self._ready: str | None = ready
+
+    @property
+    def shown(self) -> str:
+        return self._terminal.shown
 
     def types(self, message: str, done: Callable[[], bool]) -> None:
         """Type a message once the agent listens, and wait until it has an effect."""
@@ -130,7 +139,7 @@ class Agent:
 class ClaudeCode(Agent):
     ready = r"\? for shortcuts"
     window: int | None = field(default=None, init=False)
-    """Tokens that it thinks fit into the context from now on; None: a million."""
+    """Tokens that it thinks fit into the context from now on; None: as the page says."""
     model: str | None = field(default=None, init=False)
     """Model that the user names in the command; None: none."""
     asks_for_titles: bool = field(default=False, init=False)
@@ -139,18 +148,12 @@ class ClaudeCode(Agent):
 
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> ClaudeCode:
-        """Configure the agent as docs/clients.md says."""
+        """Configure the agent by the variables that a shell sets from docs/clients.md."""
         (home / "workspace").mkdir(parents=True)
         return cls(
             installed(f"claude-code-{CLAUDE_CODE}", f"@anthropic-ai/claude-code@{CLAUDE_CODE}"),
             home,
-            {
-                "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
-                "ANTHROPIC_API_KEY": key,
-                **dict.fromkeys(CLAUDE_MODELS, model),
-                "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(WINDOW),
-                "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            },
+            variables(*recipe("Claude Code", base_url, model, key)),
         )
 
     def compact(self) -> None:
@@ -199,12 +202,8 @@ class Codex(Agent):
         # Where a sandbox is installed, it starts its own programs, and keeps none of them in what
         # it takes for a temporary folder, as all homes of tests are.
         (home / "temporary").mkdir()
-        (home / ".codex" / "config.toml").write_text(
-            f'model = "{model}"\nmodel_provider = "tinker-claw"\n'
-            f'model_context_window = {WINDOW}\nweb_search = "disabled"\n'
-            f'[model_providers.tinker-claw]\nname = "tinker-claw"\nbase_url = "{base_url}"\n'
-            'env_key = "TINKER_CLAW_KEY"\nwire_api = "responses"\n'
-        )
+        (config,) = recipe("Codex", base_url, model, key)
+        (home / ".codex" / "config.toml").write_text(config)
         return cls(
             installed(f"codex-{CODEX}", f"@openai/codex@{CODEX}"),
             home,
@@ -236,13 +235,8 @@ class OpenCode(Agent):
     def create(cls, home: Path, base_url: str, model: str, key: str) -> OpenCode:
         """Configure the agent as docs/clients.md says."""
         (home / "workspace").mkdir(parents=True)
-        provider = {
-            "npm": "@ai-sdk/openai-compatible",
-            "options": {"baseURL": base_url, "apiKey": key},
-            "models": {model: {"limit": {"context": WINDOW, "output": 4096}}},
-        }
-        told = {"model": f"tinker-claw/{model}", "provider": {"tinker-claw": provider}}
-        (home / "workspace" / "opencode.json").write_text(json.dumps(told))
+        (config,) = recipe("opencode", base_url, model, key)
+        (home / "workspace" / "opencode.json").write_text(config)
         places = ("config", "data", "state", "cache")
         return cls(
             installed(f"opencode-{OPENCODE}", f"opencode-ai@{OPENCODE}"),
@@ -349,24 +343,21 @@ class Cline(Agent):
 class Aider(Agent):
     """aider, which edits files of a git repository, and commits them."""
 
+    start: Sequence[str]
+
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> Aider:
-        """Configure the agent with the variables that it reads for OpenAI-compatible servers."""
+        """Configure the agent as docs/clients.md says."""
         (home / "workspace").mkdir(parents=True)
+        settings, start = recipe("aider", base_url, model, key)
+        told = variables(start.rpartition("\naider ")[0])
         made = cls(
             environments.installed("aider", f"aider-chat=={AIDER}"),
             home,
-            {
-                "OPENAI_API_BASE": base_url,
-                "OPENAI_API_KEY": key,
-                "AIDER_MODEL": f"openai/{model}",
-                "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-                "PYTHONPATH": "",
-            },
+            told | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONPATH": ""},
         )
-        # It would sample at temperature 0, of which nothing can be learned.
-        settings = [{"name": f"openai/{model}", "use_temperature": False}]
-        (home / ".aider.model.settings.yml").write_text(json.dumps(settings))
+        made.start = command(start)
+        (home / ".aider.model.settings.yml").write_text(settings)
         for told in ("init -q", "config user.email me@example.com", "config user.name Me"):
             made._run(["git", *told.split()])
         return made
@@ -380,7 +371,13 @@ class Aider(Agent):
         """
         told = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         quiet = ("--no-pretty", "--no-analytics", "--no-check-update", "--no-show-release-notes")
-        words = [str(self.installed / "aider"), "--yes-always", "--no-fancy-input", *quiet]
+        words = [
+            str(self.installed / self.start[0]),
+            *self.start[1:],
+            "--yes-always",
+            "--no-fancy-input",
+            *quiet,
+        ]
         return self._run([*words, *told, *files], "\n".join([*messages, "/exit", ""]))
 
 
@@ -391,12 +388,11 @@ class Hermes(Agent):
 
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> Hermes:
-        """Configure the agent with its own way to name a server."""
+        """Configure the agent as docs/clients.md says."""
         (home / "workspace").mkdir(parents=True)
         (home / ".hermes").mkdir()
-        place = {"provider": "custom", "default": model, "base_url": base_url, "api_key": key}
-        told = {"model": place | {"context_length": WINDOW}, "display": {"interface": "cli"}}
-        (home / ".hermes" / "config.yaml").write_text(json.dumps(told))
+        (config,) = recipe("Hermes Agent", base_url, model, key)
+        (home / ".hermes" / "config.yaml").write_text(config)
         return cls(
             environments.installed("hermes", f"hermes-agent=={HERMES}"),
             home,
@@ -417,34 +413,29 @@ class Hermes(Agent):
 class Pi(Agent):
     """pi, which names its session only where it is configured to."""
 
+    start: Sequence[str]
+
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> Pi:
-        """Configure the agent with its own file of models."""
+        """Configure the agent as docs/clients.md says."""
         (home / "workspace").mkdir(parents=True)
         (home / ".pi" / "agent").mkdir(parents=True)
-        compat = {"sendSessionAffinityHeaders": True, "supportsDeveloperRole": False}
-        limits = {"contextWindow": WINDOW, "maxTokens": 4096}
-        provider = {
-            "baseUrl": base_url,
-            "api": "openai-completions",
-            "apiKey": key,
-            "compat": compat,
-            "models": [{"id": model, **limits}],
-        }
-        told = {"providers": {"tinker-claw": provider}}
-        (home / ".pi" / "agent" / "models.json").write_text(json.dumps(told))
+        config, start = recipe("pi", base_url, model, key)
+        (home / ".pi" / "agent" / "models.json").write_text(config)
         kept = {"compaction": {"keepRecentTokens": 1}}
         (home / ".pi" / "agent" / "settings.json").write_text(json.dumps(kept))
-        return cls(
+        made = cls(
             installed(f"pi-{PI}", f"@earendil-works/pi-coding-agent@{PI}"),
             home,
             {"PI_OFFLINE": "1", "PI_CODING_AGENT_DIR": str(home / ".pi" / "agent")},
         )
+        made.start = command(start)
+        return made
 
     def compact(self) -> None:
         """Compact as its programs' clients do: outside a terminal it has no command for it."""
         with subprocess.Popen(
-            ["pi", "--mode", "rpc", "--model", "tinker-claw/demo", "--continue"],
+            [*self.start, "--mode", "rpc", "--continue"],
             cwd=self.workspace,
             env=self.surroundings(),
             stdin=subprocess.PIPE,
@@ -463,8 +454,62 @@ class Pi(Agent):
                 server.kill()
 
     def _command(self, message: str) -> list[str]:
-        words = ["pi", "-p", "--model", "tinker-claw/demo"]
-        return [*words, *(["--continue"] if self.begun else []), message]
+        return [*self.start, "-p", *(["--continue"] if self.begun else []), message]
+
+    def _said(self, out: str) -> str:
+        return out.strip()
+
+
+class Continue(Agent):
+    """Continue's program for terminals, which reads the settings that its extensions read."""
+
+    start: Sequence[str]
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> Continue:
+        """Configure the agent as docs/clients.md says."""
+        (home / "workspace").mkdir(parents=True)
+        (home / ".continue").mkdir()
+        config, start = recipe("Continue", base_url, model, key)
+        (home / ".continue" / "config.yaml").write_text(config)
+        programs = installed(f"continue-{CONTINUE}", f"@continuedev/cli@{CONTINUE}")
+        made = cls(programs, home, {"CONTINUE_TELEMETRY_ENABLED": "0"})
+        made.start = [word.replace("~", str(home)) for word in command(start)]
+        return made
+
+    def _command(self, message: str) -> list[str]:
+        return [*self.start, "--auto", "-p", *(["--resume"] if self.begun else []), message]
+
+    def _said(self, out: str) -> str:
+        return out.strip()
+
+
+class LLM(Agent):
+    """llm, with the tools of a file beside it."""
+
+    start: Sequence[str]
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> LLM:
+        """Configure the program as docs/clients.md says."""
+        (home / "workspace").mkdir(parents=True)
+        config, start = recipe("llm", base_url, model, key)
+        programs = environments.installed("llm", f"llm=={LLM_VERSION}")
+        made = cls(programs, home, {"LLM_USER_PATH": str(home / "llm"), "PYTHONPATH": ""})
+        made.start = [line.split("#")[0].strip() for line in start.splitlines()]
+        database = Path(made._run([str(programs / "llm"), "logs", "path"]).strip())
+        database.parent.mkdir(exist_ok=True)
+        (database.parent / "extra-openai-models.yaml").write_text(config)
+        made._run(made._words(made.start[0]))
+        return made
+
+    def _words(self, line: str) -> list[str]:
+        program, *words = shlex.split(line)
+        return [str(self.installed / program), *words]
+
+    def _command(self, message: str) -> list[str]:
+        line = self.start[2 if self.begun else 1]
+        return [message if word == "..." else word for word in self._words(line)]
 
     def _said(self, out: str) -> str:
         return out.strip()
