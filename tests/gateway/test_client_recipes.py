@@ -128,4 +128,5 @@ async def test_aider_keeps_commands_to_itself(tmp_path: Path, renderer: Renderer
 
 
 def ratings(world: World) -> list[float]:
-    return [row["score"] for row in world.ledger._db.rows("SELECT score FROM feedback")]
+    db = world.ledger._db  # pyright: ignore[reportPrivateUsage]
+    return [row["score"] for row in db.rows("SELECT score FROM feedback")]

@@ -101,7 +101,8 @@ async def test_a_coding_agent_asks_calls_and_is_corrected(
         assert turns[2].prompt[: len(sampled)] == sampled, "no token is rendered again"
 
         await asyncio.to_thread(agent.say, TYPED)
-        rated = world.ledger._db.rows("SELECT turn_id, score FROM feedback")
+        db = world.ledger._db  # pyright: ignore[reportPrivateUsage]
+        rated = db.rows("SELECT turn_id, score FROM feedback")
         assert [tuple(row) for row in rated] == [(turns[-1].id, -1.0)]
 
 
@@ -172,7 +173,8 @@ async def test_an_agent_waits_for_a_model_that_thinks_as_long_as_there_are_keep_
     """Ten minutes of silence, with all clocks shortened."""
     late = Script(spell(renderer, "I am Claw."), first_after_s=SILENCE_S)
     sampler = Listener(renderer, {HELLO: [late]})
-    data, settings = tmp_path / "data", {"context_tokens": 200_000, "keepalive_s": keepalive_s}
+    data = tmp_path / "data"
+    settings: dict[str, Any] = {"context_tokens": 200_000, "keepalive_s": keepalive_s}
     async with gateway(data, renderer, sampler, api_key=KEY, **settings) as world:
         agent: Agent = kind.create(tmp_path / "home", world.url, "demo", KEY)
         hurried(agent)
