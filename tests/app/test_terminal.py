@@ -67,7 +67,10 @@ def test_a_start_shows_a_banner_and_what_came_of_each_turn(tmp_path: Path) -> No
         url = address(terminal)
         terminal.until(f"page +{re.escape(url.removesuffix('/v1'))}/ui")
         terminal.until(f"records +{re.escape(str(tmp_path))}")
-        terminal.until("next +point your agent at the address")
+        command = f"openclaw-config --data-dir {re.escape(str(tmp_path))}"
+        terminal.until(
+            f"next +point your agent at the address; for OpenClaw: tinker-claw {command}"
+        )
         talk = Talk(url, tmp_path)
         talk.say("What is 12 + 5?\x1b[2J\x07")
         terminal.until(r"you: “What is 12 \+ 5\? \[2J”  turn 1, v0 answered in [\d.]+ s")

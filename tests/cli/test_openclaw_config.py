@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from examples.day.npm import npm
@@ -17,11 +20,13 @@ from examples.day.openclaw import OpenClaw, readme_block
 from tests.app.test_product import run as typed
 from tests.support import stories
 from tests.support.gateways import gateway
+from tests.support.lives import life
 from tests.support.processes import ROOT
 from tinker_claw.backends.model_files import may_see
 from tinker_claw.cli import main
 from tinker_claw.config.check import API_KEY
 from tinker_claw.config.load import load
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.render.renderer import Renderer
 
 KEY = "a-key-that-is-long-enough"
@@ -171,6 +176,62 @@ def test_a_gateway_that_listens_everywhere_is_called_by_a_real_address(
     assert "give the port that it chose" in capsys.readouterr().err
 
 
+def test_without_a_gateway_it_says_what_it_guesses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    ledger = Ledger(data)
+    ledger.bind({"model": "demo", "method": "combine", "backend": "local", "lora_rank": "32"})
+    ledger.close()
+    assert main.main(["openclaw-config", "--data-dir", str(data)]) == 0
+    told = capsys.readouterr()
+    block, _ = said(told.out)
+    assert block["agents"]["defaults"]["model"]["primary"] == "tinker-claw/demo"
+    guess = "this is a guess by the flags and settings: --port 30000, the model demo"
+    assert f"No gateway runs on {data}, so {guess}" in told.err
+
+
+@pytest.mark.slow
+def test_a_running_gateway_is_found_by_its_directory_and_beside_the_default_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    data = tmp_path / "runs" / "it's mine"
+    data.parent.mkdir()
+    flags = ("--served-model-name", "mine/claw", "--context-tokens", "40000")
+    more = ("--max-reply-tokens", "500", "--thinking", "off")
+    monkeypatch.setenv(API_KEY, KEY)
+    with life(data, *flags, *more, env={API_KEY: KEY}) as running:
+        assert running.serves()
+        monkeypatch.setenv(API_KEY, "none")
+        blocks = list[Any]()
+        for words in ((), ("--data-dir", str(data))):
+            assert main.main(["openclaw-config", *words]) == 0
+            told = capsys.readouterr()
+            blocks.append(said(told.out)[0])
+            assert "contextWindow 40000: the gateway that runs on" in told.err
+            assert "CLAW_GATEWAY_KEY=<the key>" in told.err
+            assert "guess" not in told.err
+        assert blocks[0] == blocks[1]
+        (provider,) = blocks[0]["models"]["providers"].values()
+        assert provider["baseUrl"] == running.url
+        assert provider["apiKey"] == "${CLAW_GATEWAY_KEY}"
+        (model,) = provider["models"]
+        facts = [model[name] for name in ("id", "contextWindow", "maxTokens")]
+        assert facts == ["mine/claw", 40000, 500]
+
+        page = httpx.get(running.url.removesuffix("/v1") + "/ui", auth=("", KEY)).text
+        (shown,) = re.findall("<code>tinker-claw (openclaw-config [^<]*)</code>", page)
+        words = shlex.split(html.unescape(shown))
+        assert words[-2:] == ["--write", "--primary"]
+        monkeypatch.chdir("/")
+        assert main.main(words[:-2]) == 0
+        assert said(capsys.readouterr().out)[0] == blocks[0]
+        monkeypatch.chdir(tmp_path)
+        assert running.stop() == 0
+
+
 def test_a_window_in_which_openclaw_compacts_at_once_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -236,10 +297,10 @@ async def test_openclaw_writes_what_it_is_told_and_sends_the_key_of_its_environm
     config.write_text("// mine\n" + json.dumps(mine))
     async with gateway(tmp_path / "data", renderer, api_key=KEY, context_tokens=65536) as world:
         world.say("I am Claw.")
-        flags = (*DEMO, "--port", world.url.removesuffix("/v1").rpartition(":")[2], "--write")
+        flags = ("--data-dir", str(tmp_path / "data"), "--write")
 
         async def told(*more: str) -> subprocess.CompletedProcess[str]:
-            own = claw.environment | {API_KEY: KEY}
+            own = claw.environment | {API_KEY: "none"}
             return await asyncio.to_thread(lambda: typed("openclaw-config", *flags, *more, **own))
 
         def written() -> dict[str, Any]:
@@ -250,6 +311,7 @@ async def test_openclaw_writes_what_it_is_told_and_sends_the_key_of_its_environm
         providers = written()["models"]["providers"]
         assert providers["other"] == mine["models"]["providers"]["other"]
         assert providers["tinker-claw"]["baseUrl"] == world.url
+        assert providers["tinker-claw"]["models"][0]["contextWindow"] == 65536
         assert written()["agents"]["defaults"]["model"]["primary"] == "other/other"
         assert KEY not in done.stdout + done.stderr + config.read_text()
         assert "// mine" in (claw.home / "openclaw.json.bak").read_text()

@@ -96,6 +96,7 @@ class Page:
             keys=keys,
             local=not keys.needed,
             health=lambda: {
+                "data_dir": "/runs/it is",
                 **{"status": "degraded", "wrong": ["judge"], "meaning": XSS[0]},
                 **{"judge_error": XSS[1], "spending_paused": None, "spent_usd": 0.5},
                 **{"budget_usd": None, "month_usd": None, "spending_near": None},
@@ -647,6 +648,8 @@ async def test_an_empty_ledger_says_what_to_do_next(tmp_path: Path) -> None:
                 shown, turns = [told(await client.get(f"/ui{path}")) for path in ("", "/turns")]
                 assert f"the address {HOST}/v1 and the model demo" in shown
                 assert "16 judged replies make a step" in shown
+                command = "tinker-claw openclaw-config --data-dir '/runs/it is' --write --primary"
+                assert (command in html.unescape(shown)) is (key == ROOT_KEY)
                 assert "Every turn was trained" not in shown
                 assert "No main turn has come yet: what to do next" in turns
         ledger.close()

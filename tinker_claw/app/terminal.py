@@ -6,6 +6,7 @@ any. Never those of private, side or other people's turns.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -104,7 +105,8 @@ def banner(event: Mapping[str, Any]) -> str:
         "key": f"in {event['key_file']}" if event.get("key_file") else event.get("key", "none"),
         "learns": f"{event['method']}, {event['backend']}, version {event['version']} answers",
         "records": event["data_dir"],
-        "next": "point your agent at the address; for OpenClaw: tinker-claw openclaw-config",
+        "next": "point your agent at the address; for OpenClaw: tinker-claw openclaw-config "
+        f"--data-dir {shlex.quote(event['data_dir'])}",
     }
     return "\n".join(
         ["", "tinker-claw is ready. Ctrl-C ends it; nothing is lost."]

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from tinker_claw.app.orders import address, order, url
 from tinker_claw.config.flags import wrong
-from tinker_claw.config.load import load_given
+from tinker_claw.config.load import CONFIG, load_given, names_run
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError, LedgerError
 from tinker_claw.ledger.database import FILE, Outside, is_locked, reading
@@ -77,6 +77,35 @@ class Command(BaseModel):
             ConfigError: a setting is wrong.
         """
         return load_given(self._given)
+
+
+_DATA_DIR = "run__data_dir"
+_HELD = {
+    "model": "run__model_name",
+    "method": "run__method",
+    "backend": "run__backend",
+    "lora_rank": "training__lora_rank",
+}
+"""What a ledger holds of its run, and the flag for each."""
+
+
+class RunCommand(Command):
+    """A command about one run: that of these flags, or of the data directory alone."""
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings; where --data-dir alone says what runs, with those of its run."""
+        settings = super().settings
+        others = {name: value for name, value in self._given.items() if name != _DATA_DIR}
+        file = settings.run.directory / FILE
+        alone = self._given.get(_DATA_DIR) is not None and not names_run(others)
+        alone = alone and not self._given.get(CONFIG)
+        if not alone or not file.exists():
+            return settings
+        with reading(file) as rows:
+            held = rows.pairs("SELECT key, value FROM meta")
+        own = {flag: held[key] for key, flag in _HELD.items() if key in held}
+        return load_given({**self._given, **own})
 
 
 class LedgerCommand(Command):

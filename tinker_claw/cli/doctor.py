@@ -13,7 +13,6 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -40,9 +39,8 @@ from tinker_claw.billing.estimate import (
 )
 from tinker_claw.billing.prices import check_budget, price_in_force, unknown
 from tinker_claw.cli import openclaw
-from tinker_claw.cli.common import Command, write
+from tinker_claw.cli.common import RunCommand, write
 from tinker_claw.config.canaries import in_force
-from tinker_claw.config.load import CONFIG, load_given, names_run
 from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.connections import listen
 from tinker_claw.errors import ClawError, ConfigError
@@ -59,15 +57,8 @@ from tinker_claw.shipped import MODELS
 from tinker_claw.sinks.base import built_in, check_installed
 from tinker_claw.types import NextState
 
-_DATA_DIR = "run__data_dir"
-_HELD = {
-    **{"model": "run__model_name", "method": "run__method", "backend": "run__backend"},
-    "lora_rank": "training__lora_rank",
-}
-"""What a ledger holds of its run, and the flag for each."""
 
-
-class Doctor(Command):
+class Doctor(RunCommand):
     """Check what a start with these flags needs, and say what is missing and what to do.
 
     The gateway may be running. Nothing is started or changed; Tinker bills about fifty tokens, and
@@ -75,21 +66,6 @@ class Doctor(Command):
     """
 
     MORE: ClassVar[str] = "Exit status: 0 it can start, 1 something is missing, 2 a flag is wrong."
-
-    @cached_property
-    def settings(self) -> Settings:
-        """The settings; where --data-dir alone says what runs, with those of its run."""
-        settings = super().settings
-        others = {name: value for name, value in self._given.items() if name != _DATA_DIR}
-        file = settings.run.directory / FILE
-        alone = self._given.get(_DATA_DIR) is not None and not names_run(others)
-        alone = alone and not self._given.get(CONFIG)
-        if not alone or not file.exists():
-            return settings
-        with reading(file) as rows:
-            held = rows.pairs("SELECT key, value FROM meta")
-        own = {flag: held[key] for key, flag in _HELD.items() if key in held}
-        return load_given({**self._given, **own})
 
     def run(self) -> int:
         try:

@@ -10,20 +10,20 @@ import json
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from pydantic import Field
 
-from tinker_claw.app.orders import ANYWHERE
-from tinker_claw.cli.common import Command, note, url_of, write
+from tinker_claw.app import orders
+from tinker_claw.app.orders import ANYWHERE, CONTROL_FILE
+from tinker_claw.cli.common import RunCommand, note, url_of, write
+from tinker_claw.config.load import CONFIG, names_run
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
-
-if TYPE_CHECKING:
-    from tinker_claw.backends.open import Context
 
 SMALLEST_CONTEXT: Final = 32_768
 TRIED: Final = ("2026.9.6", "2026.9.5")
@@ -41,9 +41,12 @@ def release() -> str | None:
         return None
 
 
-class OpenclawConfig(Command):
-    """Print the provider block that points OpenClaw at the gateway of these flags, and the
-    commands that add it."""
+class OpenclawConfig(RunCommand):
+    """Print the provider block that points OpenClaw at a gateway, and the commands that add it.
+
+    The gateway is the one that runs on the data directory; where none runs, it is the one that a
+    start with these flags would be.
+    """
 
     MORE: ClassVar[str] = (
         "Exit status: 0 done, 2 a flag or a setting is wrong, or OpenClaw refuses."
@@ -59,26 +62,27 @@ class OpenclawConfig(Command):
     )
 
     def run(self) -> int:
-        url_of(self.settings)  # the port is known
-        from tinker_claw.backends.open import context_of  # half a second
-
-        context = asyncio.run(context_of(self.settings))
-        if (refusal := too_small(context.tokens)) is not None:
-            raise ConfigError(f"{refusal}. Now it is {context.tokens:,}: {context.source}")
-        _explain(self.settings, context)
-        from tinker_claw.backends.model_files import may_see, thinking_of
-
-        ours = provider(self.settings, context.tokens)
-        used = f"{PROVIDER}/{self.settings.served_name}"
-        if may_see(self.settings):
-            ours["models"][0]["input"] = ["text", "image"]
+        settings = self.settings
+        directory = settings.run.directory
+        if not names_run(self._given) and not self._given.get(CONFIG):
+            directory = _running_here(directory)
+        if (health := orders.health(directory)) is not None:
+            offer = _of_gateway(directory, health["offers"])
+        else:
+            note(
+                f"No gateway runs on {directory}, so this is a guess by the flags and settings: "
+                f"--port {settings.gateway.port}, the model {settings.served_name}. Give the "
+                "--data-dir of the one that runs."
+            )
+            offer = _of_settings(settings)
+        if (refusal := too_small(offer.context_tokens)) is not None:
+            raise ConfigError(f"{refusal}. Now it is {offer.context_tokens:,}: {offer.source}")
+        _explain(offer)
+        ours, used = provider(offer), f"{PROVIDER}/{offer.model}"
         defaults: dict[str, Any] = {"model": {"primary": used}}
-        thinking = thinking_of(self.settings)
-        if thinking.efforts:
-            _say_it_thinks(ours["models"][0], thinking.efforts)
-            if thinking.off is not None and self.settings.gateway.thinking == "auto":
-                # OpenClaw asks each model that can think for it, unless this is said.
-                defaults["models"] = {used: {"params": {"thinking": "off"}}}
+        if offer.efforts and offer.may_think:
+            # OpenClaw asks each model that can think for it, unless this is said.
+            defaults["models"] = {used: {"params": {"thinking": "off"}}}
         commands = [
             _merge(f"models.providers.{PROVIDER}", ours),
             *(_merge(f"agents.defaults.{name}", defaults[name]) for name in [*defaults][1:]),
@@ -126,22 +130,84 @@ def _carry_out(commands: Sequence[Sequence[str]]) -> None:
             raise ConfigError(f"{told}; what it said stands above")
 
 
-def _explain(settings: Settings, context: Context) -> None:
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What OpenClaw is told of a gateway."""
+
+    host: str
+    port: int
+    model: str
+    context_tokens: int
+    source: str
+    """Where the number of tokens comes from."""
+    max_reply_tokens: int
+    images: bool
+    efforts: Sequence[str]
+    may_think: bool
+    """Whether each request decides if the model thinks."""
+    key: str | None
+    """Description of the key; None: none is needed."""
+
+
+def _running_here(directory: Path) -> Path:
+    """Return this default directory, or the one beside it on which a gateway runs instead.
+
+    Raises:
+        ConfigError: gateways run on several.
+    """
+    if orders.address(directory) is not None:
+        return directory
+    others = [file.parent for file in sorted(directory.parent.glob(f"*/{CONTROL_FILE}"))]
+    running = [one for one in others if orders.address(one) is not None]
+    if len(running) > 1:
+        names = ", ".join(map(str, running))
+        raise ConfigError(f"gateways run on {names}: say which by --data-dir")
+    return running[0] if running else directory
+
+
+def _of_gateway(directory: Path, offers: Mapping[str, Any]) -> Offer:
+    """Return what a running gateway offers. `offers`: by its own account."""
+    host, port = orders.address(directory) or ("", 0)
+    source = f"the gateway that runs on {directory} says so"
+    return Offer(host=host, port=port, source=source, **offers)
+
+
+def _of_settings(settings: Settings) -> Offer:
+    """Return what a gateway with these settings would offer."""
+    from tinker_claw.backends.model_files import may_see, thinking_of
+    from tinker_claw.backends.open import context_of  # half a second
+
+    url_of(settings)  # the port is known
+    gateway, file = settings.gateway, settings.key_file
+    context, thinking = asyncio.run(context_of(settings)), thinking_of(settings)
+    key = "the key" if file is None else f"what stands in {file.absolute()} once it started"
+    return Offer(
+        host=gateway.host,
+        port=gateway.port,
+        model=settings.served_name,
+        context_tokens=context.tokens,
+        source=context.source,
+        max_reply_tokens=gateway.max_reply_tokens,
+        images=may_see(settings),
+        efforts=thinking.efforts,
+        may_think=thinking.off is not None and gateway.thinking == "auto",
+        key=key if settings.keys or file is not None else None,
+    )
+
+
+def _explain(offer: Offer) -> None:
     """Print notes about the block to standard error."""
-    gateway = settings.gateway
-    note(f"contextWindow {context.tokens}: {context.source}.")
-    if gateway.host in ANYWHERE:
+    note(f"contextWindow {offer.context_tokens}: {offer.source}.")
+    if offer.host in ANYWHERE:
         note(
-            f"The gateway listens on all addresses; {ANYWHERE[gateway.host]} is right for an "
+            f"The gateway listens on all addresses; {ANYWHERE[offer.host]} is right for an "
             "OpenClaw on this machine. On another one put this machine's name or address there."
         )
-    elif not is_loopback(gateway.host):
+    elif not is_loopback(offer.host):
         note("Other machines reach it over plain HTTP: use a network that you trust.")
-    if _needs_key(settings):
-        file = settings.key_file
-        whose = "the key" if file is None else f"what stands in {file.absolute()} once it started"
+    if offer.key is not None:
         note(
-            f"apiKey is a reference: write {KEY_VARIABLE}=<{whose}> as a line of "
+            f"apiKey is a reference: write {KEY_VARIABLE}=<{offer.key}> as a line of "
             "~/.openclaw/.env, for OpenClaw to read."
         )
 
@@ -162,23 +228,25 @@ KEY_VARIABLE: Final = "CLAW_GATEWAY_KEY"
 """OpenClaw substitutes its value for the key. The gateway's own variables have another prefix."""
 
 
-def provider(settings: Settings, context_tokens: int) -> dict[str, Any]:
+def provider(offer: Offer) -> dict[str, Any]:
     """Return the entry for `models.providers.tinker-claw`."""
-    name = settings.served_name
+    model: dict[str, Any] = {
+        "id": offer.model,
+        "name": offer.model.rstrip("/").rsplit("/", 1)[-1],
+        "contextWindow": offer.context_tokens,
+        "maxTokens": min(offer.max_reply_tokens, offer.context_tokens),
+        "compat": COMPAT,
+    }
+    if offer.images:
+        model["input"] = ["text", "image"]
+    if offer.efforts:
+        _say_it_thinks(model, offer.efforts)
     return {
-        "baseUrl": f"{url_of(settings)}/v1",
-        "apiKey": f"${{{KEY_VARIABLE}}}" if _needs_key(settings) else ANY_KEY,
+        "baseUrl": f"{orders.url(offer.host, offer.port)}/v1",
+        "apiKey": ANY_KEY if offer.key is None else f"${{{KEY_VARIABLE}}}",
         "api": API,
         "timeoutSeconds": TIMEOUT_S,
-        "models": [
-            {
-                "id": name,
-                "name": name.rstrip("/").rsplit("/", 1)[-1],
-                "contextWindow": context_tokens,
-                "maxTokens": min(settings.gateway.max_reply_tokens, context_tokens),
-                "compat": COMPAT,
-            }
-        ],
+        "models": [model],
     }
 
 
@@ -188,8 +256,3 @@ def _say_it_thinks(model: dict[str, Any], efforts: Sequence[str]) -> None:
     if not {*_LEVELS} <= {*efforts}:
         compat["supportedReasoningEfforts"] = [*efforts]
     model |= {"reasoning": True, "compat": compat}
-
-
-def _needs_key(settings: Settings) -> bool:
-    """Whether the gateway has keys, or makes one at its first start."""
-    return bool(settings.keys) or settings.key_file is not None

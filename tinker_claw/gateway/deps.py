@@ -81,8 +81,21 @@ class GatewayDeps:
     refused: LRUCache[tuple[str, str], int] = field(default_factory=lambda: LRUCache(4096))
     """Hash of the message in which something was refused first, by user and its digest."""
 
+    def _offers(self) -> dict[str, Any]:
+        """Return what an agent's settings say of the model."""
+        cfg, thinking = self.settings, self.renderer.thinking
+        return {
+            "model": self.served_name,
+            "context_tokens": self.can.context_tokens,
+            "max_reply_tokens": cfg.max_reply_tokens,
+            "images": cfg.images != "off" and self.renderer.eyes is not None and self.can.sees,
+            "efforts": thinking.efforts,
+            "may_think": thinking.off is not None and cfg.thinking == "auto",
+            "key": self.keys.place,
+        }
+
     def figures(self) -> dict[str, Any]:
         """Return the body of /healthz, as an admin sees it."""
-        here = {"private_near_misses": self.privacy.near_misses}
+        here = {"private_near_misses": self.privacy.near_misses, "offers": self._offers()}
         noted = {"left_out": self.left_out, "unfit": self.unfit}
         return {**self.health(), **here} | {at: [*of.kinds.values()] for at, of in noted.items()}

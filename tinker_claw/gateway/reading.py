@@ -41,8 +41,8 @@ _EACH = 300
 
 
 BEGUN = (
-    "the assistant's message at the end: a reply is not begun for the model, so another message "
-    "follows it; to begin a call, name the tool in tool_choice"
+    "prefill: a reply is not begun for the model, so another message follows the assistant's; to "
+    "begin a call, name the tool in tool_choice"
 )
 """Note on a history that ends with the assistant."""
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
+from shlex import quote
 from time import monotonic
 from typing import Any, Final, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
@@ -196,6 +197,7 @@ class _Page:
             "share": "{:.0%}".format,
             "rate": in_words,
             "in_words": _in_words,
+            "quoted": quote,
         }
 
     # For every route
