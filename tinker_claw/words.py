@@ -12,7 +12,6 @@ from datetime import datetime
 from statistics import fmean
 from typing import Final
 
-from tinker_claw.ledger.figures import MOVES
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.ledger.outcome import Contents, Record, RunView, SampleView, TurnView
@@ -472,9 +471,6 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         yield "paused", f"learning is paused: {seen['held']}"
     if seen["gate"]:
         yield "gate", f"step {seen['gate'][0]['step']}: {seen['gate'][0]['told']}"
-    if seen["unmoved"] is not None:
-        told = f"the last {MOVES} steps moved the policy by {seen['unmoved']:.0e} nats each"
-        yield "rate", f"{told}, which changes no reply: raise --learning-rate"
     able, whole = seen["samples_waiting"], seen["batch_size"]
     more = seen["samples"].get("queued", 0) - able
     waits = (

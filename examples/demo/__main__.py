@@ -82,14 +82,21 @@ async def _demo(options: Options, console: Console) -> None:
         present()
 
 
+def commands(launch: server.Launch) -> list[str]:
+    """Return command lines that look at the run while its server stays."""
+    folder = shlex.quote(str(launch.out / "run"))
+    return [
+        f"tinker-claw log turns --kind main --data-dir {folder}   # each turn",
+        f"tinker-claw versions --data-dir {folder}   # steps, and the way back",
+    ]
+
+
 def _invite(page: str, launch: server.Launch, console: Console) -> None:
     """Say what there is to see while the server stays."""
-    folder = shlex.quote(str(launch.out / "run"))
     for text in (
         f"\nIts page stays open until Ctrl-C: {page}",
         "In another terminal, here:",
-        f"    .venv/bin/tinker-claw log turns --data-dir {folder}   # each turn",
-        f"    .venv/bin/tinker-claw versions --data-dir {folder}    # steps, and the way back",
+        *(f"    .venv/bin/{command}" for command in commands(launch)),
         "Your own agent next: .venv/bin/tinker-claw asks a few questions and starts.",
     ):
         console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.processes import ROOT
 from tests.support.stories import every_state
+from tinker_claw import __version__
 from tinker_claw.cli import main
 
 
@@ -19,6 +20,18 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("TINKER_CLAW_"):
             monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize("start", [["-m", "tinker_claw"], [str(ROOT / "run.py")]])
+def test_the_version_is_that_of_the_package(start: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, *start, "--version"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, f"tinker-claw {__version__}\n"), done.stderr
 
 
 @pytest.mark.parametrize(

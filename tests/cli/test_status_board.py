@@ -33,7 +33,7 @@ from tinker_claw.words import facts
 KEYS = (
     "data_dir batch_size headlines run policy_version pinned held step samples_waiting "
     "sessions private_sessions episodes turns verdicts lessons feedback hints samples steps gate "
-    "not_trained lost_next_states not_understood strangers unmoved usd judge_billed "
+    "not_trained lost_next_states not_understood strangers usd judge_billed "
     "bills_without_price accepted"
 )
 
@@ -58,8 +58,8 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path) -> N
     assert f"No gateway runs on {directory}." in done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == (
-        "First judged turns accepted: 75% (25% to 99%) of 8, 2 by the base model: "
-        "too few to compare"
+        "First judged turns accepted: 100% (14% to 100%) of 2 by the base model; "
+        "67% (15% to 98%) of 6 by"
     )
     for line in (
         f"records    {directory}: combine on demo, backend local",

@@ -6,6 +6,7 @@ Rule: the fake speaks the product's protocol and writes what it was asked down; 
 import asyncio
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from examples.demo import DemoError, judge, report, view
-from examples.demo.__main__ import main
+from examples.demo.__main__ import commands, main
 from examples.demo.client import Client, Figures, Health, Request, figures_from
 from examples.demo.conduct import Cast, conduct
 from examples.demo.options import ROOT, Options, parse
@@ -537,6 +538,12 @@ def test_the_demo_learns_what_the_user_likes_and_unlearns_nothing(tmp_path: Path
     assert by_step[8]["lists"] >= 0.7
     for name in (report.REPORT, report.PICTURE, "server.log"):
         assert str(tmp_path / name) in shown
+    look, *_ = (shlex.split(line, comments=True) for line in commands(Launch(tmp_path, ())))
+    command = [sys.executable, "-m", "tinker_claw", *look[1:]]
+    seen = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert " trained in step " in seen.stdout
+    assert " side " not in seen.stdout, "no exam of the demo's own"
+    assert "never trained" not in seen.stderr, "no advice on them, either"
     assert processes_that_name(tmp_path) == []
 
 

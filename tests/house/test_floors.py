@@ -51,6 +51,7 @@ FLOORS = {
     "tinker_claw.app": 8,
     "tinker_claw.cli": 9,
     "run": 10,
+    "tinker_claw.__main__": 10,
     "examples": 10,
     "benchmarks": 10,
 }

@@ -66,7 +66,7 @@ def test_it_counts_what_the_owner_judged_first_and_not_what_came_first(story: St
         first = answered(story, key, "user", -1)
         answered(story, key, "user", 1)
         assert read_live(story.ledger._db)[-1] == First(0, first, "me", accepted=False)
-    assert said(story) == [HEAD + "0% (0% to 41%) of 9, all by the base model: too few to compare"]
+    assert said(story) == [HEAD + "0% (0% to 41%) of 9 by the base model: too few to compare"]
 
 
 def test_what_tools_and_programs_judge_is_no_first_judged_turn(story: Story) -> None:
@@ -99,7 +99,7 @@ def test_versions_that_a_rollback_has_left_behind_do_not_count(story: Story) -> 
     assert ": worse (evidence" in said(story)[0]
     story.ledger.steps.roll_back(base)
     assert said(story) != only_base, "the one that was trained has come to the base's"
-    assert said(story)[0].endswith("the newest 0% (0% to 98%) of 1: too few to compare")
+    assert said(story)[0].endswith("of 17 by the base model: too few to compare")
 
 
 def test_episodes_count_by_their_outcomes_and_not_by_what_was_said_of_their_steps(
@@ -140,20 +140,34 @@ def test_told_turns_count_without_their_words_and_without_their_lesson(story: St
 # What is said
 
 
-def test_the_first_16_and_the_newest_16_are_shown(story: Story) -> None:
+def test_the_shares_that_are_compared_are_shown(story: Story) -> None:
     assert said(story) == [HEAD + "none yet"]
     rated(story, 2, 5)
-    assert said(story) == [HEAD + "40% (3% to 91%) of 5, all by the base model: too few to compare"]
+    assert said(story) == [HEAD + "40% (3% to 91%) of 5 by the base model: too few to compare"]
     story.step(story.sampled("s", -1)[1])
     rated(story, 24, 40, policy_version=1)
     (line,) = said(story)
-    assert "of 16, 6 by the base model; the newest 100% (73% to 100%) of 16" in line
+    assert "33% (2% to 85%) of 6 by the base model; 60% (" in line
+    assert ") of 40 by later versions, 100% of the newest 16" in line
     assert line.endswith(": too few to compare")
     (headline,) = read_headlines(story.ledger._db, read_live(story.ledger._db))
     shares = read_overview(story.ledger.path.parent, 16)["accepted"]
     assert [(one["good"], one["of"]) for one in shares] == [
         (headline[side]["good"], headline[side]["of"]) for side in ("base", "since")
     ], "the block below is of the same turns"
+
+
+def test_after_a_rollback_the_shares_that_are_compared_are_shown(story: Story) -> None:
+    """The first turns were not all the base's: two good versions, the second left behind."""
+    rated(story, 2, 10)
+    kept = story.step(story.sampled("a", -1)[1])[1]
+    rated(story, 20, 40, policy_version=1, call="first")
+    story.step(story.sampled("b", -1)[1])
+    rated(story, 40, 40, policy_version=2, call="second")
+    assert ": better (evidence" in said(story)[0]
+    story.ledger.steps.roll_back(kept)
+    shown = "18% (1% to 62%) of 11 by the base model; 49% (26% to 72%) of 41 by later versions"
+    assert said(story) == [f"{HEAD}{shown}, 94% of the newest 16: no clear change"]
 
 
 def test_more_turns_leave_what_was_shown_of_the_first(story: Story) -> None:
@@ -183,16 +197,16 @@ def test_it_claims_nothing_that_the_newest_contradict() -> None:
     assert ": better" in headline(firsts, {0})["said"]
     line = headline(firsts + bad[:16], {0})
     assert line["evidence"] > 20
-    assert line["said"].endswith("the newest 0% (0% to 27%) of 16: no clear change")
+    assert line["said"].endswith(", 0% of the newest 16: no clear change")
 
 
 def test_each_user_has_a_line_and_sees_their_own(story: Story) -> None:
     rated(story, 6, 16, "ann")
     rated(story, 3, 4, "ben")
-    line = HEAD + "38% (9% to 74%) of 16, all by the base model: too few to compare"
+    line = HEAD + "38% (9% to 74%) of 16 by the base model: too few to compare"
     assert said(story) == [
         f"ann: {line}",
-        f"ben: {HEAD}75% (13% to 100%) of 4, all by the base model: too few to compare",
+        f"ben: {HEAD}75% (13% to 100%) of 4 by the base model: too few to compare",
     ]
     assert said(story, "ann") == [line]
 

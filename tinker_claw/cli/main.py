@@ -17,6 +17,7 @@ from typing import Any
 import click
 from click.shell_completion import shell_complete
 
+from tinker_claw import __version__
 from tinker_claw.cli import start
 from tinker_claw.cli.common import Command, note
 from tinker_claw.config.flags import parameters
@@ -182,7 +183,8 @@ class Program(_Helped, click.Group):
             invoke_without_command=True,
             callback=self._without_command,
         )
-        self.brief = COMMON  # with more, the help would not fit a screen
+        click.version_option(__version__, message="%(prog)s %(version)s")(self)
+        self.brief = (*COMMON, "version")  # with more, the help would not fit a screen
 
     def _without_command(self, **given: Any) -> int:
         if click.get_current_context().invoked_subcommand is not None:

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 from tinker_claw.evidence import CLAIM, Rate, TwoRates, in_words, odds, record
 from tinker_claw.ledger.database import FILE, Rows, reading
@@ -85,8 +84,6 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
         | _conversations(rows)
         | _learning(rows)
         | _not_understood(rows)
-        # Nats by which the last steps moved the policy, each; None: they did, or it is not known.
-        | {"unmoved": read_unmoved(rows)}
         | _bills(rows)
         # Shares of first judged turns accepted, by version.
         | {"accepted": [share.record for share in accepted_by(firsts)]}
@@ -160,23 +157,6 @@ def _bills(rows: Rows) -> Record:
     }
 
 
-MOVES = 8
-"""Steps over which it is looked at whether they move the policy."""
-_STILL = 1e-3
-"""Nats a step by which canaries' replies change where nothing is learned."""
-
-
-def read_unmoved(rows: Rows) -> float | None:
-    """Return the nats by which canaries' replies changed in the mean of the last steps, where that
-    is next to nothing; None: it is more, or not all of them asked any."""
-    found = rows.column(
-        "SELECT json_extract(metrics, '$.gate.moved') FROM steps WHERE status = 'committed' "
-        f"ORDER BY id DESC LIMIT {MOVES}"
-    )
-    known = [moved for moved in found if moved is not None]
-    return mean if len(known) == MOVES and (mean := fmean(known)) < _STILL else None
-
-
 # Whether learning helps on this user's own traffic, as far as their turns can tell. People look at
 # these figures after every session, so claims need the e-values of evidence.py.
 
@@ -208,15 +188,15 @@ def accepted_by(firsts: Iterable[First]) -> list[Share]:
 
 # The headline
 
-SHOWN = 16
-"""First judged turns that each of the two shares of the headline is of."""
+NEWEST = 16
+"""First judged turns that the share of the newest is of."""
 LEAST = 8
-"""Fewest first judged turns of the base, and since, that are compared."""
+"""Fewest first judged turns of the base, and of later versions, that are compared."""
 
 
 def read_headlines(rows: Rows, firsts: Sequence[First], user: str | None = None) -> list[Record]:
-    """Describe in one line per user whether learning helps: the shares accepted of their first 16
-    first judged turns and of the newest 16, and whether the base's and all since differ.
+    """Describe in one line per user whether learning helps: the shares accepted of the base's first
+    judged turns and of later versions', whether these differ, and the share of the newest 16.
 
     Checked after each of 240 sessions, the base's 16 first and eight a version, a change was
     claimed for none of 180 users without one, and for 38 of 60 with a rise from .38 to .90 over
@@ -241,36 +221,33 @@ def read_headlines(rows: Rows, firsts: Sequence[First], user: str | None = None)
 def headline(firsts: Sequence[First], base: Container[int]) -> Record:
     """Describe whether learning helps a user.
 
-    A change is claimed if all since differ from the base's by the evidence, and the newest from the
-    first in the same direction. So what is claimed holds however often one looks, and agrees with
-    what is shown.
+    A change is claimed if the two shares differ by the evidence, and the newest turns differ from
+    the base's in the same direction. So it holds however often one looks.
 
     Args:
         firsts: the user's first judged turns, in order.
         base: versions that are the base.
     """
-    before, newest = _rate(firsts[:SHOWN]), _rate(firsts[SHOWN:][-SHOWN:])
-    ours = [one.version in base for one in firsts]
-    of_base = _rate([one for one, its in zip(firsts, ours, strict=True) if its])
-    since = _rate([one for one, its in zip(firsts, ours, strict=True) if not its])
+    later = [one for one in firsts if one.version not in base]
+    of_base = _rate([one for one in firsts if one.version in base])
+    since, newest = _rate(later), _rate(later[-NEWEST:])
     evidence, claim = None, "too few to compare"
     if min(of_base.of, since.of) >= LEAST:
         evidence, claim = TwoRates(of_base, since).e_value, "no clear change"
         rises = since.value > of_base.value
-        if evidence >= CLAIM and newest.of and rises == (newest.value > before.value):
+        if evidence >= CLAIM and rises == (newest.value > of_base.value):
             claim = f"{'better' if rises else 'worse'} ({odds(evidence)})"
     said = "none yet"
     if firsts:
-        its = sum(ours[:SHOWN])
-        who = "all" if its == before.of else its or "none"
-        said = f"{in_words(record(before))}, {who} by the base model"
-        said += f"; the newest {in_words(record(newest))}" * bool(newest.of) + f": {claim}"
+        said = f"{in_words(record(of_base)) if of_base.of else 'none'} by the base model"
+        said += f"; {in_words(record(since))} by later versions" * bool(since.of)
+        said += f", {newest.value:.0%} of the newest {NEWEST}" * (since.of > NEWEST)
+        said += f": {claim}"
     return {
         "said": f"First judged turns accepted: {said}",
-        "before": record(before),
-        "newest": record(newest),
         "base": record(of_base),
         "since": record(since),
+        "newest": record(newest),
         "evidence": evidence,
     }
 
