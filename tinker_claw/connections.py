@@ -57,12 +57,11 @@ def listen(host: str, port: int) -> Generator[socket.socket]:
     try:
         listening = socket.create_server((host, port), family=family, backlog=QUEUED)
     except (OSError, OverflowError) as error:
-        number = error.errno if isinstance(error, OSError) else None
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(
-            f"cannot listen on {host}:{port} ({reason.partition(' (while')[0]}); "
-            + _CURES.get(number or 0, "give an address of this machine as --host")
-        ) from error
+        reason, cure = str(error), "choose another --port"
+        if isinstance(error, OSError):
+            reason = (error.strerror or "").partition(" (while")[0]  # without what Python adds
+            cure = _CURES.get(error.errno or 0, "give an address of this machine as --host")
+        raise ConfigError(f"cannot listen on {host}:{port} ({reason}); {cure}") from error
     # Accepted connections inherit these. Without NODELAY a small answer waits 40 ms for an ACK.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)

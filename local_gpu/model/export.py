@@ -94,7 +94,9 @@ def _whole(base: BaseModel) -> Any:
     """Return the model that the files hold, of which the base may be the text half alone."""
     if not any(base.part):
         return base.module
-    whole = AutoModelForImageTextToText.from_pretrained(base.source, dtype=base.dtype)
+    whole = AutoModelForImageTextToText.from_pretrained(
+        base.source, dtype=base.dtype, use_safetensors=True
+    )
     text = base.module.state_dict()
     whole.load_state_dict({base.name_in_files(n): t for n, t in text.items()}, strict=False)
     return whole

@@ -174,7 +174,11 @@ def _load(source: str, dtype: torch.dtype) -> Any:
         config = config_of(source)
         refuse_quantized(config, source)  # before loading gigabytes
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, output_loading_info=True, **text_half(config)
+            source,
+            dtype=dtype,
+            output_loading_info=True,
+            use_safetensors=True,  # a pickle can run code, and is no error that names itself
+            **text_half(config),
         )
     except (OSError, HFValidationError, HfHubHTTPError) as error:
         raise ModelFileError(

@@ -91,7 +91,9 @@ class Vision:
 
     def _load(self) -> Any:
         base = self._base
-        body = AutoModelForImageTextToText.from_pretrained(base.source, dtype=base.dtype).model
+        body = AutoModelForImageTextToText.from_pretrained(
+            base.source, dtype=base.dtype, use_safetensors=True
+        ).model
         for name in _PARTS:
             setattr(body.language_model, name, nn.Module())  # the base has them already
         return body.to(base.device).eval().requires_grad_(False)

@@ -137,7 +137,7 @@ class Models:
         place = Place.of(run.id, kind, ask.path)
         check_metadata(ask.user_metadata or {})
         facts = {"user_metadata": ask.user_metadata}
-        await run.save(place, overwrite=ask.overwrite, moments=kind == "weights", facts=facts)
+        await run.save(place, overwrite=ask.overwrite, facts=facts)
         await self._samplers.close(place)  # samplers of what was overwritten
         return {"type": _ANSWER_TYPES[kind], "path": place.path}
 
@@ -148,7 +148,7 @@ class Models:
         if number is None:
             raise RequestError("save_weights_for_sampler needs path or sampling_session_seq_id.")
         place = Place.of(run.id, "sampler_weights", f"_ephemeral-{number:06d}")
-        await run.save(place, overwrite=True, moments=False, facts={"ephemeral": True})
+        await run.save(place, overwrite=True, facts={"ephemeral": True})
         for old in run.retire_ephemeral(place):
             await self._shared.backend.aside(partial(self._shared.store.remove, old))
             await self._samplers.close(old)

@@ -113,9 +113,7 @@ class TrainingRun:
         norm = await self._backend.step(partial(self._learning.optim_step, adam, self.id))
         return {"metrics": {"unclipped_grad_l2:mean": norm}}
 
-    async def save(
-        self, place: Place, *, overwrite: bool, moments: bool, facts: Mapping[str, Any]
-    ) -> None:
+    async def save(self, place: Place, *, overwrite: bool, facts: Mapping[str, Any]) -> None:
         """Write a checkpoint; `facts` are fields of its record.
 
         Raises:
@@ -132,7 +130,10 @@ class TrainingRun:
             train_unembed=shape.head,
             **facts,
         )
-        write = self._learning.write_state if moments else self._learning.write_adapter
+        learning = self._learning
+        write = {"weights": learning.write_state, "external_weights": learning.export_adapter}.get(
+            place.kind, learning.write_adapter
+        )
         fill = partial(write, model=self.id)
         await self._backend.run(lambda: store.write(place, record, fill, overwrite=overwrite))
 

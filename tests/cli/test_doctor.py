@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -24,6 +24,7 @@ from tinker_claw.cli import main
 from tinker_claw.cli.common import span
 from tinker_claw.cli.openclaw import TRIED
 from tinker_claw.config.check import API_KEY
+from tinker_claw.config.settings import sections
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
@@ -126,6 +127,33 @@ def test_a_port_that_somebody_else_has_is_named(
     port = line_of(capsys.readouterr().out, "port")
     assert port.startswith("FAIL port       cannot listen on 127.0.0.1:")
     assert "or choose another --port" in port
+
+
+def out_of_bounds() -> Iterator[tuple[str, int]]:
+    """Yield each integer setting with values that are too small and too large for it."""
+    for model in sections().values():
+        for name, field in model.model_fields.items():
+            if int in (field.annotation, *get_args(field.annotation)):
+                flag = f"--{name.replace('_', '-')}"
+                yield from ((flag, value) for value in (2**63, -(2**63) - 1))
+                for bound in field.metadata:
+                    if (least := getattr(bound, "ge", None)) is not None:
+                        yield flag, least - 1
+                    if (most := getattr(bound, "le", None)) is not None:
+                        yield flag, most + 1
+
+
+@pytest.mark.parametrize(("flag", "value"), [*out_of_bounds()])
+def test_a_number_that_the_start_refuses_is_named(
+    flag: str, value: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = str(tmp_path / "data")
+    assert main.main([*DEMO, "--data-dir", data, "--port", "0", flag, str(value)]) == 2
+    start = capsys.readouterr().err
+    assert start.startswith(f"tinker-claw: {flag} '{value}': it takes ")
+    assert doctor(tmp_path / "data", "--port", "0", flag, str(value)) == 1
+    named = line_of(capsys.readouterr().out, "settings")
+    assert named.split(None, 2)[2] == start.removeprefix("tinker-claw: ").strip()
 
 
 def test_flags_that_are_wrong_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -283,6 +283,50 @@ def model_folder_without_a_chat_template(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--renderer", "default", "--model-name", at.model(tokenizer_config__json=text))
 
 
+def with_template(at: Newcomer, template: str) -> Sequence[str]:
+    told = json.loads((MODEL_DIR / "tokenizer_config.json").read_text())
+    text = json.dumps(told | {"chat_template": template})
+    return (*LOCAL, "--renderer", "default", "--model-name", at.model(tokenizer_config__json=text))
+
+
+@trouble(r"access to attribute '__class__' .* is unsafe.*name the tokenizer of a similar one")
+def template_that_leaves_the_sandbox(at: Newcomer) -> Sequence[str]:
+    return with_template(at, "{{ messages.__class__.__mro__[1].__subclasses__() }}")
+
+
+@trouble(r"Range too big.*name the tokenizer of a similar one")
+def template_with_a_long_loop(at: Newcomer) -> Sequence[str]:
+    return with_template(at, "{% for i in range(10 ** 9) %}x{% endfor %}")
+
+
+@trouble(r"chat template does not end; name a similar model's with --tokenizer")
+def template_that_loops_for_ever(at: Newcomer) -> Sequence[str]:
+    loop = "{% for i in range(99999) %}"
+    return with_template(at, loop * 4 + "{% endfor %}" * 4)
+
+
+@trouble(r"recursion depth exceeded.*name the tokenizer of a similar one")
+def template_that_calls_itself(at: Newcomer) -> Sequence[str]:
+    return with_template(at, "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}")
+
+
+@trouble(r"chat template writes 200,000,000 characters; name a similar model's")
+def template_that_writes_without_end(at: Newcomer) -> Sequence[str]:
+    return with_template(at, "{{ 'x' * 200000000 }}")
+
+
+@trouble(
+    r"No model could be loaded from .*: give a folder with config\.json and model\.safetensors"
+)
+def model_folder_with_a_pickle(at: Newcomer) -> Sequence[str]:
+    weights = b"cos\nsystem\n(S'touch " + str(at.home / "ran").encode() + b"'\ntR."
+    return (
+        *LOCAL,
+        "--model-name",
+        at.model("model.safetensors", pytorch_model__bin=weights),
+    )
+
+
 @trouble(r"check --model-name, name the tokenizer of a similar one with --tokenizer, or")
 def model_folder_with_a_broken_tokenizer(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", at.model(tokenizer__json="{"))
@@ -516,6 +560,7 @@ def test_failure_is_a_sentence_with_the_next_command(
     told = capsys.readouterr().err.strip()
     *_, last = told.splitlines()
     assert last.startswith("tinker-claw: "), told
+    assert not (newcomer.home / "ran").exists(), "nothing of a pickle has run"
     assert re.search(says, told), told
     assert status == 2
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
 from local_gpu.config import LocalConfig
@@ -262,6 +263,33 @@ async def test_an_adapter_of_another_base_or_a_broken_one_is_refused(tmp_path: P
         with pytest.raises(BackendError, match="corrupt"):
             await narrow.open(ref)
     await narrow.aclose()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "optimizer.safetensors"])
+async def test_a_state_that_is_not_finite_is_refused(
+    tmp_path: Path, file: str, value: float
+) -> None:
+    """What was loaded before goes on."""
+    trainer = await warmed(await start_local(tmp_path))
+    state = await trainer.save_state("s")
+    published = await trainer.publish()
+    for folder in ("states", "adapters"):
+        for path in (tmp_path / "run" / folder).glob(f"*/{file}"):
+            tensors = load_file(path)
+            with safe_open(path, "pt") as opened:
+                metadata = opened.metadata()
+            name = max(name for name in tensors if tensors[name].dim() > 1)
+            tensors[name][0, 0] = value
+            save_file(tensors, path, metadata)
+    said = "corrupt or incomplete: .* has values that are not finite"
+    with pytest.raises(BackendError, match=said):
+        await trainer.load_state(state)
+    if file.startswith("adapter"):
+        with pytest.raises(BackendError, match=said):
+            await trainer.open(published.ref)
+    await trainer.publish()
+    await trainer.aclose()
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "inconsistent", "sliding"])

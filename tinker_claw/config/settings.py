@@ -54,6 +54,7 @@ def _setting(default: Any, told: str, *, when: str = "", unit: str = "", **bound
     return Field(default=default, **told_of, **bounds)
 
 
+_MOST = 2**63
 _VERSIONED = re.compile(r"@v\d+$")
 """End of a name that asks for a version."""
 
@@ -80,6 +81,13 @@ class Section(BaseModel):
     def _no_nul(cls, value: Any) -> Any:
         if isinstance(value, str) and "\0" in value:  # no path, address or name has one
             raise ValueError("it holds the character NUL; leave that out")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _fits(cls, value: Any) -> Any:
+        if isinstance(value, int) and not -_MOST <= value < _MOST:  # SQLite and torch take no more
+            raise ValueError("it takes a number of at most 64 bits")
         return value
 
 

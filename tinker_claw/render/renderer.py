@@ -28,7 +28,7 @@ from tinker_claw.render.calls import FAMILIES, HERMES, LATE, CallReader, Family,
 from tinker_claw.render.eyes import Eyes
 from tinker_claw.render.format import Format, Tools, first_line
 from tinker_claw.render.outside_text import CutTokenizer, Guard
-from tinker_claw.render.own_template import THINK
+from tinker_claw.render.own_template import THINK, UNFIT, ending_templates
 from tinker_claw.render.prompt_cache import PromptCache
 from tinker_claw.render.stream import (
     NO_ID,
@@ -61,10 +61,8 @@ _LETTERS = 16
 _GAP = " [...] "
 _UNFINISHED = "\ufffd"
 _UNUSABLE = (
+    *UNFIT,
     OSError,
-    ValueError,
-    TypeError,
-    KeyError,
     AssertionError,
     ImportError,
     RequestError,  # no chat template, say
@@ -147,8 +145,9 @@ class Renderer:
             ) from error
         try:
             tokenizer = load(model)
-            renderer = cls(tokenizer, config, Eyes.load(model, family, tokenizer))
-            renderer.prompt(_PROBE)
+            with ending_templates():
+                renderer = cls(tokenizer, config, Eyes.load(model, family, tokenizer))
+                renderer.prompt(_PROBE)
         except _UNUSABLE as error:
             raise ConfigError(
                 f"the chat format {family!r} does not work with the tokenizer of {model!r} "

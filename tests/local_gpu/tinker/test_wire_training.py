@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from local_gpu.tinker.store import Place
 from tests.support.backends import VOCABULARY
+from tests.support.models import FAMILIES, tiny_of
 from tests.support.tinker import KEY, NAME, TinkerServer, wire_server
 
 # peft 0.21 reads a property that transformers 5.23 has renamed.
@@ -113,6 +114,46 @@ def gradient_of(server: TinkerServer, client: Any, path: str, passes: list[Any])
     after = adapter_of(server, training, "after")[1]
     moved = {name: (after[name] - before[name]).double() for name in before}
     return {name: -step / (1 - step.abs() / SCALE) for name, step in moved.items()}
+
+
+@pytest.mark.parametrize(
+    "layers", [{}, {"train_attn": False, "train_mlp": False}], ids=["all", "head"]
+)
+@pytest.mark.parametrize("family", ["Qwen3", "Qwen3, tied"])
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied:UserWarning")
+def test_an_exported_head_is_right_in_stock_peft(
+    family: str, layers: dict[str, bool], tmp_path: Path
+) -> None:
+    """Loaded, merged, and saved merged; the SDK trains the head unless told otherwise."""
+    model = tiny_of(FAMILIES[family], tmp_path / "model")
+    tokens = sequence(20, 1)
+    with wire_server(tmp_path, model=str(model)) as server:
+        service = tinker.ServiceClient(base_url=server.url, api_key=KEY)
+        training = service.create_lora_training_client(NAME, rank=4, seed=1, **layers).result(
+            WAIT_S
+        )
+        data = [datum(tokens[:-1], target_tokens=tokens[1:], weights=[1.0] * 19)]
+        for _ in range(3):
+            training.forward_backward(data, "cross_entropy")
+            training.optim_step(WARM).result(WAIT_S)
+        done = training.forward(data, "cross_entropy").result(WAIT_S)
+        wanted = done.loss_fn_outputs[0]["logprobs"].to_torch()
+        folder, _ = adapter_of(server, training, "external")
+        loaded = reference(server, folder)
+        service.close("success").result(WAIT_S)
+
+    def right(model: Any) -> None:
+        with torch.no_grad():
+            rows = model(torch.tensor([tokens[:-1]])).logits[0].log_softmax(-1)
+        got = rows.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+        torch.testing.assert_close(got, wanted, atol=2e-4, rtol=1e-4)
+
+    right(loaded)
+    merged = loaded.merge_and_unload()
+    right(merged)
+    merged.save_pretrained(tmp_path / "merged")
+    right(AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32))
 
 
 def reference(server: TinkerServer, folder: Path) -> Any:
