@@ -640,7 +640,7 @@ def test_a_request_goes_on_from_the_turn_whose_reply_it_repeats(
 ) -> None:
     said = Conversation.of(parsed(openclaw("hi", *rest)).messages)
     kept, at = said.messages, said.reply_at
-    found = at is not None and same((*HISTORY, REPLY), said.digests[: at + 1])
+    found = at is not None and same((*HISTORY, REPLY), said.chain(0, at + 1))
     assert ([m["content"] for m in kept[(at or 0) + 1 :]] if found else None) == new
 
 
@@ -725,7 +725,9 @@ def test_the_session_keeps_its_name_when_it_is_compacted() -> None:
 def test_a_part_is_no_line_of_the_part_before_it() -> None:
     parts = [{"type": "text", "text": text} for text in ("see", runtime().strip(), "what is it?")]
     messages = parsed({"messages": [{"role": "user", "content": parts}]}).messages
-    assert messages[0]["content"] == f"see{runtime().strip()}what is it?", "as the model reads it"
+    assert messages[0]["content"] == f"see\n{runtime().strip()}\nwhat is it?", (
+        "as the model reads it"
+    )
     assert last_words(messages) == "see\nwhat is it?"
     (whole,) = parsed({"messages": [{"role": "user", "content": messages[0]["content"]}]}).messages
     assert digest(messages[0]) != digest(whole)
@@ -829,7 +831,7 @@ def test_whatever_marks_stand_wherever_everything_is_read(
     assert identity.kind is identity.call.kind
     said = Conversation.of(request.messages)
     kept = said.messages
-    assert said.digests == tuple(digest(message) for message in kept)
+    assert [said.chain(at, at + 1) for at in said.starts] == [(one,) for one in said.digests]
     left = iter(request.messages)
     assert all(any(one is message for one in left) for message in kept), "in their order"
     last_words(request.messages)
@@ -838,4 +840,4 @@ def test_whatever_marks_stand_wherever_everything_is_read(
         at = goes_on.reply_at
         if at is not None and len(goes_on.messages) == len(kept) + 2:
             chain = (*Conversation.of(kept).digests, reply_digest(Reply("yo")))
-            assert same(goes_on.digests[: at + 1], chain)
+            assert same(goes_on.chain(0, at + 1), chain)

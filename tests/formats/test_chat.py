@@ -145,7 +145,7 @@ def test_messages_come_out_in_one_shape() -> None:
     ]
     assert parse(messages=messages).messages == (
         {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "ab"},
+        {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
         {"role": "tool", "content": "out", "tool_call_id": "c1"},
         {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning_content": "r"},

@@ -418,7 +418,7 @@ async def test_a_refused_image_that_comes_again_with_other_words_is_a_line(
             assert (await world.http.post(route, json=sent)).status_code == 400
         more = {"type": "text", "text": "Never mind, hello."}
         shown = await prompt(world, wire, [user([image(wire), words, more])])
-        assert f"[{PICTURE}\nLook.Never mind, hello." in shown
+        assert f"[{PICTURE}\nLook.\nNever mind, hello." in shown
 
 
 async def test_an_image_beside_the_results_of_tools_is_the_tools(
@@ -489,7 +489,7 @@ DOCUMENTS: list[tuple[str, Body, str]] = [
                 ],
             },
         },
-        "[document: Plan]\nPage one. Two.",
+        "[document: Plan]\nPage one.\n Two.",
     ),
     (
         "messages",

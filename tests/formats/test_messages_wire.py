@@ -95,7 +95,7 @@ ASKED: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
     ),
     (
         {"messages": [by("user", said("a"), said("b")), by("assistant", said("c")), USER]},
-        [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}, USER],
+        [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": "c"}, USER],
     ),
     (
         {
@@ -162,7 +162,7 @@ def test_messages_become_those_of_a_chat_template(
 
 def test_a_message_knows_its_parts() -> None:
     (message,) = parse(messages=[by("user", said("a"), said("b"))]).messages
-    assert parts_of(message["content"]) == ["a", "b"]
+    assert parts_of(message["content"]) == ["a\n", "b"]
     (message,) = parse(messages=[by("user", said("a"))]).messages
     assert not isinstance(message["content"], Joined)
 

@@ -89,7 +89,7 @@ ASKED: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
         },
         [
             {"role": "system", "content": "A\n\nB\n\nC"},
-            USER,
+            {"role": "user", "content": "h\ni"},
             {"role": "system", "content": "D"},
         ],
     ),
@@ -131,7 +131,7 @@ ASKED: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
         },
         [
             {"role": "assistant", "content": "yes"},
-            {"role": "tool", "tool_call_id": "c1", "content": "ab"},
+            {"role": "tool", "tool_call_id": "c1", "content": "a\nb"},
         ],
     ),
 ]

@@ -1,8 +1,9 @@
 """Compare conversations: which earlier turn a request continues, and that turn's next state.
 
 Rule: messages are compared by what they mean, not by their bytes: agents rewrite ids, re-serialise
-arguments and trim replies. The system prompt is left out, because it changes with the date. What
-the agent adds and drops on its own is no part of the conversation.
+arguments and trim replies, and send a user's messages in a row apart, as parts of one, or joined.
+The system prompt is left out, because it changes with the date. What the agent adds and drops on
+its own is no part of the conversation.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from tinker_claw.conversation.attribution import (
@@ -24,7 +27,7 @@ from tinker_claw.conversation.attribution import (
     words_of,
 )
 from tinker_claw.conversation.machinery import about_compaction
-from tinker_claw.conversation.openclaw import is_silent, is_volatile, queued
+from tinker_claw.conversation.openclaw import REWRITTEN, is_silent, is_volatile, queued
 from tinker_claw.formats.base import parts_of
 from tinker_claw.formats.fields import as_message
 from tinker_claw.types import Message, NextState, Reply, Writer, noted
@@ -41,9 +44,7 @@ _LONGEST_NAME = 40
 def digest(message: Message) -> str:
     """Return a digest of what a message says, and of the calls that it makes or answers."""
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
-    called = [[c["function"]["name"], _canonical(c["function"]["arguments"])] for c in calls]
-    said = json.dumps([message["role"], _meaning(message), called])
-    meaning = hashlib.sha256(said.encode()).hexdigest()[:32]
+    meaning = _hashed(message["role"], _meaning(message), calls)
     if message["role"] == "tool":
         return f"{_TOOL}{meaning}{_CALLS}{_name(message['tool_call_id'])}"
     if is_result(message):  # images, which an agent drops when they grow old
@@ -51,6 +52,19 @@ def digest(message: Message) -> str:
     if not calls:
         return meaning
     return f"{meaning}{_CALLS}{','.join(_name(call['id']) for call in calls)}"
+
+
+def _digest_of_row(row: Sequence[Message]) -> str:
+    """Return the digest of a user's messages in a row: that of one message with all their words."""
+    typed = [message for message in row if read(message).automation is None] or row[-1:]
+    if len(typed) == 1:
+        return noted(digest, typed[0])
+    return _hashed("user", "".join(map(_meaning, typed)), ())
+
+
+def _hashed(role: str, text: str, calls: Sequence[Mapping[str, Any]]) -> str:
+    called = [[c["function"]["name"], _canonical(c["function"]["arguments"])] for c in calls]
+    return hashlib.sha256(json.dumps([role, text, called]).encode()).hexdigest()[:32]
 
 
 def readings(chain: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -72,7 +86,9 @@ class Conversation:
 
     messages: Sequence[Message]
     digests: tuple[str, ...]
-    """Digest of each message."""
+    """Digest of each message; the user's messages in a row have one."""
+    starts: tuple[int, ...]
+    """Index of the message that each digest begins with."""
     summarised: int | None = None
     """How many of the messages stand before the newest summary; None: nothing was compacted."""
 
@@ -109,7 +125,16 @@ class Conversation:
             before, ours, answered = message, answered, False
             if not (nudged or (ours and message["role"] == "assistant")):
                 kept.append(message)
-        return cls(kept, tuple([noted(digest, message) for message in kept]), summarised)
+        typed = [m["role"] == "user" and not is_result(m) for m in kept]
+        starts = [at for at in range(len(kept)) if not (at and typed[at] and typed[at - 1])]
+        rows = pairwise((*starts, len(kept)))
+        digests = [_digest_of_row(kept[begin:end]) for begin, end in rows]
+        return cls(kept, tuple(digests), tuple(starts), summarised)
+
+    def chain(self, begin: int, end: int) -> tuple[str, ...]:
+        """Return the digests of the messages from `begin` to `end`."""
+        first, last = (bisect_left(self.starts, at) for at in (begin, end))
+        return self.digests[first:last]
 
     @property
     def reply_at(self) -> int | None:
@@ -227,10 +252,11 @@ def _meaning(message: Message) -> str:
     role, text = message["role"], message["content"]
     if role == "user":
         found = read(message)
-        if found.automation is not None and found.automation.what in ("heartbeat", "cron"):
-            return f"[{found.automation.what}]"  # it is rewritten once it is history
-        # Timestamps, context, reminders and the frame of a retry come and go.
-        return found.said or text.strip()
+        if found.automation is not None and found.automation.what in REWRITTEN:
+            return f"[{found.automation.what}]"
+        # Timestamps, context, reminders and the frame of a retry come and go, and so do the breaks
+        # between messages that are joined.
+        return "".join((found.said or text).split())
     if role == "assistant":
         return text.strip()
     return "" if role == "system" else text

@@ -22,6 +22,7 @@ from cachetools import LRUCache
 from tinker_claw.conversation.history import (
     Conversation,
     closest,
+    digest,
     ends,
     readings,
     same,
@@ -165,8 +166,8 @@ class ConversationIndex:
             return session_id
         if said.reply_at is not None or said.summarised is not None:
             return session_id
-        words = zip(said.messages, said.digests, strict=True)
-        asked = {digest for message, digest in words if message["role"] == "user"}
+        asked = {noted(digest, m) for m in said.messages if m["role"] == "user"}
+        asked.update(said.digests)
         before = self._turns.latest(session_id)
         if not before or any(asked.intersection(turn.history) for turn in before):
             return session_id
@@ -248,7 +249,7 @@ class ConversationIndex:
         at, cut = said.reply_at, said.summarised if compacted else None
         if at is None or (cut is not None and at < cut):
             return None if cut is None else self._behind_summary(session_id, said, cut)
-        chain = said.digests[: at + 1]
+        chain = said.chain(0, at + 1)
         for page in _pages(session_id, chain):
             if entry := self._pages.get(page):
                 return self._after(entry[0], said)
@@ -258,7 +259,7 @@ class ConversationIndex:
         if found is not None:
             turn_id = waiting[found].turn_id
         elif cut is not None:
-            turn_id = self._before_summary(session_id, turns, chain[cut:])
+            turn_id = self._before_summary(session_id, turns, said.chain(cut, at + 1))
         return None if turn_id is None else self._after(turn_id, said)
 
     def _behind_summary(self, session_id: int, said: Conversation, cut: int) -> Continuation | None:
@@ -288,12 +289,12 @@ class ConversationIndex:
             return None
         if turns[0].history == said.digests:
             return None  # it was counted when it was first sent
-        reply = said.digests[at]
-        if any(same([t.reply_digest], [reply]) for t in self._side(session_id)):
+        reply = said.chain(at, at + 1)
+        if any(same([t.reply_digest], reply) for t in self._side(session_id)):
             return None
         if said.summarised is not None:
             return Lost.COMPACTED
-        given = any(same([turn.reply_digest], [reply]) for turn in turns)
+        given = any(same([turn.reply_digest], reply) for turn in turns)
         return Lost.EDITED if given else Lost.UNKNOWN
 
     def _before_summary(

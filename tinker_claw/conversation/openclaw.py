@@ -79,6 +79,16 @@ _CLOCK = re.compile(r"\nReference UTC: \d{4}-\d\d-\d\d \d\d:\d\d UTC\s*")
 # What OpenClaw puts before a message that got no complete answer. That message and a blank line are
 # followed by OpenClaw's own words, after an error, or by the user's next.
 _FRAME = re.compile(r"\[Queued user message from a previous active turn[^\]]*\]\n")
+# What OpenClaw leaves of its own prompts in later histories, before the user's next words where
+# nothing was replied.
+_WAKE = re.compile(
+    r"\[OpenClaw (?P<what>heartbeat poll|cron wake|exec completion|session event)\][ \t]*(?:\n|\Z)"
+    r"(?:Disable automatic completion turns with [^\n]*(?:\n|\Z))?"
+)
+# What subagents have found, before the user's words; no data in it can hold such a mark.
+_STEERING = re.compile(
+    r"\[OpenClaw runtime event\] .*</prompt-data>\s*(?:Current parent turn:\n|\Z)", re.DOTALL
+)
 _LEADS: Final = (
     (_STAMP, "timestamp"),
     (_INTERNAL, "internal context"),
@@ -88,6 +98,8 @@ _LEADS: Final = (
     (_QUEUED_CONTEXT, "queue"),
     (_MEMORY, "memory"),
     (_JOB, "security notice"),
+    (_WAKE, "prompt of its own"),
+    (_STEERING, "results of subagents"),
 )
 """Patterns of texts that may lead a message besides blocks of context, with their names."""
 _AGAIN = "\n\nContinue the current task from the existing transcript"
@@ -150,8 +162,10 @@ _PROMPTS = (
     ("Follow the heartbeat monitor scratch context", "heartbeat"),
     ("A scheduled reminder has been triggered.", "cron"),
 )
-_SHORT = {"[OpenClaw heartbeat poll]": "heartbeat", "[OpenClaw cron wake]": "cron"}
-"""Short forms that replace the prompts in later histories."""
+_WAKES = {"heartbeat poll": "heartbeat", "cron wake": "cron"}
+"""Short forms that replace the prompts in later histories; others replace those of other kinds."""
+REWRITTEN: Final = frozenset({"heartbeat", "cron", "automated"})
+"""Kinds of prompts that have a short form."""
 _SILENCE = frozenset({"", "NO_REPLY", "HEARTBEAT_OK"})
 """Replies that no user gets to see."""
 
@@ -600,8 +614,10 @@ def automation(text: str) -> Automation | None:
         if clock >= 0 and _CLOCK.fullmatch(text, clock):
             what = next((what for mark, what in _PROMPTS if text.startswith(mark)), "automated")
             return Automation(what)
-    elif what := _SHORT.get(_STAMP.sub("", text, count=1).strip()):
-        return Automation(what, short=True)
+    elif found := _WAKE.fullmatch(short := _STAMP.sub("", text, count=1).strip()):
+        return Automation(_WAKES.get(found["what"], "automated"), short=True)
+    elif _STEERING.fullmatch(short):
+        return Automation("automated")
     at = text.rfind(_INTER_SESSION)
     if at >= 0 and _NOT_USER in text[at:].split("\n", 2)[1]:
         return Automation("announcement")

@@ -67,7 +67,7 @@ class Joined(Pictured):
 
     @classmethod
     def of(cls, parts: Sequence[str]) -> Joined:
-        """Join parts without a separator, as the renderers do."""
+        """Join parts as they are; `formats.parts.joined` puts lines between them."""
         parts = [part for outer in parts for part in parts_of(outer)]
         joined = cls("".join(parts))
         joined.starts = (0, *accumulate(len(part) for part in parts[:-1]))

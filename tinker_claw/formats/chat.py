@@ -227,10 +227,14 @@ def _assistant(given: Object) -> dict[str, Any]:
     if "function_call" in given:
         calls.append(_called("", given.object("function_call")))
     # A refusal is what the assistant said instead.
-    said = [text_of(given, "content", plain_part), given.optional("refusal", empty=True) or ""]
+    said = [
+        text_of(given, "content", plain_part, glued=True),
+        given.optional("refusal", empty=True) or "",
+    ]
     if "audio" in given:
         said.append(line(READS_TEXT, "audio"))
-    message: dict[str, Any] = {"role": "assistant", "content": joined([*filter(None, said)])}
+    text = joined([*filter(None, said)], glued=True)
+    message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = calls
     # "" is sent by agents whose service demands the field.

@@ -186,7 +186,8 @@ def called(call: ToolCall) -> dict[str, Any]:
 
 def assistant(texts: Sequence[str], thought: Sequence[str], calls: Sequence[Any]) -> Message:
     """A message of the assistant, whose parts a client keeps one by one."""
-    message: dict[str, Any] = {"role": "assistant", "content": joined([t for t in texts if t])}
+    text = joined([text for text in texts if text], glued=True)
+    message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = list(calls)
     if thought:

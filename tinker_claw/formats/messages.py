@@ -385,4 +385,4 @@ def _result(block: Object) -> Message:
         told = text_of(block, "content", seen_part)
     else:
         told = answered(content, block.place("content"))
-    return result(id, joined(["Error: ", told]) if block.flag("is_error") else told)
+    return result(id, joined(["Error: ", told], glued=True) if block.flag("is_error") else told)

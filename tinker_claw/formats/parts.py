@@ -20,7 +20,7 @@ import msgspec
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Attached, Joined, Refusal, parts_of
 from tinker_claw.formats.body import Object, shown
-from tinker_claw.images import Image, Pictured, read_data, read_url, split
+from tinker_claw.images import Image, Pictured, placed, read_data, read_url, split
 
 READS_TEXT: Final = "this model reads text only"
 _ELSEWHERE: Final = "it was kept by another service, and is not here"
@@ -59,18 +59,22 @@ def _unpacked(data: str) -> str:
     return size(len(data) * 3 // 4)
 
 
-def joined(texts: Sequence[str]) -> str:
-    """Texts of the parts of one message; "" of none. What is attached begins and ends a line."""
+def joined(texts: Sequence[str], *, glued: bool = False) -> str:
+    """Join the texts of the parts of one message; "" of none. A text begins a line of its own
+    behind another, and so does what is attached, wherever it stands.
+
+    Args:
+        glued: texts go on where the one before ends, as the pieces of a reply do.
+    """
     if len(texts) < 2:
         return texts[0] if texts else ""
-    parts = [part for text in texts for part in parts_of(text)]
-    attached = [isinstance(part, Attached) for part in parts]
-    if not any(attached):
-        return Joined.of(texts)
     made = list[str]()
-    for at, part in enumerate(parts):
-        if at and (attached[at] or attached[at - 1]) and not made[-1].endswith("\n"):
-            part = _behind_a_break(part)
+    for part in (part for text in texts for part in parts_of(text) if part):
+        before = made[-1] if made else "\n"
+        if isinstance(part, Attached) or isinstance(before, Attached):
+            part = part if before.endswith("\n") else _behind_a_break(part)
+        elif not (glued or placed(before) or placed(part)) and "\n" not in (before[-1], part[0]):
+            made[-1] = f"{before}\n"
         made.append(part)
     return Joined.of(made)
 
@@ -87,11 +91,12 @@ def kind_of(part: Mapping[str, Any]) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def text_of(given: Object, name: str, part: Callable[[Object], str]) -> str:
+def text_of(given: Object, name: str, part: Callable[[Object], str], *, glued: bool = False) -> str:
     """Text of a string or of a list of parts; it knows its parts. "" where there are none.
 
     Args:
         part: reads one of them.
+        glued: see `joined`.
     """
     content = given.get(name, [])
     if isinstance(content, str):
@@ -104,7 +109,8 @@ def text_of(given: Object, name: str, part: Callable[[Object], str]) -> str:
             one if isinstance(one, str) else part(Object(one, f"{at}[{i}]"))
             for i, one in enumerate(cast("list[Any]", content))
             if one is not None
-        ]
+        ],
+        glued=glued,
     )
 
 

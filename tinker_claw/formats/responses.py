@@ -349,7 +349,7 @@ def _message(given: Object) -> list[Message]:
     if role not in _ROLES:
         raise given.wrong(f"must be one of {', '.join(_ROLES)}", "role")
     if role == "assistant":
-        return [assistant([text_of(given, "content", plain_part)], [], [])]
+        return [assistant([text_of(given, "content", plain_part, glued=True)], [], [])]
     content = text_of(given, "content", seen_part if role == "user" else plain_part)
     return [{"role": "system" if role == "developer" else role, "content": content}]
 
