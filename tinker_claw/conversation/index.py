@@ -166,8 +166,9 @@ class ConversationIndex:
             return session_id
         if said.reply_at is not None or said.summarised is not None:
             return session_id
-        asked = {noted(digest, m) for m in said.messages if m["role"] == "user"}
-        asked.update(said.digests)
+        users = [at for at, m in enumerate(said.messages) if m["role"] == "user"]
+        asked = {noted(digest, said.messages[at]) for at in users}
+        asked.update(one for at in users for one in said.chain(at, at + 1))
         before = self._turns.latest(session_id)
         if not before or any(asked.intersection(turn.history) for turn in before):
             return session_id
