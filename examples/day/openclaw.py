@@ -218,15 +218,19 @@ class Gateway:
 
     async def new(self, session: str) -> None:
         """Begin a new session, as `/new` does."""
-        words = ("gateway", "call", "sessions.reset", "--json", "--token", _TOKEN)
-        words += ("--url", f"ws://127.0.0.1:{self.port}", "--params", json.dumps({"key": session}))
+        await self.call("sessions.reset", key=session)
+
+    async def call(self, method: str, **params: Any) -> None:
+        """Call a method of its protocol, as its web chat does."""
+        words = ("gateway", "call", method, "--json", "--token", _TOKEN, "--timeout", "120000")
+        words += ("--url", f"ws://127.0.0.1:{self.port}", "--params", json.dumps(params))
         process = self.claw.start(*words)
         try:
-            out, errors = await asyncio.to_thread(process.communicate, timeout=120)
+            out, errors = await asyncio.to_thread(process.communicate, timeout=240)
         finally:
             process.kill()
         if process.returncode:
-            raise DayError(f"OpenClaw began no new session: {errors[-1000:] or out[-1000:]}")
+            raise DayError(f"OpenClaw refused {method}: {errors[-1000:] or out[-1000:]}")
 
 
 async def _until_up(http: httpx.AsyncClient, process: subprocess.Popen[str], log: Path) -> None:

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from examples.day.npm import npm
 from tests.formats.test_histories import ROUTES, assistant, prompt, user
 from tests.support.gateways import World, gateway
+from tests.support.openclaw import TRACE, openclaw, own_prompts, runtime, stamped
+from tests.support.openclaw import assistant as replied
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState
 
@@ -110,3 +113,65 @@ async def test_other_words_in_a_row_are_another_history(tmp_path: Path, renderer
         await corrected(world, "chat", before, FORMS["parts"](STOPPED, "No: of flies."))
         assert world.next_states()[2] is None
         assert world.column("lost")[2] == "edited"
+
+
+SHORT = "[OpenClaw exec completion]\nDisable automatic completion turns with tools.exec.x=false."
+
+
+def shown_later(short: str) -> dict[str, list[Body]]:
+    """A silent prompt of OpenClaw's own and the user's next words, as later histories show them."""
+    words = user(stamped(CORRECTED))
+    return {
+        "gone": [words],
+        "kept": [user(stamped(short)), replied("NO_REPLY"), words],
+        "without its reply": [user(stamped(short)), words],
+        "in one message": [user(parts(stamped(short), CORRECTED))],
+        "joined": [user(f"{stamped(short)}\n{CORRECTED}")],
+    }
+
+
+async def seen_through(world: World, name: str, prompt: str, forms: dict[str, list[Body]]) -> None:
+    """Correct a reply after a prompt of OpenClaw's own that was answered in silence."""
+    for (now, told), later in zip(forms.items(), [*forms][1:] + [*forms][:1], strict=True):
+        line = runtime(f"agent:main:explicit:{name}-{now}-{later}", f"{name}-{now}-{later}")
+        before, done = replied("Bees dance."), len(world.turns())
+        world.say("Bees dance.", "NO_REPLY", "Bees.", "Bye.")
+        await world.reply(openclaw(ASKED, line=line), **TRACE)
+        await world.reply(openclaw(ASKED, before, user(prompt), line=line), **TRACE)
+        await world.reply(openclaw(ASKED, before, *told, line=line), **TRACE)
+        last = [before, *forms[later], replied("Bees."), user(stamped("Thanks."))]
+        await world.reply(openclaw(ASKED, *last, line=line), **TRACE)
+        turns = world.turns()[done:]
+        states = [world.ledger.turns.next_state(turn.id) for turn in turns]
+        texts = [state and state.text for state in states]
+        assert texts == [CORRECTED, None, "Thanks.", None], (name, now, later)
+        assert set(world.column("lost")) == {None}
+
+
+async def test_a_correction_behind_a_silent_prompt_reaches_the_reply_before(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        clock = "Current time: 8:00 AM (UTC)\nReference UTC: 2026-11-23 08:00 UTC"
+        prompt = f"An async command has completed.\n{clock}"
+        await seen_through(world, "exec", prompt, shown_later(SHORT))
+
+
+@pytest.mark.openclaw
+@pytest.mark.slow
+@pytest.mark.skipif(npm() is None, reason="npm is not installed: OpenClaw cannot be run")
+async def test_openclaws_own_prompts_are_seen_through(tmp_path: Path, renderer: Renderer) -> None:
+    """Their texts are built by the package: live, and the short forms of later histories."""
+    built = own_prompts(CORRECTED)
+    async with gateway(tmp_path, renderer, context_tokens=8192) as world:
+        for number, (source, text, short) in enumerate(built.events):
+            await seen_through(world, f"{source}{number}", text, shown_later(short))
+        forms = shown_later(built.steering)
+        del forms["joined"]
+        await seen_through(world, "steering", stamped(built.steering), forms)
+        world.say("Bees dance.", "Bees.")
+        line = runtime("agent:main:explicit:steered", "steered")
+        await world.reply(openclaw(ASKED, line=line), **TRACE)
+        said = [replied("Bees dance."), user(stamped(built.steered))]
+        await world.reply(openclaw(ASKED, *said, line=line), **TRACE)
+        assert world.next_states()[world.turns()[-2].id] == NextState("user", CORRECTED)

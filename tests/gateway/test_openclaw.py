@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import sqlite3
+import uuid
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,10 +20,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from examples.day.npm import npm
-from examples.day.openclaw import OpenClaw
+from examples.day.openclaw import Gateway, OpenClaw
 from tests.gateway.test_session_privacy import MARK, nothing_of
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import World, gateway, spell
+from tests.support.pools import eventually
 from tests.support.processes import product
 from tinker_claw.app.server import in_background
 from tinker_claw.cli.openclaw import TRIED
@@ -278,6 +280,95 @@ async def test_message_behind_an_interrupted_reply_is_read_alone(
         states = list(world.next_states().values())
         assert states == [NextState("user", old), None, NextState("user", "Thanks."), None]
         assert world.column("untrained_because")[1] == "the client hung up"
+        assert set(world.column("lost")) == {None}
+
+
+WEBCHAT = {
+    "<conversation>": "## Goal\nAnts.",
+    "Hello": "Hi.",
+    "of ants": "Ants walk and walk.",
+    "No, shorter": "Ants walk.",
+    "Thanks, three": "One, two, three.",
+    "Run it": '<tool_call>\n{"name": "exec", "arguments": {"command": "sleep 3; echo 42", '
+    '"background": true}}\n</tool_call>',
+    "<tool_response>": "It runs.",
+    "An async command": "NO_REPLY",
+    "Wait for it": "I do.",
+    "Bye": "Bye.",
+}
+"""Answers by what the message says."""
+
+
+class WebChat:
+    """A person in OpenClaw's web chat, who writes once the answer before is there."""
+
+    session = "agent:main:main"
+
+    def __init__(self, claw: Gateway, sampler: Listener) -> None:
+        self._claw = claw
+        self._heard = sampler.heard
+
+    async def send(self, message: str) -> str:
+        run = str(uuid.uuid4())
+        sent = {"sessionKey": self.session, "message": message, "idempotencyKey": run}
+        await self._claw.call("chat.send", **sent)
+        return run
+
+    async def say(self, message: str) -> None:
+        """Send a message and wait for the end of the run that it begins."""
+        run = await self.send(message)
+        await self.until(message)
+        await self._claw.call("agent.wait", runId=run, timeoutMs=60_000)
+
+    async def until(self, words: str) -> None:
+        """Wait until the model hears these words."""
+        await eventually(lambda: any(words in heard for heard in self._heard), 300)
+
+    async def abort(self) -> None:
+        await self._claw.call("chat.abort", sessionKey=self.session)
+
+
+async def test_corrections_in_the_web_chat_reach_the_reply_before(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """A stopped message, `/compact`, `/new` and the end of a command stand later in one message
+    with the words behind them."""
+    answers: dict[str, list[Script | Tokens]] = {
+        saying: [spell(renderer, answer)] for saying, answer in WEBCHAT.items()
+    }
+    answers["wasps"] = [Script(spell(renderer, "Wasps sting and sting."), holds_after=3)]
+    sampler = Listener(renderer, answers)
+    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
+        openclaw = OpenClaw.create(tmp_path / "user", world.url, "demo")
+        async with openclaw.gateway() as claw:
+            chat = WebChat(claw, sampler)
+            await chat.say("Hello.")
+            await chat.send("Tell me of wasps.")
+            await sampler.holding.wait()
+            await chat.abort()
+            await chat.say("Tell me of ants.")
+            await chat.say("No, shorter.")
+            await chat.send("/compact")
+            await chat.until("<conversation>")
+            await chat.say("Thanks, three.")
+            await chat.say("Run it.")
+            await chat.until("An async command")
+            await chat.say("Wait for it.")
+            await chat.send("/new")
+            await chat.say("Bye.")
+        main = [turn for turn in world.turns() if turn.kind is Kind.MAIN]
+        states = [world.ledger.turns.next_state(turn.id) for turn in main]
+        told = [(t.request_text, s and s.text) for t, s in zip(main, states, strict=True)]
+        assert [text for text in told if text[0] != "Run it."] == [
+            ("Hello.", "Tell me of wasps."),
+            ("Tell me of wasps.", None),
+            ("Tell me of ants.", "No, shorter."),
+            ("No, shorter.", "/compact\n\nThanks, three."),
+            ("Thanks, three.", "Run it."),
+            ("Wait for it.", "/new\n\nBye."),
+            ("Bye.", None),
+        ]
+        assert told[6] == ("Run it.", "Wait for it."), "behind the end of the command"
         assert set(world.column("lost")) == {None}
 
 

@@ -253,7 +253,7 @@ def _meaning(message: Message) -> str:
     if role == "user":
         found = read(message)
         if found.automation is not None and found.automation.what in REWRITTEN:
-            return f"[{found.automation.what}]"
+            return "[prompt]"  # of the kinds that OpenClaw tells apart, ours know not all
         # Timestamps, context, reminders and the frame of a retry come and go, and so do the breaks
         # between messages that are joined.
         return "".join((found.said or text).split())
