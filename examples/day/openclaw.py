@@ -168,6 +168,7 @@ class OpenClaw:
             "HOME": str(self.home),
             "OPENCLAW_STATE_DIR": str(self.home / "state"),
             "OPENCLAW_CONFIG_PATH": str(self.home / "openclaw.json"),
+            "OPENCLAW_HANDSHAKE_TIMEOUT_MS": "120000",  # calls on a busy machine
             "DO_NOT_TRACK": "1",
             "NO_COLOR": "1",
         }
