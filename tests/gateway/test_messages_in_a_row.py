@@ -107,6 +107,25 @@ async def test_a_correction_behind_an_unanswered_message_reaches_the_reply_to_bo
             assert set(world.column("lost")) == {None}
 
 
+@pytest.mark.parametrize(
+    ("wire", "note"),
+    [
+        ("messages", "[Request interrupted by user]"),
+        ("responses", "<turn_aborted>\nThe user interrupted the previous turn.\n</turn_aborted>"),
+    ],
+)
+async def test_an_interruption_between_two_messages_is_part_of_neither(
+    tmp_path: Path, renderer: Renderer, wire: str, note: str
+) -> None:
+    """As Claude Code and Codex write it, whose clients split and join what stands around it."""
+    before = [user(STOPPED), user(note), user(INSTEAD)]
+    forms = [before, [user(parts(STOPPED, note, INSTEAD))], [user(STOPPED), user(INSTEAD)]]
+    for number, later in enumerate([*forms, [user(parts(STOPPED, note)), user(INSTEAD)]]):
+        async with gateway(tmp_path / str(number), renderer) as world:
+            await corrected(world, wire, before, later)
+            assert world.next_states()[2] == NextState("user", CORRECTED), number
+
+
 async def test_other_words_in_a_row_are_another_history(tmp_path: Path, renderer: Renderer) -> None:
     async with gateway(tmp_path, renderer) as world:
         before = FORMS["apart"](STOPPED, INSTEAD)
