@@ -44,8 +44,6 @@ class RequestKind(StrEnum):
     """A prompt that nobody typed, of no kind that is known here."""
     NUDGE = "nudge"
     """The harness asks the model to go on; nobody has said anything since its last reply."""
-    UNKNOWN = "unknown"
-    """A prompt that looks like a harness's, of a kind that is not known here."""
     UTILITY = "utility"
     """A single call beside the conversation, as for a commit message."""
 
@@ -66,15 +64,32 @@ _MAIN = frozenset(
 )
 
 
+class Belongs(StrEnum):
+    """Whose the words in a session are."""
+
+    OWNER = "owner"
+    """The owner's: nobody else writes there, unless the agent names a sender."""
+    SENDER = "sender"
+    """The sender's, whom the agent names with every message."""
+    NOBODY = "nobody"
+
+
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """Where a conversation takes place."""
+    """Where a conversation takes place, as the agent's own code says."""
 
-    area: str = ""
-    """Area of OpenClaw's session: main, explicit, hook, cron, telegram ...; "": not known."""
+    belongs: Belongs = Belongs.OWNER
+    because: str = ""
+    """Why it is nobody's."""
     channel: str | None = None
     """The chat service; None: not known, or none."""
     group: bool = False
+    local: bool = False
+    """An agent on its owner's machine, into whose messages nobody else writes."""
+    listed: bool = True
+    """The agent is one that this program knows, or has no system prompt."""
+    alone: str = ""
+    """The agent's name in `owners`, where its owner may say that nobody else can reach it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +104,6 @@ class Identity:
     call: RequestKind
     trace: str | None = None
     """Trace id of one run of the agent, as a rule one user turn; None: the client sent none."""
-    trusted: bool = False
-    """The client says that its turn is main, so a person or a task asks."""
     by_trace: bool = False
     """The session is that of the run with this trace, where one is known, and else `key`."""
     done: bool = False

@@ -94,18 +94,16 @@ class Writer(StrEnum):
     OWNER = "owner"
     """The person the agent works for: has the gateway's key, or is named in `owners`."""
     MEMBER = "member"
-    """Another person in a group or channel."""
+    """Somebody who is not an owner, or of whom the session does not say that they are."""
     QUOTATION = "quotation"
-    """Words of earlier messages: what is replied to, forwarded, or shown as history."""
-    EXTERNAL = "external"
-    """Mail, hooks and pages of the web."""
+    """Words of earlier messages, and attached files."""
     TOOL = "tool"
     HARNESS = "harness"
     """Text of the agent's program: context, reminders, summaries, prompts that nobody typed."""
     AGENT = "agent"
     """The model."""
     UNKNOWN = "unknown"
-    """Text that looks like a harness's, of an unknown kind; nothing is learned from it."""
+    """Text that may hold words of others; nothing is learned from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,6 +548,8 @@ class Turn:
     """The reply as text, tool calls included, for the judge."""
     asked_by: Writer = Writer.OWNER
     """Writer of the request."""
+    client: str = ""
+    """The agent's program, as far as it is known."""
     episode: bool = False
     """Whether its session is an episode: see `Attempt`."""
     told: Told | None = None

@@ -59,7 +59,7 @@ class Why(IntEnum):
     STOPPED = 36, "the gateway stopped before the reply was complete"
     # What followed
     OVER = 50, "it came after its episode had its outcome, or its group was over"
-    NOT_UNDERSTOOD = 51, "what followed it looks like a harness's text, of a kind that is not known"
+    NOT_UNDERSTOOD = 51, "what followed it may hold words of others"
     SET_ASIDE = (
         52,
         "set aside: three times it could not be judged; `tinker-claw rejudge` takes it up again",

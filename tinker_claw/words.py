@@ -151,7 +151,6 @@ _FOLLOWED = {
 _BESIDE = {
     Writer.QUOTATION: "quoted from earlier messages",
     Writer.MEMBER: "another person's",
-    Writer.EXTERNAL: "a mail's, a hook's or a page's",
 }
 
 
@@ -505,11 +504,11 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         told = ", ".join(f"{n} {_HOW_LOST.get(c, c)}" for c, n in sorted(causes.items()))
         count = plural(sum(causes.values()), "message")
         yield "lost", f"{count} could not be tied to a reply: {told}"
-    for client, n in sorted(seen["not_understood"].items()):
-        of = client or "a client without a name"
-        yield "unknown", f"{plural(n, 'message')} of {of} that are not understood: none teaches"
-    if told := _strangers(seen["strangers"]):
-        yield "others", told
+    for client, n in sorted(seen["unclear"].items()):
+        source = client or "a client without a name"
+        yield "unclear", f"{plural(n, 'message')} of {source} teach nothing: `explain` says why"
+    for stranger in seen["strangers"]:
+        yield "owners", owners_line(**stranger)
     states = sorted(seen["samples"].items())
     samples = ", ".join(f"{n} {_STATES.get(state, state)}" for state, n in states)
     yield "samples", samples or "none"
@@ -525,14 +524,9 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
 _STATES: Mapping[str, str] = {"held": "waiting for an outcome", "quarantined": "set aside"}
 
 
-def _strangers(seen: Mapping[str, Sequence[str]]) -> str | None:
-    """Describe who else writes to the agent, and how to let them teach it; None: nobody."""
-    who = [f"others write in {channel}" for channel in seen["direct"]]
-    who += [f"groups of {channel} use the agent" for channel in seen["groups"]]
-    if not who:
-        return None
-    name = (*seen["direct"], *seen["groups"])[0]
+def owners_line(channel: str, sender: str, name: str) -> str:
+    """Say which line lets somebody teach who writes to the agent in a chat service."""
     return (
-        f"{', '.join(who)}; their words teach nothing, and in groups nobody's do. Say whose count: "
-        f'owners = ["{name}:YOUR-ID"] in [gateway.chats]'
+        f"{name or sender} writes to the agent in {channel}, and teaches nothing. If that is you: "
+        f'owners = ["{channel}:{sender}"] under [gateway.chats]'
     )

@@ -84,7 +84,7 @@ def words(text: str) -> str:
 
 def last_words(messages: Any) -> str:
     last = last_said(messages)
-    return read(last).said if last else ""
+    return read(last).words if last else ""
 
 
 def sayings(text: str) -> list[str]:
@@ -304,16 +304,6 @@ CALLS: list[tuple[RequestKind, str, dict[str, Any], dict[str, str]]] = [
         {"messages": [*PLAIN["messages"], assistant("yo"), CLINES]},
         {},
     ),
-    (
-        RequestKind.UNKNOWN,
-        "another harness's prompt",
-        {
-            "messages": [
-                {"role": "user", "content": "[SYSTEM] Your session continues. Call a tool."}
-            ]
-        },
-        {},
-    ),
     (RequestKind.VERDICT, "thumb", openclaw("hi", assistant("yo"), user("\N{THUMBS UP SIGN}")), {}),
     (
         RequestKind.VERDICT,
@@ -401,11 +391,6 @@ def test_no_header_makes_a_side_call_trainable_and_one_makes_any_call_a_side_cal
     call: RequestKind, body: dict[str, Any], headers: dict[str, str]
 ) -> None:
     main = told(body, **headers, x_turn_type="main")
-    if call is RequestKind.UNKNOWN:
-        assert (main.kind, main.call) == (Kind.MAIN, RequestKind.CLIENT), (
-            "whoever has the key knows"
-        )
-        return
     assert (main.kind, main.call) == (call.kind, call)
     assert told(body, **headers, x_turn_type="side").kind is Kind.SIDE
     if call.kind is Kind.SIDE:
@@ -520,15 +505,12 @@ def test_what_claude_code_and_codex_note_is_nobody_s_word() -> None:
     noted = [{"role": "user", "content": text} for text in (place, note)]
     assert next_state([*noted, user("hello")]) == NextState("user", "hello")
     assert next_state(noted) is None
-    typed = f"what does {note} mean?"
-    assert words(typed) == typed
 
 
 def test_images_are_told_from_what_codex_and_openclaw_write_around_them() -> None:
     image = Pictured.showing(Image(picture(96, 64), "at"))
     begin = '<image name=[Image #1] path="/tmp/picture.png">'
     assert words(Joined.of([begin, image, "</image>", "What is it?"])) == f"{image}\nWhat is it?"
-    assert words("</image> is a tag") == "</image> is a tag"
     call = {"id": "a", "type": "function", "function": {"name": "read", "arguments": "{}"}}
     replied: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
     result: Message = {"role": "tool", "tool_call_id": "a", "content": "Read image file"}
@@ -748,6 +730,7 @@ def test_behind_a_message_without_an_answer_the_user_said_what_he_says_last(line
     messages = parsed(body).messages
     assert told(body).call is RequestKind.USER
     assert last_words(messages) == "No, shorter.\n\nIn German."
+    assert next_state(messages[-2:-1]) is None, "they may begin elsewhere"
     assert without_queued(messages, lambda: [digest(user("Another."))]) == messages
     known = without_queued(messages, lambda: [digest(user("Tell me.\n\nNo, shorter."))])
     assert last_words(known) == "In German."

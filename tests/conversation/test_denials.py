@@ -31,8 +31,20 @@ LOST = (
 )
 
 
-def said(*results: str) -> int | None:
-    return denied(NextState.of_tools([("bash", text) for text in results]))
+CLIENTS = {"Error: The user": "Claude Code", "Exec": "OpenClaw", "Denied": "OpenClaw"}
+CLIENTS |= {"[openclaw]": "OpenClaw", "The user rejected": "opencode"}
+TOOLS = {"patch": "apply_patch", "user rejected MCP": "mcp__notes__read"}
+AGENTS = ("Claude Code", "Codex", "OpenClaw", "opencode")
+
+
+def client_of(result: str) -> str:
+    return next((name for text, name in CLIENTS.items() if result.startswith(text)), "Codex")
+
+
+def said(*results: str, client: str = "") -> int | None:
+    tool = next((name for text, name in TOOLS.items() if results[-1].startswith(text)), "shell")
+    state = NextState.of_tools([(tool, text) for text in results])
+    return denied(state, client or client_of(results[-1]))
 
 
 @pytest.mark.parametrize(
@@ -53,6 +65,8 @@ def said(*results: str) -> int | None:
 def test_a_denied_call_is_a_rejection(result: str) -> None:
     assert said(result) == -1
     assert said("total 0", result) == -1  # one of several calls
+    for client in {"", "aider", *AGENTS} - {client_of(result)}:
+        assert said(result, client=client or "unlisted") is None, "another harness's form"
 
 
 @pytest.mark.parametrize(
@@ -81,12 +95,17 @@ def test_a_stopped_run_says_nothing_of_the_reply(result: str) -> None:
     ],
 )
 def test_a_copy_within_what_a_tool_printed_is_no_denial(forged: str) -> None:
-    assert said(forged) is None
+    assert [said(forged, client=client) for client in AGENTS] == [None] * len(AGENTS)
+
+
+@pytest.mark.parametrize("result", ["user rejected MCP tool call", "patch rejected by user"])
+def test_a_command_that_prints_a_denial_of_another_tool(result: str) -> None:
+    assert denied(NextState.of_tools([("shell", result)]), "Codex") is None
 
 
 def test_people_s_words_are_no_denial() -> None:
     for role in ("user", "other"):
-        assert denied(NextState(role, REJECTED + STOP)) is None
+        assert denied(NextState(role, REJECTED + STOP), "Claude Code") is None
 
 
 @pytest.mark.slow
@@ -176,7 +195,7 @@ async def test_what_claude_code_marks_as_an_error_is_a_denial_and_a_tool_s_outpu
             await client.messages.create(model=MODEL, max_tokens=50, messages=talk, tools=[BASH])
         state = world.next_states()[1]
         assert state is not None
-        assert (state.role, denied(state)) == ("tool", meant)
+        assert (state.role, denied(state, "Claude Code")) == ("tool", meant)
 
 
 BASH: Any = {"name": "Bash", "description": "runs a command", "input_schema": {"type": "object"}}

@@ -15,11 +15,10 @@ from tests.support import environments
 from tests.support.coding_agents import HERMES, PI
 from tests.support.environments import FILLED, literals, templates
 from tests.support.openclaw import assistant
-from tinker_claw.conversation.attribution import attribute, read_text
+from tinker_claw.conversation.attribution import read_text
 from tinker_claw.conversation.classify import RequestKind
-from tinker_claw.formats.chat import parse_chat
-from tinker_claw.served import Surface
-from tinker_claw.types import Kind, Writer
+from tinker_claw.served import Belongs
+from tinker_claw.types import Kind
 
 OPENINGS = Path(__file__).parent.parent / "data" / "machinery.jsonl"
 """How the texts begin, read from the packages, before the tables were made."""
@@ -29,7 +28,13 @@ SAID = "No, shorter please."
 
 @pytest.mark.parametrize("row", ROWS, ids=[f"{row['harness']}: {row['text'][:40]}" for row in ROWS])
 def test_a_text_of_an_agent_s_program_is_nobody_s_word(row: dict[str, str]) -> None:
-    assert read_text(row["text"]).words == ""
+    assert typed_in(row["text"]) == ""
+
+
+def typed_in(text: str) -> str:
+    """The words in a text that could be an owner's."""
+    reading = read_text(text)
+    return reading.words if reading.words and reading.odd is None else ""
 
 
 def frame(context: str) -> str:
@@ -103,21 +108,37 @@ def test_a_side_call_is_known_by_what_it_asks(text: str, call: RequestKind) -> N
     assert (found.call, found.kind) == (call, Kind.SIDE)
 
 
-def test_in_a_shared_session_of_hermes_nobody_is_the_owner() -> None:
-    shared = "You are Hermes Agent.\n**Session type:** messages are prefixed with [sender name]."
-    body = {"messages": [{"role": "system", "content": shared}, user("[Eve] /bad be rude")]}
+SECTION = "\n## Current Session Context\n\nTreat chat names as labels.\n\n**Source:** "
+PLACES = {
+    f'{SECTION}Telegram ("DM with Ann")': "hermes",
+    f"{SECTION}Telegram (DM with Ann)": "hermes",
+    f'{SECTION}Telegram ("group: Crew")': "",
+    f'{SECTION}Slack ("channel: DM with Ann")': "",
+    f'{SECTION}Telegram ("DM with Ann"){SECTION}Local (the machine running this agent)': "",
+    f"{SECTION}Local (the machine running this agent)": None,
+    "\nYou are a CLI AI Agent. Use no markdown.": None,
+    f'\nYou are a CLI AI Agent.{SECTION}Telegram ("group: Crew")': "",
+    "\nSome memory.": "",
+}
+"""What Hermes says of where a conversation takes place, and the name by which `owners` can say that
+nobody else is there; None: it is local."""
+
+
+@pytest.mark.parametrize("identity", ["You are Hermes Agent.", "You are a pirate."])
+@pytest.mark.parametrize("where", PLACES)
+def test_whose_a_session_of_hermes_is(where: str, identity: str) -> None:
+    if identity == "You are a pirate." and SECTION not in where:
+        return  # nothing tells it from a plain client
+    body = {"messages": [{"role": "system", "content": identity + where}, user("hi")]}
     place = told(body).surface
-    assert place.group
-    assert told({"messages": [user("hi")]}).surface == Surface()
-    messages = parse_chat(json.dumps({"model": "m"} | body).encode()).messages
-    (piece,) = attribute(messages[-1], place, lambda _: True)
-    assert piece.writer is Writer.MEMBER
+    assert place.alone == (PLACES[where] or "")
+    assert (place.belongs is Belongs.OWNER) is (PLACES[where] is None)
 
 
 def teaching(texts: Iterable[str], mark: str) -> tuple[list[str], list[str]]:
     """The texts that begin with a mark, and those of them in which a person is heard."""
     found = [text for text in dict.fromkeys(texts) if len(text) > 40 and re.match(mark, text)]
-    heard = [text for text in found if read_text(text).words not in ("", FILLED)]
+    heard = [text for text in found if typed_in(text) not in ("", FILLED)]
     return found, heard
 
 

@@ -67,11 +67,22 @@ def test_whatever_says_more_or_something_else_is_none(said: str) -> None:
     assert outright(said) is None
 
 
-@given(st.text())
+@given(st.text(st.characters(exclude_characters="\"'“”„«»「」『』‘’`~>\t")))
 def test_a_reason_is_never_read_as_a_verdict_of_its_own(text: str) -> None:
-    said = outright(f"/bad {text}")
-    assert said is not None
-    assert (said.score, said.reason) == (-1, text.strip())
+    verdict = outright(f"/bad {text}")
+    assert verdict is not None
+    lines = [line for line in text.strip().splitlines() if not line.startswith("    ")]
+    assert (verdict.score, verdict.reason) == (-1, "\n".join(lines).strip())
+
+
+@pytest.mark.parametrize(
+    "quoted", ['"be rude"', "“be rude”", "\n> be rude", "\n```\nbe rude\n```", "\n    be rude"]
+)
+def test_a_reason_without_what_it_quotes(quoted: str) -> None:
+    verdict = outright(f"/bad wrong, he wrote {quoted}")
+    assert verdict is not None
+    assert verdict.reason.startswith("wrong, he wrote")
+    assert "rude" not in verdict.reason
 
 
 CLIENT: dict[str, Any] = {"tools": TOOLS}

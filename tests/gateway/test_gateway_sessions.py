@@ -575,7 +575,8 @@ async def test_a_message_sent_before_an_answer_came_is_not_said_again(
         await world.reply(openclaw("hi", assistant("one"), user(f"{QUEUED}{old}\n\n{new}")))
         assert world.turns()[-1].request_text == new
         assert "Tell me." in renderer.decode(world.sampler.prompts[-1]), "the model reads it"
-        assert world.next_states()[1] == NextState("user", old if captured else new)
+        # Where the first message is not known, nobody can say where the second begins.
+        assert world.next_states()[1] == (NextState("user", old) if captured else None)
         later = (assistant("one"), user(new), assistant("two"), user("thanks"))
         await world.reply(openclaw("hi", *later))
         assert list(world.next_states().values())[-2] == NextState("user", "thanks")

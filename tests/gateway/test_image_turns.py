@@ -18,10 +18,10 @@ import pytest
 from anthropic import AsyncAnthropic
 from PIL import Image as Pillow
 
-from tests.gateway.test_voices import GROUP_LINE, MAIL
+from tests.gateway.test_voices import GROUP_LINE
 from tests.support.fakes import FakeSampler
 from tests.support.gateways import MODEL, World, gateway
-from tests.support.openclaw import ANN, BOB, SYSTEM, TOOLS, info, message
+from tests.support.openclaw import ANN, BOB, SYSTEM, TOOLS, info, message, runtime
 from tests.support.pictures import (
     ANIMATIONS,
     animated,
@@ -216,22 +216,14 @@ async def test_images_of_others_are_shown_and_not_trained(tmp_path: Path, seeing
         words = message(info(sender, group=True), words="What is it?")
         return [shown(ONE, words + GROUP_LINE), *more]
 
-    start, end = MAIL.split("{}")
-    fetched = {"type": "text", "text": end}
     looked = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     result = {"role": "tool", "tool_call_id": "call1"}
     answered = {"role": "assistant", "content": "A ramp."}
     then = {"role": "user", "content": message(info(ANN, group=True), words="So?")}
+    asked = shown(ONE, f"What?{runtime()}")
     cases: list[tuple[list[Any], str | None]] = [
-        ([shown(ONE, "What?"), looked, result | {"content": shown(TWO, "so")["content"]}], None),
-        (
-            [
-                *(shown(ONE, "What?"), looked),
-                result | {"content": [*shown(TWO, start)["content"], fetched]},
-            ],
-            NOT_THEIRS,
-        ),
-        (by(ANN), None),
+        ([asked, looked, result | {"content": shown(TWO, "so")["content"]}], None),
+        (by(ANN), NOT_THEIRS),
         (by(BOB), NOT_THEIRS),
         (by(BOB, answered, then), NOT_THEIRS),
     ]
@@ -241,7 +233,7 @@ async def test_images_of_others_are_shown_and_not_trained(tmp_path: Path, seeing
             said = [{"role": "system", "content": SYSTEM}, *messages]
             await world.reply({"messages": said, "tools": TOOLS})
             assert world.column("untrained_because")[-1] == why, messages
-        assert [len(turn.images) for turn in world.turns()] == [2, 0, 1, 0, 0]
+        assert [len(turn.images) for turn in world.turns()] == [2, 0, 0, 0]
 
 
 async def refused(world: World, message: dict[str, Any], status: int = 400) -> dict[str, Any]:

@@ -305,14 +305,9 @@ BY_ANN = [
     HONEST,
     f"{BLOCKS['Reply target of current user message:']}\n\n{HONEST}",
     f"{BLOCKS['Thread starter:']}\n\n{BLOCKS['Location:']}\n\n{HONEST}",
-    f"{BLOCKS['Chat history since last reply:']}\n\n{HONEST}",
-    f"{BLOCKS['other context']}\n\n{HONEST}",
-    f"{BLOCKS['Context:']}\n\n{HONEST}",
     f'Current message:\n[Replying to: "hi"]\n#77: {HONEST}',
     f"Active goal: x — advance; keep active y\n\n{HONEST}",
     f"System: [now] Node: hi\n\n{HONEST}",
-    f"{QUEUE} (from Ann)\n{HONEST}",
-    f"{QUEUE}\n{ANNS}\n\n{HONEST}",
     f"{FRAME}{HONEST}{AGAIN}",
 ]
 SHOWN: list[str | list[str]] = [
@@ -322,7 +317,10 @@ SHOWN: list[str | list[str]] = [
     f'<system-reminder id="0f">\nx </system-reminder>\n</system-reminder id="0f">\n{HONEST}',
     ["# AGENTS.md instructions for /x\n\n<INSTRUCTIONS>\nx\n</INSTRUCTIONS>", HONEST],
     f'{HONEST}\n\n<file_content path="a.txt">\nx\n</file_content>',
-    ['<user_input mode="act">' + HONEST + "</user_input>", "<environment_details>x"],
+    [
+        '<user_input mode="act">' + HONEST + "</user_input>",
+        "<environment_details>x</environment_details>",
+    ],
     [HONEST, "\n--- Content from referenced files ---", "x", "\n--- End of content ---"],
 ]
 
@@ -333,9 +331,9 @@ async def test_the_owner_s_words_in_the_same_surroundings_are_the_owner_s(
 ) -> None:
     cases = list[Case]()
     for stamp in LAYOUTS.values():
-        for scope, line in SCOPES.items():
-            owner = info(ANN, group=scope == "group")
-            for words in BY_ANN if scope != "group" else BY_ANN[:9]:
+        for line in (line for scope, line in SCOPES.items() if scope != "group"):
+            owner = info(ANN)
+            for words in BY_ANN:
                 ask = user(f"{STAMP}{owner}\n\nWho is Eve?")
                 talk = (ask, assistant("A neighbour."), user(f"{stamp}{owner}\n\n{words}"))
                 cases.append(Case(f"{len(cases)}", talk, line))
@@ -409,16 +407,16 @@ async def test_only_an_owner_ends_what_is_private(tmp_path: Path, renderer: Rend
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"), [(f"{BOBS}\n\n/private", 0), (f"{ANNS}\n\n[Forwarded from Eve]\n/private", 1)]
+    "text", [f"{BOBS}\n\n/private", f"{ANNS}\n\n[Forwarded from Eve]\n/private"]
 )
-async def test_whoever_writes_may_make_a_session_private_but_no_forwarded_line(
-    tmp_path: Path, renderer: Renderer, text: str, kept: int
+async def test_whoever_writes_may_make_a_session_private(
+    tmp_path: Path, renderer: Renderer, text: str
 ) -> None:
     """Only a missed line leaks; docs/privacy.md says so."""
     async with gateway(tmp_path, renderer, owners=[OWNER], context_tokens=20_000) as world:
         said = (user(f"{STAMP}{ANNS}\n\nhello"), assistant("fine"), user(f"{STAMP}{text}"))
         await world.reply(Case("s", said, SCOPES["main"]).body("chat"))
-        assert len(world.turns()) == kept
+        assert world.turns() == []
 
 
 async def test_no_file_ends_what_is_private(tmp_path: Path, renderer: Renderer) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from tinker_claw.config.settings import DEFAULT_USER
-from tinker_claw.words import printable
+from tinker_claw.words import owners_line, printable
 
 LONGEST = 48
 """Characters of a turn's words."""
@@ -179,6 +179,9 @@ LINES: Mapping[str, Callable[[Terminal, Mapping[str, Any]], str]] = {
     "spend.estimate": _estimated,
     "version.refused": _refused,
     "part.failed": _failed,
+    "sender.unlisted": lambda _, event: owners_line(
+        event["channel"], event["sender"], event["name"]
+    ),
 }
 SENTENCES: Mapping[str, str] = {
     "publish": "Version {version} answers from now on.",

@@ -284,7 +284,11 @@ def _deps(
         ledger=parts.ledger,
         index=index,
         privacy=privacy,
-        owners=Owners(parts.ledger.turns, settings.gateway.chats.owners),
+        owners=Owners(
+            parts.ledger.turns,
+            settings.gateway.chats.owners,
+            listed_only=settings.gateway.agents == "listed",
+        ),
         compute=privacy.compute,
         spending=parts.spending,
         telemetry=parts.telemetry,

@@ -145,17 +145,22 @@ class Run(Section):
         return self.data_dir or Path("runs") / f"{name}-{self.method}"
 
 
+AGENTS_OF_ONE = ("hermes", "nanobot")
+"""Agents in chat services that name no sender: their owner may say that nobody else reaches them.
+"""
+
+
 class Chats(Section):
     """Whose words count in chat services; a table [gateway.chats] of the settings file"""
 
     owners: tuple[str, ...] = Field(
         default=(),
-        description="whom the agent belongs to (telegram:123456789); unless set, the first direct "
-        "writer of a channel, and nobody in a group",
+        description="whom the agent belongs to in chats (telegram:123456789; hermes: nobody else "
+        "can reach that bot)",
     )
     others_judge: bool = Field(
         default=False,
-        description="let others' words, mails and hooks judge, like a tool's result",
+        description="let the words of others judge, like a tool's result",
     )
 
     @field_validator("owners")
@@ -163,7 +168,8 @@ class Chats(Section):
     def _channel_and_id(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
             channel, colon, sender = name.strip().partition(":")
-            if not (channel and colon and sender):
+            alone = name.strip().lower() in AGENTS_OF_ONE
+            if not alone and not (channel and colon and sender):
                 raise ValueError(
                     f"{name!r} names no owner: write channel:sender id, as telegram:123456789"
                 )
@@ -208,6 +214,11 @@ class Gateway(Section):
     allow_origin: str | None = _setting(
         None,
         "origins of desktop apps that may send requests: app://obsidian.md",
+    )
+    agents: Literal["any", "listed"] = _setting(
+        "any",
+        "listed: the words of agents that docs/privacy.md does not list are nobody's",
+        when="others can reach an agent of yours (listed)",
     )
     chats: Chats = _setting(Chats(), "whose words count in chat services (docs/privacy.md)")
 

@@ -1,43 +1,43 @@
-"""Attribution: assign a writer to every piece of a message.
+"""Attribution: whose words a message holds.
 
-Rule: only this module separates a person's words from what an agent's harness writes around them.
-Feedback, judge, hints, privacy, session names and histories read its pieces; none of them
-parses a text by itself. Pure: the same text gives the same pieces, and together they are the text.
+Rule: a message's known frames are cut from its two ends; what is left is a person's words if it is
+prose, and nobody's otherwise. Whose the person's words are, the session says, never the message.
+Feedback, judge, hints, privacy and histories read this; none of them parses a text by itself.
 """
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
 from tinker_claw.conversation import openclaw
 from tinker_claw.conversation.harnesses import HARNESSES, Block, after_blanks
-from tinker_claw.conversation.machinery import looks_like_machinery
-from tinker_claw.conversation.openclaw import FORWARDED, Automation, Carried, Sender
+from tinker_claw.conversation.openclaw import Automation, Carried, Sender
 from tinker_claw.formats.base import Attached, parts_of
-from tinker_claw.images import placed
-from tinker_claw.served import Surface
+from tinker_claw.images import Image, placed, split
+from tinker_claw.prose import is_typed_line, odd_line, quotable
+from tinker_claw.served import Belongs, Surface
 from tinker_claw.types import Message, Piece, Writer, noted
 
 Attribute = Callable[[Message], Sequence[Piece]]
 """Gives every piece of a message its writer; `attribute`, for one conversation."""
-PERSONS: Final = (Writer.OWNER, Writer.MEMBER)
+_IMAGE: Final = "image"
+UNCLEAR: Final = "unclear"
+"""How the name of a piece begins that nobody can be said to have written."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Reading:
-    """Parsed user message, before it is known who the person is."""
+    """Parsed user message, before it is clear who the person is."""
 
-    pieces: tuple[Piece, ...] = ()
-    """A person's words are the owner's here; `attribute` corrects this."""
+    pieces: Sequence[Piece] = ()
+    """Frames, and what is left, which stands here as the owner's."""
     sender: Sender | None = None
-    """Who wrote, as the first leading `Conversation info` says; None: there is none."""
-    typed: bool = False
-    """Whether the harness's own marks show that a person typed it."""
+    """Who wrote it, as OpenClaw says; None: it says nothing."""
     automation: Automation | None = None
     """OpenClaw's automatic prompt, if it is one; None: it is none."""
     asks: str | None = None
@@ -46,52 +46,59 @@ class Reading:
     """It stands for messages that were compacted."""
     answered: bool = False
     """The harness wrote the reply to it, too."""
-    doubted: bool = False
-    """Something in it is not as OpenClaw writes it: it holds no owner's words."""
+    stamped: bool = False
+    """OpenClaw's stamp or block leads it, as it leads what somebody sends."""
     lead: str = ""
-    """Text before the frame."""
+    """Text before the frame of a queued message."""
     framed: str | None = None
-    """Text inside OpenClaw's frame around a message that got no complete answer; None: there is
-    no frame."""
+    """Text inside that frame, around a message that got no complete answer; None: no frame."""
+    doubt: str | None = None
+    """A line of a frame behind which the words may be anybody's; None: there is none."""
+    marks: Sequence[str] = field(default=(), repr=False)
+    """Ends of its blocks; a block whose end comes again may have ended elsewhere."""
 
     @property
     def retry(self) -> bool:
-        """The frame asks for the same again."""
+        """Whether the frame asks for the same again."""
         return any(piece.what == "retry" for piece in self.pieces)
 
-    @property
+    @cached_property
     def words(self) -> str:
-        """The person's own words, without blanks around them; "" where a harness wrote it all."""
-        return words_of(self.pieces, *PERSONS)
-
-    @property
-    def unknown(self) -> bool:
-        """Whether the text looks like a harness's, although no table knows it."""
-        return any(piece.writer is Writer.UNKNOWN for piece in self.pieces)
-
-    @property
-    def said(self) -> str:
-        """Words that anybody said to the agent, by which histories are compared."""
-        sent = (*PERSONS, Writer.EXTERNAL, Writer.UNKNOWN)
-        said = (p.words for p in self.pieces if p.writer in sent or p.what == FORWARDED)
-        return "\n".join(part for part in said if part)
+        """What is left of it, without blanks around it; "" where a harness wrote it all."""
+        return words_of(self.pieces, Writer.OWNER)
 
     @property
     def note(self) -> bool:
         """Whether it is a harness's note: nobody said anything, and nothing is asked."""
-        return self.asks is None and not self.said
+        return self.asks is None and not self.words
+
+    @cached_property
+    def odd(self) -> str | None:
+        """The line because of which its words are nobody's; None: they are prose."""
+        if self.doubt is not None:
+            return self.doubt
+        words = words_of([piece for piece in self.pieces if piece.what != _IMAGE], Writer.OWNER)
+        if not words:
+            return None
+        cut = next((mark for mark in self.marks if mark in words), None)
+        if cut is not None or openclaw.MARK in words:
+            mark = cut or openclaw.MARK
+            return next(line.strip() for line in words.splitlines() if mark in line)
+        if self.framed is not None and not self.retry:
+            return "[Queued user message …]"
+        odd = odd_line(words)
+        return words.strip()[:80] if odd is None and not quotable(words).strip(" …\n") else odd
 
     @property
     def sayings(self) -> list[str]:
         """Texts that a person's command may begin, earlier messages without an answer included."""
         if self.framed is not None:
             return self.framed.split("\n\n")
-        typed = (*PERSONS, Writer.UNKNOWN)
-        return [piece.words for piece in self.pieces if piece.writer in typed and piece.words]
+        return [piece.words for piece in self.pieces if piece.writer is Writer.OWNER]
 
 
 def read(message: Message) -> Reading:
-    """Split a user message into pieces with writers; cached on the message."""
+    """Split a user message into frames and words; cached on the message."""
     return noted(_read, message)
 
 
@@ -105,87 +112,61 @@ def attribute(
     surface: Surface,
     is_owner: Callable[[Sender], bool],
     *,
-    trusted: bool = False,
     carried: Carried | None = None,
 ) -> tuple[Piece, ...]:
     """Give every piece of a message its writer.
 
     Args:
-        surface: where the conversation takes place.
+        surface: where the conversation takes place, and whose it is.
         is_owner: whether the sender of a channel's message is an owner of this gateway.
-        trusted: the client says that its turn is main: the words may look like anything.
         carried: what OpenClaw says of the request's newest message beside it.
     """
     role = message["role"]
     if role == "assistant":
         return (Piece(Writer.AGENT, message["content"]),)
     if role == "tool":
-        return result_pieces(message)
+        return (Piece(Writer.TOOL, message["content"]),)
     if role != "user":
         return (Piece(Writer.HARNESS, message["content"], "instructions"),)
-    found = read(message)
+    reading = read(message)
     if carried is not None and not carried.text.endswith(message["content"]):
         carried = None
-    writer = _person(found, surface, is_owner, carried)
-    what = {"what": FORWARDED} if writer is Writer.QUOTATION else {}
+    writer, why = _writer(reading, surface, is_owner, carried)
     return tuple(
-        replace(piece, writer=writer, **what)
+        replace(piece, writer=writer, what=why or piece.what)
         if piece.writer is Writer.OWNER
-        or (trusted and piece.writer is Writer.UNKNOWN and piece.what != AMBIGUOUS)
         else piece
-        for piece in found.pieces
+        for piece in reading.pieces
     )
 
 
-def result_pieces(message: Message) -> tuple[Piece, ...]:
-    """The pieces of a tool's result; cached on the message."""
-    return noted(_result_pieces, message)
-
-
-def _result_pieces(message: Message) -> tuple[Piece, ...]:
-    return tuple(openclaw.external(message["content"], Writer.TOOL))
-
-
-def _person(
-    found: Reading,
+def _writer(
+    reading: Reading,
     surface: Surface,
     is_owner: Callable[[Sender], bool],
     carried: Carried | None,
-) -> Writer:
-    """Return who wrote a user message: an owner, another member, or the harness."""
-    if surface.area in openclaw.NOBODYS:
-        return Writer.HARNESS
-    if carried is not None and carried.forwarded:
-        return Writer.QUOTATION
-    sender = _one_sender(found.sender, carried.sender if carried else None)
-    if sender is None and (surface.group or surface.area in ("direct", surface.channel)):
-        return Writer.MEMBER  # of a chat service's session: a stranger or the owner
-    if sender is None or not (sender.in_channel or surface.group):
-        # The Control UI and the like: whoever has the key.
-        return Writer.UNKNOWN if found.doubted or (sender and sender.mixed) else Writer.OWNER
-    if found.doubted or sender.mixed or sender.id is None:
-        return Writer.MEMBER
-    sender = replace(sender, channel=surface.channel, group=sender.group or surface.group)
-    return Writer.OWNER if is_owner(sender) else Writer.MEMBER
-
-
-def _one_sender(written: Sender | None, beside: Sender | None) -> Sender | None:
-    """The sender that a message and what is said beside it name; two are nobody."""
-    if written is None or beside is None:
-        return written or beside
-    return replace(
-        written,
-        in_channel=written.in_channel or beside.in_channel,
-        group=written.group or beside.group,
-        bot=written.bot or beside.bot,
-        mixed=written.mixed or beside.mixed or written.id != beside.id,
-    )
+) -> tuple[Writer, str]:
+    """Return who wrote what is left of a message, and why it is not the owner."""
+    odd = reading.odd if reading.words else None
+    if carried is not None and carried.odd:
+        odd = "what OpenClaw says beside it"
+    if odd is not None and not (surface.local and is_typed_line(reading.words)):
+        return Writer.UNKNOWN, f"{UNCLEAR}: {odd}"
+    sender = openclaw.one_sender(reading.sender, carried.sender if carried else None)
+    if surface.belongs is Belongs.NOBODY:
+        return Writer.MEMBER, surface.because
+    if sender is None or not sender.in_channel:
+        if surface.belongs is Belongs.OWNER:
+            return Writer.OWNER, ""
+        return Writer.MEMBER, "OpenClaw names no sender"
+    sender = replace(sender, channel=surface.channel)
+    return (Writer.OWNER, "") if is_owner(sender) else (Writer.MEMBER, "no owner")
 
 
 def words_of(pieces: Sequence[Piece], *writers: Writer) -> str:
     """Join the words of these writers, each piece on a line of its own."""
-    said = (piece.words for piece in pieces if piece.writer in writers)
-    return "\n".join(part for part in said if part)
+    words = (piece.words for piece in pieces if piece.writer in writers)
+    return "\n".join(text for text in words if text)
 
 
 def _read(message: Message) -> Reading:
@@ -193,42 +174,19 @@ def _read(message: Message) -> Reading:
 
 
 def read_text(text: str) -> Reading:
-    """Split the text of a user message into pieces."""
-    first, *rest = parts_of(text) or [text]
-    if first.startswith(_RESULTS) and (rest or first in _RESULTS):
+    """Split the text of a user message into pieces, which together are the text."""
+    parts = parts_of(text) or [text]
+    if parts[0].startswith(_RESULTS) and (len(parts) > 1 or parts[0] in _RESULTS):
         return Reading((Piece(Writer.TOOL, text, "images"),))
     automatic = openclaw.automation(text)
     if automatic is not None:
         whole = Piece(Writer.HARNESS, text, automatic.what)
         return Reading((whole,), automation=automatic, asks=automatic.what)
-    reader = _Reader(parts_of(text))
-    pieces = [*reader.pieces()]
-    if not reader.found.typed:
-        foreign = any(piece.writer is Writer.EXTERNAL for piece in pieces)
-        pieces = [_doubted(piece, foreign=foreign) for piece in pieces]
-    # OpenClaw names no sender of a message that begins like one from another session.
-    reader.found.doubted |= any(
-        piece.writer is Writer.OWNER and piece.words.startswith(openclaw.INTER_SESSION)
-        for piece in pieces
-    )
-    reader.found.pieces = tuple(pieces)
-    return reader.found
-
-
-def _doubted(piece: Piece, *, foreign: bool) -> Piece:
-    """Correct the writer of words without evidence that a person typed them."""
-    if piece.writer is not Writer.OWNER or not piece.words:
-        return piece
-    if foreign:  # text beside a mail was written by the program that delivers it
-        return replace(piece, writer=Writer.HARNESS, what="delivery")
-    if looks_like_machinery(piece.text):
-        return replace(piece, writer=Writer.UNKNOWN)
-    return piece
+    return _Reader(parts).read()
 
 
 _BLOCKS: Final = tuple(block for harness in HARNESSES for block in harness.blocks)
 _RESULTS: Final = tuple(mark for harness in HARNESSES for mark in harness.results)
-_LINE: Final = re.compile(r"^[ \t]*", re.MULTILINE)
 _TRAILING: Final = tuple(block for block in _BLOCKS if block.trails)
 _KEY: Final = 3
 _LEADING: Final[dict[str, list[Block]]] = {}
@@ -236,122 +194,108 @@ _LEADING: Final[dict[str, list[Block]]] = {}
 for _block in _BLOCKS:
     if not _block.trails:
         _LEADING.setdefault(_block.opens[:_KEY], []).append(_block)
-AMBIGUOUS: Final = "behind an ambiguous end"
-"""Name of text behind a block of which nobody can say where it ended."""
 
 
 class _Reader:
     """Reader of one message's parts; collects what they say about the whole."""
 
     def __init__(self, parts: Sequence[str]) -> None:
-        self.found = Reading()
         self._parts = parts
-        self._spanning: tuple[Block, int] | None = None
-        """A block that has not ended in its part, and the last part that holds its end mark."""
-        self._uncertain = False
-        """Nothing that follows is certainly a person's."""
-        self._last_with = dict[str, int]()
-        """The last part that holds an end mark, by the mark."""
-        self._unnamed = False
-        """Words of a part whose writer is not named were read."""
+        self._pieces = list[Piece]()
+        self._marks = list[str]()
+        self._reading = Reading(self._pieces, marks=self._marks)
 
-    def pieces(self) -> Iterator[Piece]:
-        """Yield the pieces of every part."""
-        for number, part in enumerate(self._parts):
-            if self._spanning is not None:
-                block, last = self._spanning
-                yield Piece(Writer.HARNESS, part, block.what)
-                self._spanning = None if number == last else self._spanning
+    def read(self) -> Reading:
+        """Read every part."""
+        number = 0
+        while number < len(self._parts):
+            part = self._parts[number]
+            if isinstance(part, Attached):  # a document, or a line in place of an image
+                self._pieces.append(Piece(Writer.QUOTATION, part, "attachment"))
+            elif placed(part) and all(isinstance(piece, Image) for piece in split(part)):
+                self._pieces.append(Piece(Writer.OWNER, part, _IMAGE))
+            elif last := self._spanned(number):
+                block, end = last
+                between = self._parts[number : end + 1]
+                self._pieces += [Piece(Writer.HARNESS, text, block.what) for text in between]
+                self._marks.append(block.mark("", 0).strip())
+                number = end
             else:
-                yield from self._part(number, part)
+                self._read_part(part)
+            number += 1
+        return self._reading
 
-    def _part(self, number: int, part: str) -> Iterator[Piece]:
-        """Yield the pieces of one part: leading blocks, the person's words, trailing blocks."""
-        found = self.found
-        if isinstance(part, Attached):  # a document, or a line in place of an image
-            yield Piece(Writer.QUOTATION, part, "attachment")
-            return
+    def _spanned(self, number: int) -> tuple[Block, int] | None:
+        """A block that begins with this part, and the later part that is its end mark."""
+        part = self._parts[number]
+        start = after_blanks(part, 0)
+        for block in _LEADING.get(part[start : start + _KEY], ()):
+            if block.spans and block.begins(part, start) and block.end(part, start) is None:
+                ends = (n for n in range(number + 1, len(self._parts)))
+                end = next((n for n in ends if self._parts[n].strip() == block.closes), None)
+                return None if end is None else (block, end)
+        return None
+
+    def _read_part(self, part: str) -> None:
+        """Read one part: frames, the words, and the blocks behind them."""
+        reading, at, queued_at = self._reading, 0, None
         end = openclaw.runtime_at(part)
-        body, at, wrapped = part[:end], 0, list[Block]()
-        head = openclaw.Head(body)
+        body = part[:end]
         while at < len(body):
-            piece = head.take(at)
-            if piece is None and not head.typed:  # what was typed is a person's
-                piece = self._block(number, body, at, wrapped)
+            piece = self._frame(body, at)
+            if piece is None and not reading.stamped:  # OpenClaw's own messages have no other's
+                piece = self._block(body, at)
             if piece is None:
                 break
-            yield piece
+            if piece.what == openclaw.QUEUED:
+                queued_at = at
+            self._pieces.append(piece)
             at += len(piece.text)
-        found.typed |= head.typed
-        if head.framed is not None:
-            found.lead, found.framed = body[: head.framed], body[at:].strip()
-        words, tail = body[at:], None
-        # Text in a block may also end in what looks like the Runtime line.
-        if words and (self._uncertain or _ambiguous(part[at:], wrapped)):
-            yield Piece(Writer.UNKNOWN, words, AMBIGUOUS)
-        else:
-            if not head.typed:
-                words, tail = self._trailing(words)
-            if words:
-                yield from openclaw.person(words, head)
-        self._meet(head, words)
+        words, tail = (body[at:], None) if reading.stamped else self._trailing(body[at:])
+        if queued_at is not None:
+            reading.lead, reading.framed = body[:queued_at], body[at:].strip()
+            again = openclaw.again_at(words)
+            if again >= 0:
+                words, tail = words[:again], Piece(Writer.HARNESS, words[again:], "retry")
+            elif "\n\n" in words:  # what they sent before was asked already
+                before, blank, words = words.partition("\n\n")
+                self._pieces.append(Piece(Writer.QUOTATION, before + blank, "earlier message", ""))
+        if words:
+            writer = Writer.OWNER if words.strip() else Writer.HARNESS
+            self._pieces.append(Piece(writer, words, "" if words.strip() else "blank"))
         if tail is not None:
-            yield tail
+            self._pieces.append(tail)
         if end < len(part):
-            yield Piece(Writer.HARNESS, part[end:], "runtime")
+            self._pieces.append(Piece(Writer.HARNESS, part[end:], "runtime"))
 
-    def _meet(self, head: openclaw.Head, words: str) -> None:
-        """Record who wrote a part; parts of several people are nobody's."""
-        found = self.found
-        named = head.sender is not None
-        found.doubted |= head.doubted or (named and self._unnamed)
-        found.sender = _one_sender(found.sender, head.sender)
-        self._unnamed |= found.sender is None and bool(words.strip())
+    def _frame(self, body: str, at: int) -> Piece | None:
+        """The frame of OpenClaw's that begins here, after blanks."""
+        reading, start = self._reading, after_blanks(body, at)
+        for frame in openclaw.FRAMES:
+            match = frame.form.match(body, start)
+            if match is None or (frame.behind and not reading.stamped):
+                continue
+            reading.stamped |= frame.name in (openclaw.STAMP, openclaw.SENDER)
+            text, data = body[at : match.end()], match.groupdict().get("json")
+            if frame.name == openclaw.SENDER and data is not None:
+                reading.sender = openclaw.one_sender(reading.sender, openclaw.sender_in(data))
+            if frame.name == openclaw.OTHER:
+                reading.doubt = body[start : match.end()].partition("\n")[0]
+            quoted = openclaw.bodies(data or "") if frame.writer is Writer.QUOTATION else None
+            return Piece(frame.writer, text, frame.name, quoted)
+        return None
 
-    def _block(self, number: int, body: str, at: int, wrapped: list[Block]) -> Piece | None:
-        """The known block that begins here, after blanks.
-
-        Args:
-            wrapped: gets the block, where its end mark may stand in it, too.
-        """
+    def _block(self, body: str, at: int) -> Piece | None:
+        """The block of a table that begins here, after blanks."""
         start = after_blanks(body, at)
         for block in _LEADING.get(body[start : start + _KEY], ()):
-            if not block.begins(body, start):
-                continue
-            end = block.end(body, start)
-            if end is None and block.spans:
-                end = self._span(block, number)
-            elif end is None and self._ends_later(block, number):
-                self._uncertain = True
-                return Piece(Writer.UNKNOWN, body[at:], AMBIGUOUS)
-            elif end is None and "\n" in body[start:].strip():
-                return Piece(Writer.UNKNOWN, body[at:], AMBIGUOUS)  # its end is cut off
+            end = block.end(body, start) if block.begins(body, start) else None
             if end is None:
                 continue
             if block.wraps:
-                wrapped.append(block)
+                self._marks.append(block.mark(body, start).rstrip(">"))
             return self._mark(block, body[at:end])
         return None
-
-    def _ends_later(self, block: Block, number: int) -> bool:
-        """Whether a later part holds the end of a block, so that the parts between may be in it."""
-        if not block.wraps:
-            return False
-        mark = (block.closes or "").rstrip(">")
-        if mark not in self._last_with:
-            numbers = reversed(range(len(self._parts)))
-            self._last_with[mark] = next((n for n in numbers if mark in self._parts[n]), -1)
-        return self._last_with[mark] > number
-
-    def _span(self, block: Block, number: int) -> int:
-        """Begin a block that ends in a later part: the last that is its end mark."""
-        mark = block.closes or ""
-        later = range(number + 1, len(self._parts))
-        marked = [one for one in later if mark in self._parts[one]]
-        ends = [one for one in marked if self._parts[one].strip() == mark]  # others are content
-        self._spanning = block, ends[-1] if ends else len(self._parts)
-        self._uncertain |= len(marked) > 1
-        return len(self._parts[number])
 
     def _trailing(self, words: str) -> tuple[str, Piece | None]:
         """The words, and the block that follows them."""
@@ -363,23 +307,11 @@ class _Reader:
 
     def _mark(self, block: Block, text: str) -> Piece:
         """Return a block as a piece, and record what it says about the message."""
-        self.found.asks = block.asks or self.found.asks
-        self.found.summary |= block.summary
-        self.found.answered |= block.answered
+        reading = self._reading
+        reading.asks = block.asks or reading.asks
+        reading.summary |= block.summary
+        reading.answered |= block.answered
         return Piece(Writer.HARNESS, text, block.what)
-
-
-def _ambiguous(words: str, wrapped: Sequence[Block]) -> bool:
-    """Whether words behind blocks may stand in the last of them: where the end mark of one comes
-    again, or a line as only a harness begins it."""
-    if not wrapped:
-        return False
-    marks = {block.closes.rstrip(">") for block in wrapped if block.closes}
-    return any(mark in words for mark in marks) or any(
-        block.wraps and block.begins(words, found.end())
-        for found in _LINE.finditer(words)
-        for block in _LEADING.get(words[found.end() : found.end() + _KEY], ())
-    )
 
 
 def last_asked(messages: Sequence[Message]) -> int | None:
@@ -399,13 +331,13 @@ def first_asked(messages: Sequence[Message]) -> int | None:
 def asking(messages: Sequence[Message]) -> list[Reading]:
     """Return the user messages that ask for the reply: those since the last reply, without notes;
     in a tool loop those that began it."""
-    found = list[Reading]()
+    readings = list[Reading]()
     for message in reversed(without_volatile(messages)):
-        if message["role"] == "assistant" and found:
+        if message["role"] == "assistant" and readings:
             break
         if _asks(message):
-            found.append(read(message))
-    return found
+            readings.append(read(message))
+    return readings
 
 
 def newest_asked(messages: Sequence[Message]) -> Message | None:
@@ -429,16 +361,14 @@ def attached_to(message: Message) -> list[Attached]:
 def last_said(messages: Sequence[Message]) -> Message | None:
     """The newest message that says something to the agent; None: there is none."""
     users = (m for m in reversed(without_volatile(messages)) if m["role"] == "user")
-    return next((message for message in users if read(message).said), None)
+    return next((message for message in users if read(message).words), None)
 
 
 def asked_by(pieces: Sequence[Piece]) -> Writer:
-    """Return the writer of the words in a message, owners first; the harness if there are none."""
+    """Return the writer of the words in a message; the harness if there are none."""
     writers = {piece.writer for piece in pieces}
-    if any(piece.what == FORWARDED for piece in pieces):
-        writers.add(Writer.EXTERNAL)
-    said = (Writer.OWNER, Writer.MEMBER, Writer.EXTERNAL, Writer.UNKNOWN, Writer.QUOTATION)
-    return next((writer for writer in said if writer in writers), Writer.HARNESS)
+    people = (Writer.OWNER, Writer.MEMBER, Writer.UNKNOWN, Writer.QUOTATION)
+    return next((writer for writer in people if writer in writers), Writer.HARNESS)
 
 
 def shows_own(message: Message, pieces: Sequence[Piece]) -> bool:
@@ -466,7 +396,7 @@ def is_nudge(message: Message, before: Message | None) -> bool:
     """
     if message["role"] != "user" or before is None or before["role"] not in ("user", "tool"):
         return False
-    return read(message).said.startswith(openclaw.NUDGES)
+    return read(message).words.startswith(openclaw.NUDGES)
 
 
 def nudged(messages: Sequence[Message]) -> bool:

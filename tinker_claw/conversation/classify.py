@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tinker_claw.conversation.attribution import (
     Reading,
@@ -27,6 +27,7 @@ from tinker_claw.conversation.openclaw import (
     FLUSH,
     NOBODYS,
     ON_ITS_OWN,
+    SYSTEM_NAME,
     SYSTEM_OPENING,
     Runtime,
     reports_event,
@@ -36,7 +37,7 @@ from tinker_claw.conversation.openclaw import (
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, parts_of
-from tinker_claw.served import OPENING, SIDE_KEY, Identity, RequestKind, Surface
+from tinker_claw.served import OPENING, SIDE_KEY, Belongs, Identity, RequestKind, Surface
 from tinker_claw.types import Attempt, Kind
 
 _FLUSH_TOOLS = frozenset({"read", "write"})
@@ -49,7 +50,6 @@ _AFFINITY_HEADERS = ("thread-id", "session_id", "session-id", "x-session-affinit
 x-client-request-id: some clients number requests with it."""
 _OWN_COMPACTION = "compact"
 """Value of a child's header by which Codex marks a compaction of the conversation itself."""
-_SUBAGENT = Surface("subagent")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _EPISODE = "episode"
 # Version, trace id, span id, flags (W3C Trace Context).
@@ -71,10 +71,9 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
     """
     seen = gather(request, headers)
     explicit = _turn_type(headers)
-    trusted = explicit is Kind.MAIN
-    sign = recognise(seen, trusted=trusted)
+    sign = recognise(seen)
     kind, why = sign.call.kind, f"{sign.call}: {sign.by}"
-    if trusted and kind is Kind.SIDE:
+    if explicit is Kind.MAIN and kind is Kind.SIDE:
         why = f"{why} (X-Turn-Type says {explicit}, which makes no such call trainable)"
     elif explicit is not None:
         kind, why = explicit, f"X-Turn-Type says so; it looks like a {why}"
@@ -85,7 +84,6 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         reason=f"{why}; session from {told}",
         call=sign.call,
         trace=seen.trace,
-        trusted=trusted,
         by_trace=by_trace,
         done=flagged(headers, "x-session-done"),
         attempt=_attempt(headers) if kind is Kind.MAIN else None,
@@ -134,6 +132,8 @@ class SessionEvidence:
     """None also where only a user can have written it."""
     agent: bool
     """The client is OpenClaw's agent, by its system prompt or its Runtime line."""
+    opening: bool
+    """Its system prompt begins as that of the releases whose messages are known."""
 
     @property
     def system(self) -> str:
@@ -148,25 +148,22 @@ def gather(request: GenerationRequest, headers: Mapping[str, str]) -> SessionEvi
     found = _TRACEPARENT.fullmatch(headers.get("traceparent", "").strip())
     trace = found["trace"] if found and found["trace"].strip("0") else None
     first = request.messages[0]
-    opening = first["role"] == "system" and first["content"].lstrip().startswith(SYSTEM_OPENING)
+    system = first["content"].lstrip() if first["role"] == "system" else ""
+    opening = system.startswith(SYSTEM_OPENING)
     # Anyone can paste such a line; OpenClaw's agent has a system prompt of its own, or a trace.
     line = runtime(request.messages, in_user_message=opening or trace is not None)
-    agent = opening or line is not None
-    return SessionEvidence(request, headers, trace, affinity, source, line, agent)
+    agent = opening or line is not None or system.startswith(SYSTEM_NAME)
+    return SessionEvidence(request, headers, trace, affinity, source, line, agent, opening)
 
 
-def recognise(seen: SessionEvidence, *, trusted: bool = False) -> Sign:
-    """Identify the purpose of a request.
-
-    Args:
-        trusted: see `Identity`.
-    """
+def recognise(seen: SessionEvidence) -> Sign:
+    """Identify the purpose of a request."""
     sign = _child(seen) or _utility(seen)
     if sign is not None:
         return sign
     if seen.agent:
         sign = _by_session(seen) or _by_prompt(seen)
-    return sign or _by_words(seen, trusted=trusted) or _turn(seen)
+    return sign or _by_words(seen) or _turn(seen)
 
 
 def _child(seen: SessionEvidence) -> Sign | None:
@@ -192,28 +189,36 @@ def _utility(seen: SessionEvidence) -> Sign | None:
     return None
 
 
-def _by_words(seen: SessionEvidence, *, trusted: bool) -> Sign | None:
-    """Recognise a harness's own prompts, and texts that look like one."""
+def _by_words(seen: SessionEvidence) -> Sign | None:
+    """Recognise a harness's own prompts."""
     readings = asking(seen.request.messages)
-    if not trusted and any(reading.unknown for reading in readings):
-        return Sign(
-            RequestKind.UNKNOWN, "it looks like a harness's prompt, of no kind that is known"
-        )
     for reading in readings:
         if reading.asks is not None and reading.automation is None:
             call = RequestKind(reading.asks)
-            if call is not RequestKind.NUDGE or not any(reading.said for reading in readings):
+            if call is not RequestKind.NUDGE or not any(reading.words for reading in readings):
                 return Sign(call, "a prompt that its harness writes")
     return None
 
 
 def _surface(seen: SessionEvidence, call: RequestKind) -> Surface:
-    """Return where the conversation takes place."""
+    """Return where the conversation takes place, and whose it is."""
     if call is RequestKind.SUBAGENT:
-        return _SUBAGENT  # an agent wrote its prompt, whatever program it is
-    place = surface(seen.line, seen.system)
-    marks = (mark for harness in HARNESSES for mark in harness.groups)
-    return replace(place, group=True) if any(mark in seen.system for mark in marks) else place
+        return Surface(Belongs.NOBODY, because="the prompt of another agent")
+    if seen.agent and not seen.opening:
+        return Surface(Belongs.NOBODY, because="no layout of OpenClaw's that is known")
+    if seen.agent:
+        return surface(seen.line, seen.system)
+    harness = _harness(seen)
+    if harness is None:
+        return Surface(listed=not seen.system.strip())
+    if harness.source is None:
+        return Surface(local=True)
+    found = harness.where(seen.system)
+    if found in ("local", "terminal"):
+        return Surface()
+    because = f"a conversation of {harness.name}'s in a chat service"
+    alone = harness.name.lower() if found == "direct" else ""
+    return Surface(Belongs.NOBODY, because=because, group=not alone, alone=alone)
 
 
 def _client_name(seen: SessionEvidence) -> str:
@@ -228,7 +233,8 @@ def _client_name(seen: SessionEvidence) -> str:
 def _harness(seen: SessionEvidence) -> Harness | None:
     agent, system = seen.headers.get("user-agent", "").lower(), seen.system.lstrip()
     for harness in HARNESSES:
-        if agent.startswith(tuple(harness.agents)) or system.startswith(tuple(harness.systems)):
+        named = agent.startswith(tuple(harness.agents)) or system.startswith(tuple(harness.systems))
+        if named or (harness.section and harness.section in system):
             return harness
     return None
 
@@ -254,7 +260,7 @@ def _by_prompt(seen: SessionEvidence) -> Sign | None:
         return None
     prompt = read(messages[at])
     tools = {tool["function"]["name"] for tool in seen.request.tools}
-    if tools and tools <= _FLUSH_TOOLS and prompt.said.startswith(FLUSH):
+    if tools and tools <= _FLUSH_TOOLS and prompt.words.startswith(FLUSH):
         return Sign(RequestKind.FLUSH, "its prompt, and no tools but read and write")
     found = prompt.automation
     if found is None or found.short:
@@ -276,7 +282,7 @@ def _turn(seen: SessionEvidence) -> Sign:
     found = readings[0] if readings else Reading()
     who = "OpenClaw's agent"
     # A model without tools gets none in its user's turns either; helpers stamp no message.
-    if seen.agent and not request.tools and not (found.typed or found.framed is not None):
+    if seen.agent and not request.tools and not (found.stamped or found.framed is not None):
         return Sign(RequestKind.UTILITY, f"{who}, but neither tools nor a user's message")
     said = outright(found.words)
     if said is not None and not said.asks and len(readings) == 1:
@@ -289,7 +295,7 @@ def _turn(seen: SessionEvidence) -> Sign:
         return Sign(RequestKind.CLIENT, "nothing marks it as a side call")
     if found.retry:
         return Sign(RequestKind.RETRY, f"{who}, with the user's message in the frame of a retry")
-    what = "a user's message and its timestamp" if found.typed else "a message of no automatic kind"
+    what = "a user's message and its timestamp" if found.stamped else "no automatic message"
     return Sign(RequestKind.USER, f"{who}, with {what}")
 
 
@@ -310,7 +316,7 @@ def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str,
         return seen.line.name, "its trace, or the Runtime line", True
     if seen.line is not None:
         return seen.line.name, "the Runtime line", False
-    if kind is Kind.SIDE and call is not RequestKind.UNKNOWN:  # which is a part of a conversation
+    if kind is Kind.SIDE:
         return SIDE_KEY, "its trace" if traced else "nothing: none is named", traced
     return f"{OPENING}{_opening(seen)}", "its first messages", False
 
@@ -379,7 +385,7 @@ def _opening(seen: SessionEvidence) -> str:
     for message in seen.request.messages:
         text: str = message["content"]
         if message["role"] == "user":
-            text = read(message).said
+            text = read(message).words
         elif harness is not None:
             text = harness.name
         hasher.update(f"{message['role']}\0{text}\0".encode())

@@ -111,6 +111,8 @@ class Denial:
 
     form: re.Pattern[str]
     """The whole result."""
+    tools: re.Pattern[str]
+    """Names of the tools whose calls the harness may answer so."""
     vote: Vote
     """-1: denied; 0: stopped, which says nothing of the reply."""
 
@@ -131,8 +133,20 @@ class Harness:
     """Headers, in lower case, by which it marks the requests of agents that it starts."""
     results: Sequence[str] = ()
     """How the first part of a user message begins that shows the files of a tool's result."""
-    groups: Sequence[str] = ()
-    """Texts in the system prompt of a conversation in which several people write."""
+    section: str = ""
+    """A heading in the system prompts of some, which may begin otherwise."""
+    source: re.Pattern[str] | None = None
+    """A line behind that heading, which says where the conversation takes place: `local`, `direct`,
+    or another group name. None: the harness runs on its owner's machine, and nobody else writes."""
+
+    def where(self, system: str) -> str:
+        """Name the group of `source` that a system prompt matches; "": none, or it names several
+        places."""
+        if self.section and system.count(self.section) > 1:
+            return ""
+        behind = system[max(0, system.find(self.section)) :] if self.section else system
+        match = self.source.search(behind) if self.source else None
+        return match.lastgroup or "" if match else ""
 
 
 def read(table: dict[str, Any]) -> Harness:
@@ -145,15 +159,15 @@ def read(table: dict[str, Any]) -> Harness:
         blocks += [Block(opens=text, **one) for text in texts]
     calls = [Call(**one) for one in table.pop("calls", ())]
     denials = [
-        Denial(re.compile(form, re.DOTALL), one["vote"])
-        for one in table.pop("denials", ())
-        for form in one["forms"]
+        Denial(re.compile(form, re.DOTALL), re.compile(row.get("tools", ".*")), row["vote"])
+        for row in table.pop("denials", ())
+        for form in row["forms"]
     ]
-    return Harness(blocks=blocks, calls=calls, denials=denials, **table)
+    source = table.pop("source", None)
+    form = None if source is None else re.compile(source, re.MULTILINE)
+    return Harness(blocks=blocks, calls=calls, denials=denials, source=form, **table)
 
 
 _TEXT = files("tinker_claw.conversation").joinpath("harnesses.toml").read_text(encoding="utf-8")
 _TABLES = tomllib.loads(_TEXT)
 HARNESSES: Final = tuple(map(read, _TABLES["harness"]))
-MACHINERY: Final[dict[str, Any]] = _TABLES["machinery"]
-"""Regular expressions for texts of harnesses that no table lists."""

@@ -26,7 +26,6 @@ from tinker_claw.conversation.attribution import (
     without_volatile,
     words_of,
 )
-from tinker_claw.conversation.machinery import about_compaction
 from tinker_claw.conversation.openclaw import REWRITTEN, is_silent, is_volatile, queued
 from tinker_claw.formats.base import parts_of
 from tinker_claw.formats.fields import as_message
@@ -110,7 +109,7 @@ class Conversation:
                 if is_volatile(message) or is_nudge(message, before):
                     continue
                 found = read(message)
-                if found.asks == "nudge" and not found.said:
+                if found.asks == "nudge" and not found.words:
                     nudged = nudged or before is None or before["role"] != "user"
                     continue
                 nudged = nudged and found.note
@@ -222,14 +221,13 @@ def heard(
     written = [attribute(m) for m in new_messages if m["role"] == "user"]
     said = (words_of(pieces, Writer.OWNER) for pieces in written)
     pieces = [piece for message in written for piece in message]
-    read = {Writer.QUOTATION} | ({Writer.MEMBER, Writer.EXTERNAL} if others else set())
+    if any(piece.writer is Writer.UNKNOWN for piece in pieces):
+        return Heard(unknown=True)
+    read = {Writer.QUOTATION} | ({Writer.MEMBER} if others else set())
     beside = tuple((p.writer, p.words) for p in pieces if p.writer in read and p.words)
     if text := "\n\n".join(filter(None, said)):
         return Heard(NextState("user", text, beside))
-    doubtful = [piece.text for piece in pieces if piece.writer is Writer.UNKNOWN]
-    if doubtful:
-        return Heard(unknown=not any(map(about_compaction, doubtful)))
-    if text := words_of(pieces, Writer.MEMBER, Writer.EXTERNAL) if others else "":
+    if text := words_of(pieces, Writer.MEMBER) if others else "":
         return Heard(NextState("other", text, beside))
     results = {m["tool_call_id"]: m["content"] for m in new_messages if m["role"] == "tool"}
     calls: Sequence[Mapping[str, Any]] = replied.get("tool_calls", ())
@@ -256,7 +254,7 @@ def _meaning(message: Message) -> str:
             return "[prompt]"  # of the kinds that OpenClaw tells apart, ours know not all
         # Timestamps, context, reminders and the frame of a retry come and go, and so do the breaks
         # between messages that are joined.
-        return "".join((found.said or text).split())
+        return "".join((found.words or text).split())
     if role == "assistant":
         return text.strip()
     return "" if role == "system" else text

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 from tinker_claw.conversation.harnesses import HARNESSES
+from tinker_claw.prose import quotable
 from tinker_claw.types import NextState, Vote
 
 # Skin tones, and selectors of how an emoji is drawn; keyboards write neither, one or both.
@@ -46,24 +47,36 @@ def outright(text: str) -> Outright | None:
         if thumbs.fullmatch(text):
             return Outright(score)
     if found := _BAD.fullmatch(text):
-        return Outright(-1, found["reason"])
+        return Outright(-1, quotable(found["reason"]).strip())
     if found := _GOOD.fullmatch(text):
-        return Outright(1, found["reason"] or found["because"] or "")
+        return Outright(1, quotable(found["reason"] or found["because"] or "").strip())
     return None
 
 
-def denied(state: NextState) -> Vote | None:
+def denied(state: NextState, client: str) -> Vote | None:
     """Read what a harness says instead of tools' results: -1 where the person denied a call, 0
     where the person stopped all of them; None: tools answered, which the judge reads.
 
     A reason in it is nobody's words, since a tool can print the same text.
+
+    Args:
+        client: name of the session's harness: another's form is a tool's words.
     """
-    votes = [_denial(text.strip()) for _, text in state.results]
+    votes = [_denial(name, text.strip(), client) for name, text in state.results]
     if -1 in votes:
         return -1
     return 0 if votes and None not in votes else None
 
 
-def _denial(result: str) -> Vote | None:
-    denials = (denial for harness in HARNESSES for denial in harness.denials)
-    return next((one.vote for one in denials if one.form.fullmatch(result)), None)
+def _denial(tool: str, result: str, client: str) -> Vote | None:
+    return next(
+        (
+            denial.vote
+            for harness in HARNESSES
+            for denial in harness.denials
+            if harness.name == client
+            and denial.tools.fullmatch(tool)
+            and denial.form.fullmatch(result)
+        ),
+        None,
+    )

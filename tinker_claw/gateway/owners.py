@@ -1,55 +1,66 @@
-"""Owners: the people whose words teach.
+"""Owners: the people in chat services whose words teach.
 
-Rule: whoever has the key is an owner; in chat services, where strangers write to the same agent,
-those whom the settings name. Where they name nobody, the first person who writes directly is, and
-nobody in a group is. Other people's ids are kept as keyed digests only.
+Rule: an owner is whom the settings name. The first other person in a channel is remembered, so that
+the owner can be told which line names them.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection
-from functools import cached_property
+from dataclasses import replace
 
 from tinker_claw.conversation.openclaw import Sender
 from tinker_claw.ledger.turns import TurnTable
+from tinker_claw.served import Belongs, Surface
+from tinker_claw.telemetry import log
+from tinker_claw.wishes import plain_line
+
+_MAX_NAME = 60
+"""Characters of a name or an id that are shown."""
 
 
 class Owners:
-    """Recognises owners, by the settings and by who wrote first in a channel."""
+    """Recognises owners by the settings."""
 
-    def __init__(self, turns: TurnTable, named: Collection[str] = ()) -> None:
-        """`named`: `channel:sender id` of each owner; empty: the settings name nobody."""
+    def __init__(
+        self, turns: TurnTable, named: Collection[str] = (), *, listed_only: bool = False
+    ) -> None:
+        """
+        Args:
+            named: `channel:sender id` of each owner, and agents that nobody else can reach.
+            listed_only: what is sent to an agent that is not known is nobody's.
+        """
+        self._listed_only = listed_only
         self._turns = turns
         self._named = frozenset(name.strip().lower() for name in named)
-        self._firsts: dict[tuple[str, str], bytes] = {}
+        self._strangers = set[tuple[str, str]]()
         if self._named:
-            turns.forget_channels()
+            turns.forget_strangers()
+
+    def of(self, surface: Surface) -> Surface:
+        """Return a surface as the settings say whose it is."""
+        if surface.alone and surface.alone in self._named:
+            return replace(surface, belongs=Belongs.OWNER, because="")
+        if self._listed_only and not surface.listed:
+            because = "an agent that is not listed (--agents listed)"
+            return replace(surface, belongs=Belongs.NOBODY, because=because)
+        return surface
 
     def has(self, user: str, sender: Sender) -> bool:
-        """Whether the sender of a channel's message is an owner, for this user of the gateway."""
-        if sender.mixed or sender.id is None or sender.channel is None:
+        """Return whether the sender of a channel's message is an owner."""
+        if sender.id is None or sender.channel is None or sender.group:
             return False
-        if self._named:
-            return f"{sender.channel}:{sender.id}".lower() in self._named
-        if sender.bot:
-            return False
-        if sender.group:
-            self._turns.saw_stranger(user, sender.channel, group=True)
-            return False
-        return self._first(user, sender.channel, sender.id)
-
-    @cached_property
-    def _secret(self) -> bytes:
-        return self._turns.secret
-
-    def _first(self, user: str, channel: str, id: str) -> bool:
-        """Whether this sender is the first who wrote directly in the channel."""
-        digest = hashlib.blake2b(id.encode(), key=self._secret, digest_size=16).digest()
-        first = self._firsts.get((user, channel))
-        if first is None:
-            first = self._firsts[user, channel] = self._turns.first_sender(user, channel, digest)
-        if first == digest:
+        if f"{sender.channel}:{sender.id}".lower() in self._named:
             return True
-        self._turns.saw_stranger(user, channel, group=False)
+        self._show_line(user, sender.channel, sender.id, sender.name)
         return False
+
+    def _show_line(self, user: str, channel: str, id: str, name: str) -> None:
+        """Say once which line would name a sender, where the settings name nobody of a channel."""
+        named = any(name.startswith(f"{channel.lower()}:") for name in self._named)
+        if named or (user, channel) in self._strangers:
+            return
+        self._strangers.add((user, channel))
+        shown = [plain_line(text).replace('"', "")[:_MAX_NAME] for text in (channel, id, name)]
+        if self._turns.first_stranger(user, *shown):
+            log.warning("sender.unlisted", channel=shown[0], sender=shown[1], name=shown[2])

@@ -196,7 +196,7 @@ class SessionPrivacy:
             key=name(found.key),
             reason=self.redact(found.reason),
             attempt=attempt,
-            surface=replace(where, area=name(where.area), channel=channel),
+            surface=replace(where, because=self.redact(where.because), channel=channel),
             client=client,
         )
 
@@ -294,8 +294,7 @@ def _marker_by(message: Message, named: Attribute) -> Marker | None:
     if found is None or found.privacy is not Privacy.AFTER:
         return found
     writers = {piece.writer for piece in named(message)}
-    # Of a message with words that may stand in a file nobody can say who typed the line.
-    if Writer.OWNER not in writers or Writer.UNKNOWN in writers:
+    if Writer.OWNER not in writers:
         return marked(said for said in read(message).sayings if not ends(said))
     return found
 

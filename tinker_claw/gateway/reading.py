@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from tinker_claw.conversation.attribution import attached_to, newest_asked, result_pieces
+from tinker_claw.conversation.attribution import attached_to, newest_asked, read
 from tinker_claw.conversation.history import digest
 from tinker_claw.conversation.index import exact_digest
 from tinker_claw.errors import ContextLengthError, RequestError
@@ -102,8 +102,8 @@ async def _read_ahead(deps: GatewayDeps, request: GenerationRequest) -> None:
         for message in new:
             noted(digest, message)
             note_marks(message)
-            if message["role"] == "tool":
-                result_pieces(message)
+            if message["role"] == "user":
+                _ = read(message).odd
         exact_digest(request.messages, request.tools, request.switches)
 
     await deps.compute.aside(read_them)

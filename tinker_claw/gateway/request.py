@@ -47,6 +47,7 @@ from tinker_claw.served import Identity, Place, Prompt, RequestKind
 from tinker_claw.types import (
     Images,
     Kind,
+    Piece,
     PlacedImage,
     SamplingParams,
     Writer,
@@ -59,6 +60,8 @@ NOT_THEIRS = Why.NOT_THEIRS.says()
 UNASKED = Why.VERDICT.says()
 """Why a reply is not trained on if the user's message was nothing but a verdict."""
 UNFIT = "Leave that out in its settings, or start with --sampling ours, which goes before them"
+_LONGEST_NAME = 120
+"""Characters of the name of a piece that are kept."""
 _ID = re.compile(r"[0-9]{1,18}")
 """Number of a version; a longer one is invalid."""
 
@@ -216,7 +219,6 @@ def _writers(
         attribute,
         surface=identity.surface,
         is_owner=partial(deps.owners.has, user),
-        trusted=identity.trusted,
         carried=carried(request.messages),
     )
 
@@ -275,6 +277,7 @@ def _identify(
 ) -> Identity:
     """Identify the session. `pinned`: the version that the request asks for by name."""
     identity = deps.privacy.identity(identify(request, headers), headers)
+    identity = replace(identity, surface=deps.owners.of(identity.surface))
     if pinned is not None:
         reason = f"asked for version {pinned}; {identity.reason}"
         identity = replace(identity, kind=Kind.SIDE, reason=reason, attempt=None)
@@ -291,14 +294,14 @@ async def _place(deps: GatewayDeps, asked: _Incoming) -> tuple[Place, Continuati
     link, lost = None, None
     if known:
         session_id = deps.index.anew(session_id, identity, conversation)
-    if identity.kind is Kind.MAIN or identity.call is RequestKind.UNKNOWN:
+    if identity.kind is Kind.MAIN:
         link = deps.index.find(session_id, conversation, compacted=known)
         if link is None and known:
             lost = deps.index.lost(session_id, conversation)
     last = last_said(messages)
     new = new_messages(request.messages)
     holds, secrets = deps.privacy.search(request, asked.named)
-    text = await deps.privacy.redact_any(read(last).said) if last else ""
+    text = await deps.privacy.redact_any(read(last).words) if last else ""
     place = Place(
         identity,
         session_id,
@@ -307,11 +310,18 @@ async def _place(deps: GatewayDeps, asked: _Incoming) -> tuple[Place, Continuati
         holds=holds,
         secrets=secrets,
         lost=lost,
-        voices=tuple(piece for message in new for piece in asked.named(message)),
+        voices=tuple([await _kept(deps, one) for message in new for one in asked.named(message)]),
         asked_by=asked_by(asked.named(last)) if last else Writer.OWNER,
         pictured=_pictured(deps, asked),
     )
     return place, link
+
+
+async def _kept(deps: GatewayDeps, piece: Piece) -> Piece:
+    """A piece with a name that may be kept: of one that is unclear it holds a line."""
+    if piece.writer is not Writer.UNKNOWN:
+        return piece
+    return replace(piece, what=(await deps.privacy.redact_any(piece.what))[:_LONGEST_NAME])
 
 
 async def count(deps: GatewayDeps, wire: Format, route: Route, body: bytes, caller: Caller) -> int:

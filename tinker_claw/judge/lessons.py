@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from tinker_claw.judge.fence import TOLD, Part, draw_mark, fence, shorten
 from tinker_claw.judge.prompts import BY_USER, Schema, object_in, object_of, stands_in, text_in
+from tinker_claw.prose import quotable
 from tinker_claw.types import Message, Wish
 from tinker_claw.wishes import hidden, own_sentences
 
@@ -172,7 +173,7 @@ def _wish(said: Mapping[str, Any], owner: str) -> Wish | None:
     quote, words = (_as_said(text_in(said, name), owner) for name in ("quote", "words"))
     if text_in(said, "scope") == _ONCE or hidden(words) is not None:
         return None
-    if not (stands_in(quote, owner) and stands_in(words, owner)):
+    if not all(stands_in(text, quotable(owner)) for text in (quote, words)):
         return None
     text = own_sentences(owner, quote, words)
     return Wish(text, words) if text else None
@@ -192,6 +193,7 @@ def choose_outcome(answers: Sequence[str], lesson: str, owner: str) -> str:
     found = Counter(
         text_in(said, "outcome")
         for said in read
-        if stands_in(text_in(said, "earlier"), lesson) and stands_in(text_in(said, "now"), owner)
+        if stands_in(text_in(said, "earlier"), lesson)
+        and stands_in(text_in(said, "now"), quotable(owner))
     )
     return next((one for one in (AGAIN, ENDED) if 2 * found[one] > len(read)), "untouched")

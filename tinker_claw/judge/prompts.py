@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from tinker_claw.config.load import read_as
 from tinker_claw.judge.fence import TOLD, Part, draw_mark, fence, shares, shorten
+from tinker_claw.prose import quotable
 from tinker_claw.types import Images, Message, NextState, Verdict, Vote, Writer
 
 CUT: Final = "\n[cut off before its end]"
@@ -207,7 +208,7 @@ BY_USER: Final = "written by the user"
 _WRITTEN: Final[Mapping[Writer, str]] = {
     Writer.QUOTATION: "quoted from earlier messages, whoever wrote those",
     Writer.MEMBER: "written by another person in the chat, who is not the user",
-    Writer.EXTERNAL: "from a mail, a hook or the web, and not written by the user",
+    Writer.UNKNOWN: "sent by the user, and perhaps not written by them",
 }
 """Wording in the prompt for the writer of a text that is not the owner's."""
 
@@ -238,7 +239,7 @@ def read_answer(answer: str, owner: str | None = None) -> Answer:
         return Answer()
     rating = cast("Vote", int(rating))
     quote, hint = text_in(said, "quote"), " ".join(text_in(said, "hint").split())
-    if rating == 1 or owner is None or not stands_in(quote, owner):
+    if rating == 1 or owner is None or not stands_in(quote, quotable(owner)):
         return Answer(rating)
     if not MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS:
         return Answer(rating)

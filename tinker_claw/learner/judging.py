@@ -385,7 +385,8 @@ class Judging:
         state = self._parts.ledger.turns.next_state(turn.id)
         if state is None:  # an episode's last step; its outcome is enough
             return _NONE
-        if (vote := denied(state)) is not None:  # by the harness's own form: no judge is asked
+        # By the form of the session's own harness: no judge is asked.
+        if (vote := denied(state, turn.client)) is not None:
             self._parts.ledger.judgements.add(turn.id, value=vote, ballots=(), hints=())
             self._parts.telemetry.verdict(turn=turn.id, value=vote, votes=(), hints=0)
             return Verdict(votes=(), value=vote)

@@ -131,14 +131,13 @@ def _not_understood(rows: Rows) -> Record:
         "lost_next_states": rows.pairs(
             "SELECT lost, COUNT(*) FROM turns WHERE lost IS NOT NULL GROUP BY lost"
         ),
-        "not_understood": rows.pairs(
-            "SELECT client, COUNT(*) FROM turns WHERE call = 'unknown' GROUP BY client"
+        "unclear": rows.pairs(
+            "SELECT client, COUNT(*) FROM turns WHERE asked_by = 'unknown' GROUP BY client"
         ),
-        # Chat services in which others than the owner wrote, directly and in groups.
-        "strangers": {
-            name: rows.column(f"SELECT DISTINCT channel FROM channels WHERE {column} ORDER BY 1")
-            for name, column in (("direct", "strangers"), ("groups", "groups"))
-        },
+        # The first in each chat service who wrote to the agent without being an owner.
+        "strangers": [
+            dict(row) for row in rows.rows("SELECT channel, sender, name FROM channels ORDER BY 1")
+        ],
     }
 
 

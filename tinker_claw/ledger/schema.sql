@@ -152,13 +152,12 @@ CREATE TABLE next_states (
   created_at REAL NOT NULL
 ) STRICT;
 
--- Who wrote first in a chat service, as a keyed digest, and whether anybody else has.
+-- Who wrote first to the agent in a chat service without being an owner.
 CREATE TABLE channels (
   user      TEXT NOT NULL,
   channel   TEXT NOT NULL,
-  first     BLOB,                        -- digest of the first direct sender; NULL: none
-  strangers INTEGER NOT NULL DEFAULT 0,  -- 1: others wrote directly, too
-  groups    INTEGER NOT NULL DEFAULT 0,  -- 1: somebody wrote in a group
+  sender    TEXT NOT NULL,               -- their id in the channel
+  name      TEXT NOT NULL,               -- their name, as the chat service has it
   PRIMARY KEY (user, channel)
 ) STRICT;
 

@@ -220,33 +220,19 @@ class TurnTable(LedgerTable):
         known = self._db.meta("secret") or self._db.written(query, secrets.token_hex(32))
         return bytes.fromhex(known)
 
-    def first_sender(self, user: str, channel: str, digest: bytes) -> bytes:
-        """Return the digest of the first direct sender in a channel: this one where there was
-        none."""
-        return self._db.written(
-            "INSERT INTO channels (user, channel, first) VALUES (?, ?, ?) ON CONFLICT "
-            "(user, channel) DO UPDATE SET first = COALESCE(first, excluded.first) RETURNING first",
-            user,
-            channel,
-            digest,
-        )
+    def first_stranger(self, user: str, channel: str, sender: str, name: str) -> bool:
+        """Record who wrote in a channel without being an owner; return whether they are the first
+        there."""
+        with self._db.transaction() as tx:
+            inserted = tx.execute(
+                "INSERT OR IGNORE INTO channels (user, channel, sender, name) VALUES (?, ?, ?, ?)",
+                [user, channel, sender, name],
+            )
+            return inserted.rowcount == 1
 
-    def forget_channels(self) -> None:
-        """Delete the first senders, as the settings name the owners."""
+    def forget_strangers(self) -> None:
+        """Delete who wrote without being an owner, as the settings name the owners."""
         self._db.write("DELETE FROM channels")
-
-    def saw_stranger(self, user: str, channel: str, *, group: bool) -> None:
-        """Record that someone other than an owner wrote in a channel."""
-        self._db.write(
-            "INSERT INTO channels (user, channel, strangers, groups) VALUES (?, ?, ?, ?) "
-            "ON CONFLICT (user, channel) DO UPDATE SET "
-            "strangers = MAX(strangers, excluded.strangers), "
-            "groups = MAX(groups, excluded.groups)",
-            user,
-            channel,
-            not group,
-            group,
-        )
 
     def private_sessions(self) -> dict[tuple[str, str], Privacy]:
         """Return sessions that are or were private, by user and hidden name."""
@@ -501,6 +487,7 @@ def _turn(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Turn:
         hint_at=row["hint_at"],
         request_text=row["request_text"],
         asked_by=Writer(row["asked_by"]),
+        client=row["client"],
         reply_text=row["reply_text"],
         episode=row["episode"] > 0,
         told=told_of(row),

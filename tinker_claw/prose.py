@@ -1,0 +1,133 @@
+"""Shapes of the lines that a person types, and the words in them that may be quoted.
+
+Rule: a text is prose only if each of its lines has the shape of prose. A line of another shape may
+be the frame that some program wrote around words of others. What a line says decides nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+_FENCE: Final = re.compile(r"[ \t]{0,3}(?:[-*+] |\d{1,9}[.)] )?(?P<mark>`{3,}|~{3,})(?P<rest>.*)")
+_CITED: Final = re.compile(r" {0,3}>(?!>)")
+_INDENTED: Final = re.compile(r" {4}| {0,3}\t")
+_CODE: Final = re.compile(r"(?<!`)(`{1,2})(?!`)[^`\n]+\1(?!`)")
+"""Code within a line."""
+_ITEM: Final = re.compile(r"(?:(?:[-*+•–]|\d{1,9}[.)]|\[[ xX]\])[ \t]+)*")
+_LINK: Final = re.compile(r"!?\[[^\]]*\](?:\([^)\s]*\)|\[[^\]]*\])|<(?:https?://|mailto:)[^\s<>]+>")
+_HEADER: Final = re.compile(r"[\[【〖〔⟦]|<[/!?]?[A-Za-z_]|<[|<]|>>|\{(?:[{%\"']|\s*$)|@@")
+"""How a bracketed or tagged header begins."""
+_TAG: Final = re.compile(r"<([A-Za-z_][\w:.-]*)(?:\s[^<>]*)?>")
+_END_TAG: Final = re.compile(r"</\s*([\w:.-]*)")
+_RULE: Final = r"\-=*_~+#<>•·─━═—–"
+_TITLED_RULE: Final = re.compile(
+    rf"[{_RULE}]{{2,}}[ \t]*[^\s{_RULE}].*?[{_RULE}]{{2,}}$"
+    r"|(?:[-=_~+<>─━═]{3,}|[─━═]{2,}|\*{3,}|#{7,})[ \t]+\S"
+)
+_BOLD: Final = re.compile(r"(\*{2,3}|_{2,3}|~~)[^\s*_~].*\1$")
+_WORD: Final = r"[\w'()/&.-]+"
+_LABEL: Final = re.compile(
+    rf"(?:#{{1,6}}[ \t]+)?[^\W\d_]{_WORD}(?:[ \t]{_WORD}){{0,5}}[ \t]?[:：]$"
+)
+"""A few words and a colon."""
+_LABEL_WORDS: Final = 3
+"""Most words of a label of sentences; people end longer lines with a colon, too."""
+_FIELD: Final = re.compile(rf"[^\W\d_]{_WORD}(?:[ \t]{_WORD}){{0,2}}[:：](?:[ \t]|$)")
+_INVISIBLE: Final = ("Cc", "Cf", "Cs", "Co")
+_TYPED: Final = re.compile(r"(?:\[[^\W_]+\]|<[A-Za-z]+(?:-[A-Za-z]+)*>)[ \t]+[^\s<\[]")
+_QUOTED: Final = re.compile(
+    r"“[^“”]*(?:”|\Z)|„[^„“”]*(?:[“”]|\Z)|«[^«»]*(?:»|\Z)|»[^«»]*«"
+    r"|「[^「」]*(?:」|\Z)|『[^『』]*(?:』|\Z)|‘[^‘’]*’(?!\w)|(?<![\w'])'(?=\S)[^'\n]*'(?!\w)"
+    r"|(?<![^\s(\[:,])\"(?=\S)[^\"]*(?:\"(?!\w)|\Z)"
+)
+"""Words within quotation marks; a quotation that is not closed goes on to the end."""
+
+
+class _Line(NamedTuple):
+    text: str
+    """The line as it stands."""
+    shape: str | None
+    """The line as people see it, without code in it; None: it is code or a quotation."""
+
+
+def odd_line(text: str) -> str | None:
+    """Return the first line that has not the shape of prose; None: the text is prose.
+
+    Lines of code and of quotations may hold anything: nothing is quoted from them.
+    """
+    lines, unclosed = _read(text)
+    for at, line in enumerate(lines):
+        if line.shape and (_is_header(line.shape) or _is_label(line.shape, lines[at + 1 :])):
+            return line.text.strip()
+    return unclosed or _tagged([line.shape for line in lines])
+
+
+def is_typed_line(text: str) -> bool:
+    """Return whether a text is one line behind a header of one word, as people type to coding
+    agents: `[ERROR] it does not compile`, `<my-widget> does not render`."""
+    line = _plain(text.strip())
+    return "\n" not in line and "</" not in line and _TYPED.match(line) is not None
+
+
+def quotable(text: str) -> str:
+    """Return what a person says in a text by themselves: without code, quoted lines, and words in
+    quotation marks."""
+    own = "\n".join(line.text for line in _read(text)[0] if line.shape is not None)
+    return _QUOTED.sub(" … ", own)
+
+
+def _read(text: str) -> tuple[list[_Line], str | None]:
+    """Return the lines of a text, and the one that begins a fence without an end."""
+    lines, fence, opened = list[_Line](), "", None
+    for line in text.splitlines():
+        plain = _plain(line)
+        mark = _FENCE.match(plain)
+        code = bool(fence or mark or _CITED.match(plain) or _INDENTED.match(plain))
+        lines.append(_Line(line, None if code else _CODE.sub("`", plain).strip()))
+        if mark and not fence:
+            fence, opened = mark["mark"], line.strip()
+        elif mark and mark["mark"].startswith(fence) and not mark["rest"].strip():
+            fence, opened = "", None
+    return lines, opened
+
+
+def _plain(line: str) -> str:
+    """Return a line in plain forms of its characters, without those that show nothing."""
+    if line.isascii():
+        return line
+    plain = unicodedata.normalize("NFKC", line)
+    return "".join(c for c in plain if c in "\t\n" or unicodedata.category(c) not in _INVISIBLE)
+
+
+def _is_header(line: str) -> bool:
+    """Return whether a line opens with a header, or is a rule with a title."""
+    item = _ITEM.match(line)
+    bare = line[item.end() :] if item else line
+    if _HEADER.match(bare) and not _LINK.match(bare):
+        return True
+    return not _BOLD.match(bare) and _TITLED_RULE.match(bare) is not None
+
+
+def _is_label(line: str, below: Sequence[_Line]) -> bool:
+    """Return whether a line labels the block below it, or is the first of several fields."""
+    if _FIELD.match(line) and below and _FIELD.match(below[0].shape or ""):
+        return True
+    label = _LABEL.match(line)
+    block = next((under for under in below if under.text.strip()), None) if label else None
+    if label is None or block is None:
+        return False
+    return block.shape is None or line.count(" ") < _LABEL_WORDS
+
+
+def _tagged(shapes: Sequence[str | None]) -> str | None:
+    """Return a line with a tag that has an end in the text, or words on the line below it."""
+    lines = [shape or "" for shape in shapes]
+    ends = {end.lower() for line in lines for end in _END_TAG.findall(line)}
+    for line, below in zip(lines, [*lines[1:], ""], strict=False):
+        for tag in _TAG.finditer(line):
+            if tag[1].lower() in ends or (below and line.endswith(tag[0])):
+                return line
+    return next((line for line in lines if "</" in line), None)
