@@ -74,7 +74,7 @@ _NOT = re.compile(
 _SCHEME = re.compile(r"\b(?!https?:)[a-z][a-z0-9+.-]*:(?=[\w/\\(])", re.IGNORECASE | re.ASCII)
 _REDACTED = "[redacted: "
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u3164\uffa0")
+_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
 """Characters that show nothing, of other categories."""
 
 
@@ -114,12 +114,12 @@ def own_sentences(owner: str, *quotes: str) -> str | None:
 def hidden(text: str) -> str | None:
     """Return the first character of a text that shows nothing or changes its direction or lines;
     None: there is none."""
-    return next(filter(_is_hidden, text), None)
+    return next(filter(is_hidden, text), None)
 
 
 def plain_line(text: str) -> str:
     """Return a text as one line, without hidden characters and with plain dots within words."""
-    seen = "".join(char for char in BLANKS.sub(" ", text) if not _is_hidden(char))
+    seen = "".join(char for char in BLANKS.sub(" ", text) if not is_hidden(char))
     dots = {at for at in _dots(seen) if not _ends_sentence(seen, at)}
     return "".join("." if at in dots else char for at, char in enumerate(seen)).strip()
 
@@ -203,7 +203,8 @@ def _reads_alike(text: str) -> bool:
     )
 
 
-def _is_hidden(char: str) -> bool:
+def is_hidden(char: str) -> bool:
+    """Return whether a character shows nothing, or changes the direction of a line."""
     tag = "\U000e0000" <= char <= "\U000e0fff"  # tags and variation selectors, assigned or not
     return tag or char in _INVISIBLE or unicodedata.category(char) in _HIDDEN
 

@@ -278,9 +278,9 @@ HERMES = "You are Hermes Agent.\n\n## Current Session Context\n\nLabels.\n\n**So
         (f'{HERMES}Telegram ("group: Crew")', {"owners": ["hermes"]}, False),
         (f"{HERMES}Local (the machine running this agent)", {}, True),
         ("You are a helpful bot.", {}, True),
-        ("You are a helpful bot.", {"listed_only": True}, False),
-        ("You are Codex, an agent.", {"listed_only": True}, True),
-        ("", {"listed_only": True}, True),
+        ("You are a helpful bot.", {"agents": "listed"}, False),
+        ("You are Codex, an agent.", {"agents": "listed"}, True),
+        ("", {"agents": "listed"}, True),
     ],
 )
 async def test_whose_the_words_to_an_agent_are(
@@ -324,6 +324,17 @@ async def test_an_unclear_message_teaches_nothing(tmp_path: Path, renderer: Rend
         with reading(world.ledger.path) as rows:
             text = "\n".join(explained(rows, 2, Training(), text=True))
         assert f"(unclear: {FRAMED})" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", ["critic", "user"])
+async def test_the_name_of_a_message(tmp_path: Path, renderer: Renderer, name: str) -> None:
+    """AutoGen's teams send what another agent says as a user's message under its name."""
+    async with gateway(tmp_path, renderer) as world:
+        world.say("one", "two")
+        await world.ask("hello")
+        await world.ask("hello", "one", user("no, shorter") | {"name": name})
+        assert (world.next_states()[1] is not None) is (name == "user")
+        assert world.column("asked_by")[1] == (Writer.OWNER if name == "user" else Writer.UNKNOWN)
 
 
 async def test_the_line_of_an_unclear_message_is_redacted(

@@ -28,6 +28,7 @@ FLOORS = {
     "tinker_claw.origin": 1,
     "tinker_claw.shipped": 1,
     "tinker_claw.plugins": 1,
+    "tinker_claw.prose": 2,
     "tinker_claw.wishes": 1,
     "tinker_claw.served": 2,
     "tinker_claw.config": 3,

@@ -132,6 +132,9 @@ def attribute(
     if carried is not None and not carried.text.endswith(message["content"]):
         carried = None
     writer, why = _writer(reading, surface, is_owner, carried)
+    name = message.get("name")
+    if name not in (None, "", "user"):  # teams of agents send one another's words so
+        writer, why = Writer.UNKNOWN, f"{UNCLEAR}: sent under the name {name!r}"
     return tuple(
         replace(piece, writer=writer, what=why or piece.what)
         if piece.writer is Writer.OWNER

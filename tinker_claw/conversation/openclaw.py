@@ -32,7 +32,8 @@ _VOLATILE_END = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 _EVENT = "[Internal task completion event]"
 _INTER_SESSION = "\n[Inter-session message] "
 _NOT_USER = " isUser=false"
-_LINE = "Runtime: agent="
+_LINE = "Runtime: "
+_LINE_BEGINS = re.compile(r"Runtime: (?:name=[^\n]*? \| )?agent=")
 
 
 class Frame(NamedTuple):
@@ -216,7 +217,8 @@ def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | 
     if messages[0]["role"] == "system":
         for part in reversed(parts_of(messages[0]["content"])):
             at = part.rfind(_LINE)
-            if at == 0 or (at > 0 and part[at - 1] == "\n"):
+            begins = _LINE_BEGINS.match(part, max(at, 0))
+            if begins and (at == 0 or part[at - 1] == "\n"):
                 return _fields(part[at:].partition("\n")[0])
     user = next((m["content"] for m in messages if m["role"] == "user"), None)
     if in_user_message and user is not None:
@@ -232,6 +234,8 @@ def runtime_at(text: str) -> int:
     """End of the words before the Runtime line that ends `text`; its length if there is none."""
     at = text.rfind(_LINE)
     if at < 0 or (at and text[at - 1] != "\n") or "\n" in text[at:].rstrip():
+        return len(text)
+    if not _LINE_BEGINS.match(text, at):
         return len(text)
     return len(text[:at].rstrip("\n")) if " | session=" in text[at:] else len(text)
 
