@@ -486,12 +486,13 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
     none = f"{seen['verdicts']['none']} without a valid vote"
     yield "verdicts", f"{votes}, {none}; {plural(seen['hints'], 'hint')}"
     lessons = seen["lessons"]
-    if lessons["told"] or lessons["practised"] or lessons["in_vain"]:
+    if lessons["told"] or lessons["practised"]:
         first, session = lessons["newest"], lessons["session"]
         new = f"; lesson {first} for the first time in session {session}" if session else ""
         more = f", {n} practised" if (n := lessons["practised"]) else ""
-        vain = f", {n} told in vain" if (n := lessons["in_vain"]) else ""
-        yield "lessons", f"{lessons['told']} told{new}{more}{vain}: see `tinker-claw lessons`"
+        yield "lessons", f"{lessons['told']} told{new}{more}: see `tinker-claw lessons`"
+    if (number := lessons["candidate"]) is not None:
+        yield "wish", f"hold lesson {number} in later sessions? `tinker-claw lessons keep {number}`"
     said = seen["feedback"]
     if seen["verdicts"]["good"] and not any(said.values()):
         yield "feedback", _JUDGE_ALONE

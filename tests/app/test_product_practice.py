@@ -61,10 +61,11 @@ def judged(data: Path, sessions: int) -> bool:
 def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a lesson that its owner accepted twice told."""
     data = tmp_path_factory.mktemp("practice") / "data"
-    with life(data, *FLAGS, "--lessons", "tell") as running:
+    with life(data, *FLAGS) as running:
         assert running.serves()
         session(running, "first", grammar.CORRECTIONS[0])
         until(lambda: one(data, "SELECT COUNT(*) FROM lessons") == 1)
+        run("lessons", "keep", "1", directory=data)
         for number in range(2):
             session(running, f"told {number}", grammar.APPROVALS[number])
         until(lambda: judged(data, 3))
@@ -74,7 +75,7 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def practising(data: Path, fate: Fate | None = None) -> Iterator[Life]:
-    with life(data, *FLAGS, "--lessons", "practice", fate=fate) as running:
+    with life(data, *FLAGS, "--practice", "on", fate=fate) as running:
         yield running
 
 
@@ -141,7 +142,7 @@ def test_killed_while_a_practice_is_undone_the_version_before_answers(
             for number in range(2):
                 session(running, f"rejected {number}", grammar.TERSE_CORRECTIONS[number])
         assert running.ends() == -9
-    with life(data, *FLAGS, "--lessons", "tell") as again:
+    with life(data, *FLAGS) as again:
         assert again.serves()
         if point == "unlearning":
             assert state(data) == "provisional", "its transaction was cut off"

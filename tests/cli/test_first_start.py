@@ -120,7 +120,7 @@ def method_that_does_not_exist(at: Newcomer) -> Sequence[str]:
     return (*DEMO, "--method", "ppo")
 
 
-@trouble(r"'cuda' is not one of 'tinker', 'local'")
+@trouble(r"--backend 'cuda': it takes 'tinker' or 'local'")
 def backend_that_does_not_exist(at: Newcomer) -> Sequence[str]:
     return ("--backend", "cuda")
 

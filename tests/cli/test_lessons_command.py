@@ -21,9 +21,9 @@ SECRET = "sk-ant-api03-" + "Zq7Xw2Lk9Pb4Rt6Vn8Mc1Hd3Jf5Gs0Ya" * 2 + "AA"
 def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) -> None:
     Ledger(tmp_path).close()
     told = run("lessons", "add", "Be brief.", directory=tmp_path).stdout
-    assert told.startswith("Lesson 1: added, with --lessons tell it is told"), "else not"
+    assert told.startswith("Lesson 1: added, it is told from the next session on")
     told = run("lessons", "add", "be brief!", directory=tmp_path).stdout
-    assert told == "Lesson 1: it was there already, and is kept in these words.\n"
+    assert told == "Lesson 1: it was there already, and is told in these words.\n"
     run("lessons", "add", "Answer", "in French.", "--user=ann", directory=tmp_path)
     run("lessons", "edit", "1", "Be very brief.", directory=tmp_path)
     shown = run("lessons", "--json", directory=tmp_path).stdout.splitlines()
@@ -88,8 +88,9 @@ def test_an_export_holds_nothing_that_reads_otherwise(tmp_path: Path) -> None:
     for text in (*odd, "用短句。"):
         given: Any = {"ballots": (), "hints": ()}
         learned = story.turn("s", session_id=story.ledger.turns.session("me", text))
-        story.ledger.judgements.add(learned, value=-1, wish=Wish(text, ""), **given)
-    for state in ("aside", "vain"):
+        kept = story.ledger.judgements.add(learned, value=-1, wish=Wish(text, ""), **given)
+        story.ledger.lessons.rule("keep", None, kept)
+    for state in ("aside", "candidate"):
         ended = story.ledger.lessons.rule("add", "me", None, f"Be {state}.")
         story.ledger._db.rows("UPDATE lessons SET state = ? WHERE id = ?", state, ended)
     story.ledger.close()

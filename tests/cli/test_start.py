@@ -117,7 +117,7 @@ def test_what_is_typed_early_is_not_shown_and_answers_its_question(home: Path) -
     kept = files(home)  # not before: each is written beside its place, and then moved there
     settings = tomllib.loads(kept[".config/tinker-claw/settings.toml"])
     assert settings["run"]["model_name"] == "some/model"
-    assert settings["training"]["lessons"] == "tell"
+    assert settings["training"]["lessons"] == "on"
     assert KEY in kept[".tinker/credentials.json"]
     assert f"{KEY}w" not in kept[".tinker/credentials.json"]
     assert KEY not in seen.shown
@@ -231,7 +231,7 @@ def test_from_two_answers_to_a_gateway_and_again_without_any(home: Path) -> None
         assert kept == home / ".config" / "tinker-claw" / "settings.toml"
         run = tomllib.loads(kept.read_text())["run"]
         assert (run["backend"], run["model_name"]) == ("tinker", MODEL)
-        assert tomllib.loads(kept.read_text())["training"] == {"lessons": "tell"}
+        assert tomllib.loads(kept.read_text())["training"] == {"lessons": "on"}
         assert run["data_dir"] == str(home / "runs" / "Qwen3-8B-combine")
         assert KEY not in kept.read_text()
         secret = home / ".tinker" / "credentials.json"

@@ -55,8 +55,8 @@ def test_defaults_are_those_of_the_method() -> None:
 def test_the_papers_recipe_turns_off_what_is_not_set() -> None:
     paper = load(["--recipe", "paper"]).training
     assert (paper.gate, paper.lessons) == ("off", "off")
-    paper = load(["--recipe", "paper", "--gate", "on", "--lessons", "tell"]).training
-    assert (paper.gate, paper.lessons) == ("on", "tell")
+    paper = load(["--recipe", "paper", "--gate", "on", "--lessons", "on"]).training
+    assert (paper.gate, paper.lessons) == ("on", "on")
     assert load([]).training.gate == "on"
 
 
@@ -223,9 +223,9 @@ def test_users_that_cannot_be_told_apart_or_kept_out_are_refused(
 def test_lessons_of_several_owners_are_not_practised(owners: str, tmp_path: Path) -> None:
     says = "2 share this policy: give them an adapter each"
     with pytest.raises(ConfigError, match=says):
-        load(["--config", write(tmp_path / "s.toml", owners), "--lessons", "practice"])
-    load(["--config", write(tmp_path / "s.toml", owners), "--lessons", "tell"])
-    load(["--config", write(tmp_path / "s.toml", users(("anna", KEY))), "--lessons", "practice"])
+        load(["--config", write(tmp_path / "s.toml", owners), "--practice", "on"])
+    load(["--config", write(tmp_path / "s.toml", owners)])
+    load(["--config", write(tmp_path / "s.toml", users(("anna", KEY))), "--practice", "on"])
 
 
 def everything_said(error: BaseException) -> str:
@@ -328,3 +328,17 @@ def test_named_origins_are_origins_and_need_a_key(
     assert settings.key_file == tmp_path / "api-key", "it makes one"
     monkeypatch.setenv(API_KEY, "a-key-that-is-long-enough")
     assert load([*named, *data]).key_file is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--lessons", "tell"], "--lessons 'tell': write --lessons on"),
+        (["--lessons", "practice"], "--lessons 'practice': write --practice on"),
+        (["--lessons", "no"], "--lessons 'no': it takes 'on' or 'off'"),
+        (["--practice", "on", "--lessons", "off"], "practice trains lessons"),
+    ],
+)
+def test_values_of_lessons_that_are_none_say_what_to_write(flags: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load(flags)

@@ -56,7 +56,7 @@ async def judged(world: World, judge: Endpoint) -> list[str]:
         world.observer,
         world.health,
         world.spending,
-        Training(lessons="tell", gate="off"),
+        Training(gate="off"),
     )
     asks = Judge(judge, JudgeSettings(), most_hints=1, wishes=True)
     scorer = HintScorer(parts, Splicer(), context_tokens=4096)  # type: ignore[arg-type]

@@ -39,14 +39,17 @@ async def teach(world: World, session: str = "first", text: str = PLAIN, **more:
 
 
 def judge(world: World, turn: int, text: str = PLAIN, words: str = "No lists, ever") -> None:
+    """Judge a reply, and keep the wish that followed it."""
     value: Vote = -1
-    world.ledger.judgements.add(
+    candidate = world.ledger.judgements.add(
         turn,
         value=value,
         ballots=(),
         hints=[text],
         wish=Wish(text, words),
     )
+    if candidate is not None:
+        world.ledger.lessons.rule("keep", None, candidate)
 
 
 def told_system(*texts: str, system: str = "") -> dict[str, str]:
@@ -269,3 +272,26 @@ async def test_forgetting_the_source_takes_the_lesson_and_its_words(
     with sqlite3.connect(tmp_path / "ledger.sqlite3") as raw:
         dump = "\n".join(raw.iterdump())
     assert PLAIN not in dump
+
+
+async def test_what_the_judge_takes_for_a_wish_is_told_once_it_is_kept(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, lessons=True) as world:
+        await world.ask("Help me.", **named("first"))
+        await world.ask("Help me.", "fine", "No lists, ever!", **named("first"))
+        wish = Wish(PLAIN, "No lists, ever")
+        added: Any = {"value": -1, "ballots": (), "hints": (), "wish": wish}
+        for turn in (1, 2):
+            candidate = world.ledger.judgements.add(turn, **added)
+            assert candidate == (1 if turn == 1 else None), "said again it is no new one"
+            (lesson,) = world.ledger.lessons.of_user()
+            assert lesson.state is State.CANDIDATE
+        await world.ask("New?", **named("second"))
+        assert world.turns()[-1].told is None
+        lines = dict(facts(read_overview(tmp_path, 16)))
+        assert lines["wish"] == "hold lesson 1 in later sessions? `tinker-claw lessons keep 1`"
+        world.ledger.lessons.rule("keep", None, 1)
+        await world.ask("New?", **named("third"))
+        assert world.turns()[-1].told is not None
+        assert "wish" not in dict(facts(read_overview(tmp_path, 16)))

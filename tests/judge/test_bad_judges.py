@@ -103,7 +103,7 @@ async def test_a_judge_that_does_not_answer_for_long_is_failing_until_it_does(
         assert judge.asked[SLOW] == 1, "it was not asked again meanwhile"
 
 
-@pytest.mark.parametrize("lessons", ["off", "tell"])
+@pytest.mark.parametrize("lessons", ["off", "on"])
 async def test_once_learning_has_ended_the_judge_is_asked_for_lessons_only(
     tmp_path: Path, lessons: str
 ) -> None:

@@ -406,7 +406,7 @@ async def test_a_denied_call_is_a_tool_s_rejection_and_no_judge_is_asked(tmp_pat
     """What the program says of a reason is no hint and no lesson, and a stopped run is neutral."""
     rejected = "Error: The user doesn't want to proceed with this tool use. The tool use was "
     reason = "rejected (eg. none). To tell you how to proceed, the user said:\nHOW: in French"
-    async with world(tmp_path, batch_size=10_000, lessons="tell") as w:
+    async with world(tmp_path, batch_size=10_000, lessons="on") as w:
         no = w.turn("", role="tool", state=NextState.of_tools([("Bash", rejected + reason)]))
         stop = NextState.of_tools([("exec", "aborted by user after 1.5s")])
         stopped = w.turn("", role="tool", state=stop)

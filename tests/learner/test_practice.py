@@ -156,7 +156,10 @@ class Owner:
     def wishes(self, text: str = PLAIN, **more: Any) -> int:
         """Reject a reply, and say what shall last; return the lesson."""
         self.asks(-1, wish=Wish(text, "always"), **more)
-        return self.ledger.lessons.of_user(self.name)[0].id
+        newest = self.ledger.lessons.of_user(self.name)[0]
+        if newest.state is State.CANDIDATE:
+            self.ledger.lessons.rule("keep", None, newest.id)
+        return newest.id
 
     def is_pleased(self, times: int = 2, **more: Any) -> None:
         """Accept told replies."""
@@ -183,7 +186,7 @@ async def owner(
 ) -> AsyncGenerator[Owner]:
     """A world in which the learner runs when told to, and nobody is asked to judge."""
     trainer = trainer or Opinions(0.5, 0.0)
-    async with world(path, trainer=trainer, running=False, lessons="practice", **more) as w:
+    async with world(path, trainer=trainer, running=False, practice="on", **more) as w:
         yield Owner(w)
 
 
@@ -228,7 +231,7 @@ async def test_a_lesson_accepted_twice_told_is_practised_as_one_step(tmp_path: P
 
 @pytest.mark.parametrize(
     "so_far",
-    ["once", "rejected since", "by tools", "two prompts", "kept", "dropped", "untold"],
+    ["once", "rejected since", "by tools", "two prompts", "dropped", "untold"],
 )
 async def test_nothing_is_practised_before_its_owner_accepted_it(
     tmp_path: Path, so_far: str
@@ -246,9 +249,9 @@ async def test_nothing_is_practised_before_its_owner_accepted_it(
             case "two prompts":
                 o.is_pleased(2)
                 o.ledger._db.write("UPDATE turns SET hint_at = NULL WHERE id = 1")
-            case "kept" | "dropped":
+            case "dropped":
                 o.is_pleased(2)
-                o.ledger.lessons.rule("keep" if so_far == "kept" else "drop", None, lesson)
+                o.ledger.lessons.rule("drop", None, lesson)
             case _:
                 o.asks()
                 o.asks()
@@ -587,7 +590,7 @@ async def test_the_demos_model_does_untold_what_it_was_told(tmp_path: Path) -> N
             *(telemetry, Health(), paid, settings.training, params.max_tokens),
         )
         scorer = HintScorer(parts, renderer, context_tokens=512)
-        lesson = Lesson(1, "me", "", "", 1, State.TOLD, False, None, None, 0.0, 0.0)
+        lesson = Lesson(1, "me", "", "", 1, State.TOLD, None, None, 0.0, 0.0)
         turns = [asks(number, grammar.new_problem(rng)) for number in range(4)]
         plan = practice.Plan(lesson, HINTS_PLAIN[0], turns, (), Usage())
         problems = [grammar.new_problem(rng) for _ in range(48)]

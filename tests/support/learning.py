@@ -217,7 +217,7 @@ async def world(
         parts,
         learning_rate=1e-3,
         gate=asks,
-        practice=Practice(parts, scorer, asks) if cfg.lessons == "practice" else None,
+        practice=Practice(parts, scorer, asks) if cfg.practice == "on" else None,
         score_fresh=score_fresh,
         waits=waits,
         now=lambda: time.time() + ahead_s,

@@ -143,9 +143,18 @@ _MEANING = {
 
 
 def _first_told(terminal: Terminal, event: Mapping[str, Any]) -> str:
-    words = None if terminal.quiet else terminal.lesson(event["lesson"])
     told = f"Lesson {event['lesson']} is told for the first time"
-    return f"{told}." if words is None else f"{told}: {quoted(words)}"
+    return f"{told}{_words_of(terminal, event['lesson']) or '.'}"
+
+
+def _candidate(terminal: Terminal, event: Mapping[str, Any]) -> str:
+    keep = f"`tinker-claw lessons keep {event['lesson']}`"
+    return f"Hold this in later sessions? {keep}{_words_of(terminal, event['lesson'])}"
+
+
+def _words_of(terminal: Terminal, lesson: int) -> str:
+    words = None if terminal.quiet else terminal.lesson(lesson)
+    return "" if words is None else f": {quoted(words)}"
 
 
 def _estimated(_: Terminal, event: Mapping[str, Any]) -> str:
@@ -175,6 +184,7 @@ LINES: Mapping[str, Callable[[Terminal, Mapping[str, Any]], str]] = {
     "verdict": _judged,
     "step": _stepped,
     "lesson.first_told": _first_told,
+    "lesson.candidate": _candidate,
     "layout": lambda _, event: f"{event['gpus'][0].upper()}{event['gpus'][1:]}.",
     "spend.estimate": _estimated,
     "version.refused": _refused,
@@ -205,10 +215,6 @@ SENTENCES: Mapping[str, str] = {
     "gate.left_out": "{questions} canaries could not be asked: {error}",
     "gate.unasked": "The canaries could not be asked, so the new version answers: {error}",
     "gate.no_answer": "The canaries got no answer: {error}",
-    "lesson.in_vain": (
-        "Lesson {lesson} is no longer told: you rejected most replies that were told it. "
-        "`tinker-claw lessons keep {lesson}` brings it back."
-    ),
     "practice.too_dear": "Lesson {lesson} waits to be practised: the budget has no room for it.",
     "practice.rejected": "Lesson {lesson} is told again: practising it did not do what you want.",
     "practice.learned": "Lesson {lesson} is learned, and no longer told.",

@@ -210,7 +210,7 @@ def _gate(
 
 def _practice(common: _Common, gate: Gate | None) -> Practice | None:
     parts, can = common.parts, common.can
-    if parts.training.lessons != "practice":
+    if parts.training.practice == "off":
         return None
     scorer = HintScorer(parts, common.renderer, context_tokens=can.context_tokens)
     return Practice(parts, scorer, gate, score_fresh=can.score_fresh)

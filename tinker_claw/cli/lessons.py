@@ -25,7 +25,6 @@ _COLUMNS = (
     Column("id"),
     Column("user"),
     Column("state"),
-    Column("kept"),
     Column("instead", "replaced_by"),
     Column("lesson", "text", wraps=True),
     Column("your words", "words", lambda text: short(60, text), wraps=True),
@@ -37,11 +36,11 @@ _COLUMNS = (
 class Lessons(LedgerCommand):
     """List what you want of all replies; keep, edit, drop or add a lesson.
 
-    With --lessons tell, new sessions are told the lessons that you keep, then the newest. turn:
-    where you said it; first told: the first turn that was told it. Aside: you said otherwise since;
-    vain: you rejected most replies that were told it; keep brings both back. Provisional:
-    practised, and no longer told; four of your verdicts make it learned, or bring it back. A drop
-    acts at once; what the model has learned stays until a rollback.
+    New sessions are told the newest. Candidate: the judge takes it for a wish that lasts, and it is
+    told once you keep it. turn: where you said it; first told: the first turn that was told it.
+    Aside: you said otherwise since; keep brings it back. Provisional: practised, and no longer
+    told; four of your verdicts make it learned, or bring it back. A drop acts at once; what the
+    model has learned stays until a rollback.
     """
 
     do: Annotated[Literal["list", "keep", "edit", "drop", "add"], WORD] = "list"
@@ -60,8 +59,10 @@ class Lessons(LedgerCommand):
             if self.as_json:
                 write_json(found)
             elif found:
-                runs = (practised(run) for one in found for run in one["runs"][-1:])
-                write([*table(_COLUMNS, found), *(line for run in runs for line in wrapped(run))])
+                vain = [one for one in found if one["vain"]]
+                said = [f"Lesson {one['id']} is told in vain: {one['vain']}." for one in vain]
+                said += [practised(run) for one in found for run in one["runs"][-1:]]
+                write([*table(_COLUMNS, found), *(line for one in said for line in wrapped(one))])
             else:
                 write(wrapped(_NONE))
             return 0
@@ -93,9 +94,8 @@ class Lessons(LedgerCommand):
 
 
 _NONE = (
-    'No lessons yet. One comes of a correction that holds for more than this reply, like "always '
-    'answer in French", or of `tinker-claw lessons add TEXT`. With --lessons tell, new sessions '
-    "are told them."
+    "No lessons yet. Write `/always answer in French` to your agent, or `tinker-claw lessons add "
+    "TEXT`; later sessions are told it."
 )
 _UNDO = (
     "What the model has learned of it stays; `tinker-claw rollback v{}` goes back to the version "
@@ -105,6 +105,6 @@ _DONE = {
     "keep": "kept, it is told",
     "edit": "changed, it is told",
     "drop": "dropped, it is told no more",
-    "add": "added, with --lessons tell it is told from the next session on",
-    "known": "it was there already, and is kept in these words",
+    "add": "added, it is told from the next session on",
+    "known": "it was there already, and is told in these words",
 }

@@ -107,10 +107,10 @@ def _model(settings: Settings) -> str:
 
 def _lessons() -> str:
     """Ask whether lessons are told."""
-    write(["", "If you ask something of all replies (“always answer in French”), keep it in mind?"])
+    write(["", "When you ask something of all replies (`/always in French`), keep it in mind?"])
     return keys.choose(
         {
-            "tell": "yes, in all later sessions; the page lists these wishes and drops them",
+            "on": "yes, in all later sessions; the page lists these wishes and drops them",
             "off": "no, replies change by training alone",
         }
     )

@@ -94,11 +94,11 @@ def _owners(settings: Settings) -> Iterator[str]:
     names = {user.name for user in settings.users}
     names |= {DEFAULT_USER} if settings.gateway.api_key is not None and names else set()
     owners = max(len(names), *of.values(), 1)
-    if settings.training.lessons == "practice" and owners > 1:
+    if settings.training.practice == "on" and owners > 1:
         yield (
-            f"--lessons practice trains what one owner wishes, and {owners} share this policy: "
-            "give them an adapter each, by gateways of their own (--data-dir, --port), or set "
-            "--lessons tell"
+            f"--practice on trains what one owner wishes, and {owners} share this policy: "
+            "give them an adapter each, by gateways of their own (--data-dir, --port), or leave "
+            "it out"
         )
 
 

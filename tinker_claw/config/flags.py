@@ -38,6 +38,13 @@ def has_flag(field: FieldInfo) -> bool:
     return not tables and SecretStr not in kinds
 
 
+class _Checked(click.Choice[str]):
+    """Choice whose value the settings check, in sentences of their own."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return value
+
+
 def _parameter(name: str, field: FieldInfo, section: str) -> click.Parameter:
     kind, many = _kind(field.annotation)
     if WORD in field.metadata:
@@ -61,6 +68,8 @@ def _parameter(name: str, field: FieldInfo, section: str) -> click.Parameter:
         default = "" if unset else f"default {field.default}"
         facts = ", ".join(str(fact) for fact in (extra.get("unit"), default) if fact)
         told += f" ({facts})" if facts else ""
+        if isinstance(kind, click.Choice):
+            options["type"] = _Checked(kind.choices)
     names = f"--{flag}/--no-{flag}" if section and kind is click.BOOL else f"--{flag}"
     return click.Option([names, f"{section}__{name}" if section else name], help=told, **options)
 
@@ -83,6 +92,7 @@ _TAKES = {
     "greater_than_equal": "it takes {ge} or more",
     "less_than": "it takes less than {lt}",
     "less_than_equal": "it takes {le} or less",
+    "literal_error": "it takes {expected}",
     "value_error": "{error}",
 }
 """Sentences about what a value must be, by pydantic's types of errors."""

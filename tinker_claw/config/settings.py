@@ -324,10 +324,11 @@ class Training(Section):
     canaries: Path | None = _setting(
         None, "file of the canaries (docs/operating.md); configs/canaries.toml unless set"
     )
-    lessons: Literal["off", "tell", "practice"] = _setting(
-        "off",
-        "tell: put what users ask of all replies into their prompts; practice: then also train it "
-        "(docs/lessons.md)",
+    lessons: Literal["on", "off"] = _setting(
+        "on", "whether `/always` and kept wishes go into later sessions (docs/lessons.md)"
+    )
+    practice: Literal["off", "on"] = _setting(
+        "off", "on: train lessons whose replies you accept, so that the model needs no telling"
     )
     max_staleness: int = _setting(
         4,
@@ -337,12 +338,26 @@ class Training(Section):
         when="samples expire unused (higher)",
     )
 
+    @field_validator("lessons", mode="before")
+    @classmethod
+    def _lessons_alone(cls, value: Any) -> Any:
+        instead = {"tell": "--lessons on", "practice": "--practice on"}.get(value)
+        if instead is not None:
+            raise ValueError(f"write {instead}")
+        return value
+
     @model_validator(mode="before")
     @classmethod
     def _paper_alone(cls, given: Any) -> Any:
         if isinstance(given, dict) and cast("dict[str, Any]", given).get("recipe") == "paper":
             return {"gate": "off", "lessons": "off"} | cast("dict[str, Any]", given)
         return given
+
+    @model_validator(mode="after")
+    def _practice_of_lessons(self) -> Training:
+        if self.practice == "on" and self.lessons == "off":
+            raise ValueError("practice trains lessons: leave --lessons off out, or --practice on")
+        return self
 
     @property
     def opd_mode(self) -> Literal["topk", "token"]:

@@ -71,10 +71,9 @@ class Lessons:
         return known or []
 
     def _chosen(self, user: str, version: int) -> list[int]:
-        """Return as many lessons as there is room for, the newest last: what the user keeps, then
-        the newest. Those that were told in vain are ended first."""
+        """Return the newest lessons, as many as there is room for, the newest last."""
         chosen, practised = list[Lesson](), self._table.practised(version)
-        for lesson in sorted(self._table.of_user(user), key=lambda lesson: not lesson.kept):
+        for lesson in self._table.of_user(user):
             if len(chosen) == MOST:
                 break
             if lesson.state in NOT_TOLD:
@@ -83,9 +82,4 @@ class Lessons:
                 continue  # these weights do it untold
             if len(self._tokens(lesson_text([*chosen, lesson]))) <= MOST_TOKENS:
                 chosen.append(lesson)
-        ids = [one.id for one in sorted(chosen, key=lambda one: (one.created_at, one.id))]
-        if not ids or not (ended := self._table.end_in_vain(ids)):
-            return ids
-        for lesson in ended:
-            log.warning("lesson.in_vain", lesson=lesson)
-        return self._chosen(user, version)
+        return [lesson.id for lesson in reversed(chosen)]

@@ -32,6 +32,7 @@ from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
 from tinker_claw.formats.body import shown
+from tinker_claw.gateway import always
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.feedback import record
 from tinker_claw.gateway.limits import Caller
@@ -147,12 +148,15 @@ async def admit(
     request = await parse(deps, wire, route, body, caller)
     version, sampler, pinned = await choose(deps, request.model)
     identity = _identify(deps, request, headers, version if pinned else None)
-    named = _writers(deps, request, identity, user)
+    named, command = _writers(deps, request, identity, user), None
+    if identity.kind is Kind.MAIN and _is_personal(identity):
+        messages, command = always.take_out(request.messages, named)
+        request = replace(request, messages=messages)
     privacy = deps.privacy.privacy(user, identity, headers, request, named)
     large = is_large(body)
     asked = _Incoming(request, user, identity, named, privacy, started, large)
     place, link, told = Place(identity), None, list[Lesson]()
-    unasked = None
+    unasked = always.PRIVATE if command and command.alone else None
     if privacy is not Privacy.PRIVATE:
         await _remember(deps, wire, asked)
         asked = await _without_secrets(deps, asked, headers)
@@ -164,7 +168,11 @@ async def admit(
             unasked = NOTHING_TO_RATE
         else:
             told = _lessons(deps, asked, place, version)
-        if link is not None:
+        if command is not None and privacy is Privacy.OPEN:
+            # Behind the choice for this session: it holds from the next one on.
+            held = await always.hold(deps, user, place.session_id, command)
+            unasked = held if command.alone else None
+        if link is not None and unasked is None:
             # Before the prompt: what the user said counts even when it does not fit the context.
             await _attach(deps, asked, link, place)
     forget = privacy is not Privacy.OPEN
@@ -264,9 +272,13 @@ def _pictured(deps: GatewayDeps, asked: _Incoming) -> str | None:
 
 def _is_owners(place: Place) -> bool:
     """Whether an owner of the gateway opens a conversation of their own with this request."""
-    who = place.identity
+    return place.asked_by is Writer.OWNER and _is_personal(place.identity)
+
+
+def _is_personal(who: Identity) -> bool:
+    """Whether a conversation is one person's, and no task that is tried."""
     tried = who.episode or (who.attempt is not None and who.attempt.group is not None)
-    return place.asked_by is Writer.OWNER and not (tried or who.surface.group)
+    return not (tried or who.surface.group)
 
 
 def _identify(

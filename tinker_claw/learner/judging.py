@@ -473,7 +473,7 @@ class Judging:
         self._check(turn_id)
         verdict, redact = judgement.verdict, self._redact
         ids = [None, *(lesson.id for lesson in lessons)]
-        self._parts.ledger.judgements.add(
+        candidate = self._parts.ledger.judgements.add(
             turn_id,
             value=verdict.value,
             ballots=[
@@ -486,6 +486,8 @@ class Judging:
             repeats=ids[judgement.repeats],
             contradicts=ids[judgement.contradicts],
         )
+        if candidate is not None:
+            log.info("lesson.candidate", lesson=candidate)
 
     def _to_be_told(self, wish: Wish | None) -> Wish | None:
         """Return a wish that may become a lesson; None: there is none."""

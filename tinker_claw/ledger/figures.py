@@ -27,7 +27,7 @@ FROM verdicts
 _LESSONS = """
 SELECT COUNT(*) FILTER (WHERE state = 'told') AS told,
   COUNT(*) FILTER (WHERE state IN ('provisional', 'learned')) AS practised,
-  COUNT(*) FILTER (WHERE state = 'vain') AS in_vain,
+  MAX(id) FILTER (WHERE state = 'candidate') AS candidate,
   (SELECT id FROM lessons ORDER BY told_in DESC, id DESC LIMIT 1) AS newest,
   MAX(told_in) FILTER (WHERE state = 'told') AS session FROM lessons
 """
@@ -108,8 +108,8 @@ def _learning(rows: Rows) -> Record:
     return {
         # Judged turns by verdict; `none`: no vote was valid.
         "verdicts": dict(rows.rows(_VERDICTS)[0]),
-        # Number of lessons that are told, of those practised instead and of those told in vain,
-        # and the one told first of late.
+        # Number of lessons that are told, and of those practised instead; the newest candidate, and
+        # the one told first of late.
         "lessons": dict(rows.rows(_LESSONS)[0]),
         # Replies and sessions with explicit feedback, and replies where the judge's verdict
         # differs.

@@ -80,13 +80,13 @@ class JudgementTable(LedgerTable):
         wish: Wish | None = None,
         repeats: int | None = None,
         contradicts: int | None = None,
-    ) -> None:
-        """Write a judge's answers, verdict and hints for one turn. Explicit feedback still takes
-        precedence.
+    ) -> int | None:
+        """Write a judge's answers, verdict and hints for one turn; return the lesson of which the
+        wish made a new candidate. Explicit feedback still takes precedence.
 
         Args:
             prompt: version of the judge prompts; None: no judge was asked.
-            wish: becomes a lesson.
+            wish: becomes a candidate.
             repeats: id of the lesson that the owner has said again.
             contradicts: id of the one that the wish sets aside.
         """
@@ -108,7 +108,7 @@ class JudgementTable(LedgerTable):
                 "judged = excluded.judged, prompt = excluded.prompt",
                 (turn_id, value, time.time(), prompt),
             )
-            learn(tx, turn_id, wish, repeats, contradicts)
+            return learn(tx, turn_id, wish, repeats, contradicts)
 
     def add_in_vain(self, turn_id: int, answer: str) -> int:
         """Record a try that failed by the turn's own fault; return the number of failed tries.

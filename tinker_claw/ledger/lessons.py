@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from tinker_claw.errors import UndoError
+from tinker_claw.evidence import CLAIM, Rate, TwoRates
 from tinker_claw.ledger.database import LedgerTable, Rows, insert
 from tinker_claw.ledger.firsts import ACCEPTED, FIRSTS
 from tinker_claw.types import Wish
@@ -38,18 +39,18 @@ SELECT lesson FROM line JOIN steps ON steps.version = line.id
 WHERE status = 'committed' AND lesson IS NOT NULL
 """
 """SQL of the lessons that the weights of a version have practised."""
-ENOUGH = 8
-"""Verdicts on told replies after which a lesson may be told in vain."""
 VERDICTS = f"""
 (SELECT {ACCEPTED} AS good, sessions.created_at AS at FROM {FIRSTS}
 WHERE sessions.user = lessons.user AND sessions.lessons <> '[]'
   AND lessons.id IN (SELECT value FROM json_each(turns.told, '$[0]'))
-ORDER BY sessions.id DESC LIMIT {3 * ENOUGH})
+ORDER BY sessions.id DESC LIMIT 24)
 """
-"""SQL of the newest verdicts on a row of `lessons`: of first judged turns that were told it. More
-than are enough, so that one that did well outlives another that is told beside it in vain."""
-_IN_VAIN = f"(SELECT COUNT(*) >= {ENOUGH} AND 2 * SUM(good) < COUNT(*) FROM {VERDICTS})"
-"""SQL on a row of `lessons`: most of these replies were rejected."""
+"""SQL of the newest verdicts on a row of `lessons`: of first judged turns that were told it."""
+_COMPARED = f"""
+SELECT EXISTS (SELECT 1 FROM json_each(turns.told, '$[0]') WHERE value = ?2), {ACCEPTED}
+FROM {FIRSTS} WHERE sessions.user = ?1
+"""
+"""SQL of all first judged turns of a user: whether they were told a lesson, and accepted."""
 
 Rule = Literal["keep", "edit", "drop", "add"]
 
@@ -57,11 +58,11 @@ Rule = Literal["keep", "edit", "drop", "add"]
 class State(StrEnum):
     """Whether new sessions are told a lesson."""
 
+    CANDIDATE = "candidate"
+    """Not told: the judge takes it for a wish that lasts, and its user has not kept it."""
     TOLD = "told"
     ASIDE = "aside"
     """Not told, since the user has said otherwise (`replaced_by`)."""
-    VAIN = "vain"
-    """Not told, since the user rejected most replies that were told it."""
     PROVISIONAL = "provisional"
     """Practised and not told; their user's next sessions confirm it."""
     LEARNED = "learned"
@@ -70,8 +71,13 @@ class State(StrEnum):
     """Not told, since the user does not want it."""
 
 
-NOT_TOLD = State.ASIDE, State.VAIN, State.DROPPED
+NOT_TOLD = State.CANDIDATE, State.ASIDE, State.DROPPED
 """States whose lessons are not told, whatever the weights have learned."""
+_AGAIN = """
+CASE WHEN state NOT IN ('aside', 'learned') THEN state
+  WHEN told_in IS NULL THEN 'candidate' ELSE 'told' END
+"""
+"""SQL of the state of a lesson that counts again: no judge's word alone has it told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,6 @@ class Lesson:
     words: str
     turn_id: int | None
     state: State
-    kept: bool
     replaced_by: int | None
     told_in: int | None
     created_at: float
@@ -128,17 +133,6 @@ class LessonTable(LedgerTable):
         )
         return [lesson_of(row) for row in rows]
 
-    def end_in_vain(self, lessons: Iterable[int]) -> list[int]:
-        """End those of these lessons that are told in vain, unless their user keeps them; return
-        them."""
-        with self._db.transaction() as tx:
-            ended = tx.execute(
-                "UPDATE lessons SET state = ?, changed_at = ? WHERE state = 'told' AND NOT kept "
-                f"AND id IN (SELECT value FROM json_each(?)) AND {_IN_VAIN} RETURNING id",
-                (State.VAIN, time.time(), json.dumps([*lessons])),
-            )
-            return [id for (id,) in ended.fetchall()]
-
     def begin(self, session_id: int, told: Iterable[int]) -> list[int]:
         """Store the ids of a session's lessons, unless they are stored; none where it has begun
         already. Return those that were never told before."""
@@ -156,14 +150,23 @@ class LessonTable(LedgerTable):
             )
             return [id for (id,) in new.fetchall()]
 
-    def rule(self, rule: Rule, user: str | None, which: int | None, text: str = "") -> int:
+    def rule(
+        self,
+        rule: Rule,
+        user: str | None,
+        which: int | None,
+        text: str = "",
+        *,
+        turn_id: int | None = None,
+    ) -> int:
         """Keep, edit, drop or add a lesson, at once; return its id. One that is there is not added
-        again, but kept in the new words.
+        again: it is told in the new words, as the newest.
 
         Args:
             user: whose lesson it must be; None: anybody's.
             which: the lesson's id; None to add one.
             text: the new words.
+            turn_id: the reply after which it is added; None: the user wrote it elsewhere.
 
         Raises:
             UndoError: there is no such lesson, or its words cannot be one.
@@ -185,17 +188,17 @@ class LessonTable(LedgerTable):
             if rule == "add":
                 user, wish = user or "", Wish(words, "")
                 if (which := _same(tx, user, wish)) is None:
-                    return _insert(tx, user, wish)
+                    return _insert(tx, user, wish, turn_id, State.TOLD)
             if rule == "edit" and (twin := _twin(tx, which, words)) is not None:
                 raise UndoError(
                     f"lesson {twin} says that already; keep it, and drop lesson {which}"
                 )
-            state, kept = (State.DROPPED, 0) if rule == "drop" else (State.TOLD, 1)
+            state = State.DROPPED if rule == "drop" else State.TOLD
             done = tx.execute(
                 "UPDATE lessons SET text = CASE ?1 WHEN '' THEN text ELSE ?1 END, state = ?2, "
-                "kept = ?3, replaced_by = NULL, changed_at = ?4 "
-                "WHERE id = ?5 AND user = COALESCE(?6, user)",
-                (words, state, kept, time.time(), which, user),
+                "replaced_by = NULL, changed_at = ?3, created_at = IIF(?6, ?3, created_at) "
+                "WHERE id = ?4 AND user = COALESCE(?5, user)",
+                (words, state, time.time(), which, user, rule == "add"),
             ).rowcount
         if not done or which is None:
             raise UndoError(f"there is no lesson {which}; `tinker-claw lessons` lists them")
@@ -237,8 +240,9 @@ def read_runs(
 def read_lessons(rows: Rows, user: str | None) -> list[dict[str, Any]]:
     """Return the lessons of a user, newest first, with the steps that practised each as `runs`.
 
-    `back`: the version that answered when it was said, so that none before has learned it; None:
-    the user wrote it. `first`: the first turn that was told it; None: none was yet.
+    `vain`: how fewer replies were accepted with it than without; None: that is not shown. `back`:
+    the version that answered when it was said, so that none before has learned it; None: the user
+    wrote it. `first`: the first turn that was told it; None: none was yet.
 
     Args:
         user: only theirs; None: everybody's.
@@ -255,10 +259,27 @@ def read_lessons(rows: Rows, user: str | None) -> list[dict[str, Any]]:
             **asdict(one),
             "back": back.get(one.id),
             "first": first.get(one.id),
+            "vain": told_in_vain(rows, one),
             "runs": read_runs(rows, lesson=one.id),
         }
         for one in of_user(rows, user)
     ]
+
+
+def told_in_vain(rows: Rows, lesson: Lesson) -> str | None:
+    """Say how fewer replies were accepted with a lesson than without, among the first judged turns
+    of its user; None: these do not show that."""
+    if lesson.state is not State.TOLD:
+        return None
+    shares = told, untold = Rate(), Rate()
+    for with_it, accepted in rows.rows(_COMPARED, lesson.user, lesson.id):
+        shares[not with_it].add(accepted)
+    if told.value >= untold.value or TwoRates(told, untold).e_value < CLAIM:
+        return None
+    return (
+        f"{told.good:g} of {told.of} replies were accepted with it, and {untold.good:g} of "
+        f"{untold.of} without"
+    )
 
 
 def learn(
@@ -267,35 +288,34 @@ def learn(
     wish: Wish | None,
     repeats: int | None = None,
     contradicts: int | None = None,
-) -> None:
-    """Store the wish that followed a turn as a lesson.
+) -> int | None:
+    """Store the wish that followed a turn as a candidate; return its id, None: it is none.
 
-    One that was said again is the newest, and told again unless the user dropped it, it was told in
-    vain, or it is provisional: the next verdicts decide about that. One that is contradicted is set
-    aside, unless the user keeps it.
+    A lesson that was said again is the newest. It is told again if its user had kept it, unless
+    they dropped it, or it is provisional: the next verdicts decide about that. One that is
+    contradicted is set aside.
 
     Args:
         repeats: id of the lesson that was said again; else it is the one of the same sentence.
         contradicts: id of the lesson that the wish contradicts.
     """
     if wish is None and repeats is None:
-        return
+        return None
     found = tx.execute(
         "SELECT user FROM turns JOIN sessions ON sessions.id = session_id "
         "WHERE turns.id = ? AND private <> 1 AND kind = 'main' AND episode = 0",
         (turn_id,),
     ).fetchone()
     if found is None:
-        return
-    (user,) = found
+        return None
+    (user,), new = found, None
     newest = repeats or (wish and _same(tx, user, wish))
     if newest is None and wish is not None:
-        newest = _insert(tx, user, wish, turn_id)
+        newest = new = _insert(tx, user, wish, turn_id, State.CANDIDATE)
     else:
         tx.execute(
             "UPDATE lessons SET created_at = ?1, replaced_by = NULL, "
-            "changed_at = IIF(state IN ('vain', 'provisional'), changed_at, ?1), "
-            "state = IIF(state IN ('vain', 'provisional'), state, 'told') "
+            f"changed_at = IIF(state = 'provisional', changed_at, ?1), state = {_AGAIN} "
             "WHERE id = ?2 AND user = ?3 AND state <> 'dropped'",
             (time.time(), newest, user),
         )
@@ -303,27 +323,28 @@ def learn(
         tx.execute(
             "UPDATE lessons SET state = 'aside', changed_at = ?2, "
             "replaced_by = (SELECT id FROM lessons WHERE id = ?1) WHERE id = ?3 AND id <> ?1 "
-            "AND user = ?4 AND NOT kept AND state <> 'dropped'",
+            "AND user = ?4 AND state <> 'dropped'",
             (newest, time.time(), contradicts, user),
         )
+    return new
 
 
 def unlearn(tx: sqlite3.Connection, turns: str) -> None:
     """Delete the lessons from these turns, a JSON array; what they set aside is told again."""
     gone = "(SELECT id FROM lessons WHERE turn_id IN (SELECT value FROM json_each(?)))"
     tx.execute(
-        f"UPDATE lessons SET state = 'told' WHERE state = 'aside' AND replaced_by IN {gone}",
+        f"UPDATE lessons SET state = {_AGAIN} WHERE state = 'aside' AND replaced_by IN {gone}",
         (turns,),
     )
     tx.execute(f"DELETE FROM lessons WHERE id IN {gone}", (turns,))
 
 
 def practise(tx: sqlite3.Connection, step_id: int) -> bool:
-    """Make a told lesson provisional, as its step practised it; False: its user has ended or kept
-    it meanwhile."""
+    """Make a told lesson provisional, as its step practised it; False: its user has ended it
+    meanwhile."""
     changed = tx.execute(
         "UPDATE lessons SET state = 'provisional', changed_at = ? WHERE state = 'told' "
-        "AND NOT kept AND id = (SELECT lesson FROM steps WHERE steps.id = ?)",
+        "AND id = (SELECT lesson FROM steps WHERE steps.id = ?)",
         (time.time(), step_id),
     )
     return changed.rowcount == 1
@@ -362,14 +383,15 @@ def orphans(rows: Rows) -> list[int]:
     )
 
 
-def _insert(tx: sqlite3.Connection, user: str, wish: Wish, turn_id: int | None = None) -> int:
+def _insert(
+    tx: sqlite3.Connection, user: str, wish: Wish, turn_id: int | None, state: State
+) -> int:
     """Insert a lesson that followed a turn, or that the user wrote (None); return its id."""
     now = time.time()
     values = asdict(wish) | {
         "user": user,
         "turn_id": turn_id,
-        "state": State.TOLD,
-        "kept": turn_id is None,
+        "state": state,
         "created_at": now,
         "changed_at": now,
     }
@@ -400,4 +422,4 @@ def _meaning(text: str) -> str:
 
 def lesson_of(row: sqlite3.Row) -> Lesson:
     """Return the lesson in a row of `lessons`."""
-    return replace(Lesson(**dict(row)), state=State(row["state"]), kept=bool(row["kept"]))
+    return replace(Lesson(**dict(row)), state=State(row["state"]))

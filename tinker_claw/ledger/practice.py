@@ -19,7 +19,7 @@ TWICE = 2
 """Told replies that the owner must have accepted since they said the lesson, or since it was told
 again, before it is practised; of the newest, more than three in four."""
 _DUE = f"""
-SELECT * FROM lessons WHERE state = 'told' AND NOT kept AND turn_id IS NOT NULL
+SELECT * FROM lessons WHERE state = 'told'
   AND (SELECT SUM(good AND at >= changed_at) >= {TWICE} AND 4 * SUM(good) > 3 * COUNT(*)
     FROM {VERDICTS})
 ORDER BY created_at DESC, id DESC

@@ -52,8 +52,7 @@ CREATE TABLE lessons (
   text       TEXT NOT NULL,              -- their own sentences, inserted into prompts
   words      TEXT NOT NULL,              -- the user's own words that show that it lasts; '': the user wrote the lesson
   turn_id    INTEGER,                    -- the reply that they were about; NULL: the user wrote the lesson
-  state      TEXT NOT NULL,              -- told, aside (the user has said otherwise), vain (told in vain), provisional, learned, dropped
-  kept       INTEGER NOT NULL,           -- 1: the user has kept or written it
+  state      TEXT NOT NULL,              -- candidate (the judge's), told, aside (the user has said otherwise), provisional, learned, dropped
   replaced_by INTEGER REFERENCES lessons (id) ON DELETE SET NULL, -- the lesson that set it aside
   told_in    INTEGER REFERENCES sessions (id), -- first session that was told it; NULL: none yet
   created_at REAL NOT NULL,              -- when the user said it last

@@ -84,9 +84,9 @@ _WORDS: Final = {
     "ok": "All is well",
     "degraded": "Something is wrong",
     # of lessons
+    "candidate": "Hold this in later sessions? Keep does; until then it is not told",
     "told": "Told",
     "aside": "Not told any more",
-    "vain": "Set aside: you rejected most replies that were told it; Keep brings it back",
     "provisional": "Practised; your next sessions show whether it holds",
     "learned": "Learned: done without being told",
     "dropped": "Dropped",

@@ -1,0 +1,109 @@
+"""`/always be brief`: hold a wish in later sessions, by a message to the agent.
+
+Rule: only an owner's own words are a command. The model sees none of it: it is cut out of what is
+asked, and out of the history with the gateway's answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tinker_claw.conversation.attribution import Attribute, asked_by, last_said, read
+from tinker_claw.errors import UndoError
+from tinker_claw.formats.base import Joined, parts_of
+from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.ledger.lessons import NOT_TOLD
+from tinker_claw.types import Message, Writer
+
+_COMMAND = re.compile(r"/always(?:[ \t]*:?[ \t]+(?P<wish>[^\n]*))?(?:\n|\Z)", re.IGNORECASE)
+_OURS = "Lessons:"
+"""How each answer of the gateway begins."""
+PRIVATE = f"{_OURS} this session is private, so nothing of it is kept. The page takes lessons, too."
+OFF = f"{_OURS} they are off here. Start without --lessons off to hold one."
+_NONE = f"{_OURS} none yet. `/always be brief` adds one."
+
+
+@dataclass(frozen=True, slots=True)
+class Always:
+    """A command in the newest message."""
+
+    wish: str
+    """What later sessions are to be told; "": the lessons are to be listed."""
+    alone: bool
+    """Whether the message asks nothing else, so that the gateway answers it."""
+
+
+def take_out(
+    messages: Sequence[Message], named: Attribute
+) -> tuple[Sequence[Message], Always | None]:
+    """Return the messages without commands, and the newest one's command.
+
+    A message that is nothing else goes, with its answer; the newest stays, to be answered.
+
+    Args:
+        named: gives every piece of a message its writer.
+    """
+    lines = {at: line for at, one in enumerate(messages) if (line := _command(one, named))}
+    if not lines:
+        return messages, None
+    newest, command = last_said(messages), None
+    kept, answered = list[Message](), False
+    replies = [at for at, one in enumerate(messages) if one["role"] == "assistant"]
+    for at, message in enumerate(messages):
+        if answered and message["role"] == "assistant" and message["content"].startswith(_OURS):
+            answered = False
+            continue
+        answered = False
+        if (line := lines.get(at)) is None:
+            kept.append(message)
+            continue
+        alone = not read(message).words[line.end() :].strip()
+        is_new = message is newest and at > max(replies, default=-1)
+        if is_new:
+            command = Always((line["wish"] or "").strip(), alone)
+        if not alone:
+            kept.append({**message, "content": _cut(message["content"], line[0])})
+        elif is_new:
+            kept.append(message)
+        answered = alone
+    return kept, command
+
+
+def _command(message: Message, named: Attribute) -> re.Match[str] | None:
+    """Return the line of a command with which an owner's words begin."""
+    if message["role"] != "user" or "/always" not in message["content"].lower():
+        return None
+    line = _COMMAND.match(read(message).words)
+    return line if line and asked_by(named(message)) is Writer.OWNER else None
+
+
+def _cut(content: str, line: str) -> str:
+    """Return a message's content without a line."""
+    parts = parts_of(content)
+    at = next((n for n, part in enumerate(parts) if line.strip() in part), None)
+    if at is not None:
+        parts[at] = parts[at].replace(line if line in parts[at] else line.strip(), "", 1)
+    return Joined.of(parts) if len(parts) > 1 else parts[0]
+
+
+async def hold(deps: GatewayDeps, user: str, session_id: int, command: Always) -> str:
+    """Hold the wish of a command; return the answer to it."""
+    lessons = deps.ledger.lessons
+    if deps.lessons is None:
+        return OFF
+    if not command.wish:
+        told = [one for one in lessons.of_user(user) if one.state not in NOT_TOLD]
+        lines = [f"{one.id}. {one.text}" for one in told]
+        ends = "`tinker-claw lessons drop NUMBER` ends one, and so does the page."
+        return "\n".join([_OURS, *lines, ends]) if lines else _NONE
+    if await deps.privacy.redact_any(command.wish) != command.wish:
+        return f"{_OURS} not held, since it holds a secret or personal data."
+    latest = deps.ledger.turns.latest(session_id, most=1)
+    after = latest[0].turn_id if latest else None
+    try:
+        number = lessons.rule("add", user, None, command.wish, turn_id=after)
+    except UndoError as error:
+        return f"{_OURS} not held: {error}."
+    return f"{_OURS} number {number} holds from your next session on: {command.wish}"
