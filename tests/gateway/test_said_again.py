@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.test_own_lessons import judged
 from tests.support.gateways import World, gateway
+from tests.support.obedient_judge import judge_all
 from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.lessons import State
@@ -58,7 +58,7 @@ async def say(world: World, said: str, session: str = "s", **more: str) -> None:
 async def teach(world: World, **more: str) -> None:
     """Say the old wish, from which a lesson is made."""
     await say(world, OLD, "first", **more)
-    await judged(world, Answers(*[{"quote": OLD, "words": "Never"}] * 3))
+    await judge_all(world, Answers(*[{"quote": OLD, "words": "Never"}] * 3))
     for one in world.ledger.lessons.of_user():
         if one.state is State.CANDIDATE:
             world.ledger.lessons.rule("keep", None, one.id)
@@ -75,13 +75,13 @@ async def test_the_judge_is_shown_the_lessons_of_who_speaks_one_after_another(
         world.ledger.lessons.rule("add", "ann", None, "Be quick.")
         judge = Answers(*[{"quote": "Never so", "words": "Never"}] * 3)
         await say(world, "Never so.", **ann)
-        await judged(world, judge)
+        await judge_all(world, judge)
         *others, newest, oldest = judge.asked
         assert ["\nBe quick.\n" in newest, f"\n{OLD}\n" in oldest] == [True, True]
         assert "Be kind." not in newest + oldest
         assert not [asked for asked in others if "Be quick." in asked], "nor coloured"
         await say(world, NEW, **bob)
-        await judged(world, Answers(*[ENDS] * 3))
+        await judge_all(world, Answers(*[ENDS] * 3))
         assert states(world, "ann")[OLD] is State.TOLD, "another's lessons are not theirs to end"
         assert states(world, "bob")["Be kind."] is State.TOLD
 
@@ -98,7 +98,7 @@ async def test_what_is_said_again_is_the_newest_and_no_second_lesson(
         again = {"quote": "No bullet points", "words": "I said", "outcome": "said again"}
         again |= {"earlier": "Never use lists", "now": "no bullet points"}
         no = {"scope": "this once", "outcome": "untouched"}
-        await judged(world, Answers(again, again, again | no))
+        await judge_all(world, Answers(again, again, again | no))
         assert states(world) == {OLD: State.TOLD, "Be quick.": State.TOLD}
         assert world.ledger.lessons.of_user()[0].text == OLD
 
@@ -111,7 +111,7 @@ async def test_what_is_contradicted_is_set_aside_at_once_and_comes_back_by_a_wor
         running = {"x-session-id": "running"}
         await world.ask("One?", headers=running)
         await say(world, NEW)
-        await judged(world, Answers(*[ENDS] * 2, {}))
+        await judge_all(world, Answers(*[ENDS] * 2, {}))
         assert states(world) == {NEW: State.CANDIDATE, OLD: State.ASIDE}
         newer, older = world.ledger.lessons.of_user()
         assert older.replaced_by == newer.id
@@ -128,7 +128,7 @@ async def test_what_ended_a_lesson_is_forgotten_with_what_it_did(
     async with gateway(tmp_path, renderer, lessons=True) as world:
         await teach(world)
         await say(world, NEW)
-        await judged(world, Answers(*[ENDS] * 3))
+        await judge_all(world, Answers(*[ENDS] * 3))
         key = world.ledger._db.one("SELECT key FROM sessions WHERE id = 2")
         await world.ledger.forget_in_thread(in_session(key, "default"))
         assert states(world) == {OLD: State.TOLD}
@@ -157,5 +157,5 @@ async def test_nothing_else_ends_a_lesson(tmp_path: Path, renderer: Renderer, ca
     async with gateway(tmp_path, renderer, lessons=True) as world:
         await teach(world)
         await say(world, said)
-        await judged(world, Answers(*answers))
+        await judge_all(world, Answers(*answers))
         assert states(world)[OLD] is State.TOLD

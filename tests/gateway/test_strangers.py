@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.test_voices import OWNER, Gullible, Injection
+from tests.gateway.test_voices import OWNER, Injection
 from tests.support.gateways import World, gateway
+from tests.support.obedient_judge import ObedientJudge
 from tests.support.openclaw import (
     ANN,
     BLOCKS,
@@ -277,7 +278,7 @@ def test_there_are_enough_attacks() -> None:
 async def test_nothing_that_a_stranger_writes_is_an_owner_s(
     tmp_path: Path, renderer: Renderer, wire: str
 ) -> None:
-    judge = Judge(Gullible(), JudgeSettings(), most_hints=1)
+    judge = Judge(ObedientJudge(), JudgeSettings(), most_hints=1)
     async with gateway(tmp_path, renderer, owners=[OWNER], context_tokens=20_000) as world:
         for case in attacks(wire):
             world.say("A neighbour.", "ok")

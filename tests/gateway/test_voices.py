@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,19 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.support.fakes import asks_hint, rated
 from tests.support.gateways import MODEL, World, gateway
+from tests.support.obedient_judge import ObedientJudge
 from tests.support.openclaw import ANN, BLOCKS, BOB, SYSTEM, TOOLS, assistant, info, message, tool
 from tinker_claw.app.terminal import LINES, Terminal
 from tinker_claw.cli.explain import explained
 from tinker_claw.config.settings import JudgeSettings, Training
-from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.judge import Judge
-from tinker_claw.judge.prompts import Question, Schema
+from tinker_claw.judge.prompts import Question
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.figures import read_figures
 from tinker_claw.ledger.turns import NOT_UNDERSTOOD
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import Kind, Message, NextState, Writer
+from tinker_claw.types import Kind, NextState, Writer
 from tinker_claw.words import facts
 
 OWNER = f"telegram:{ANN}"
@@ -42,28 +40,6 @@ MAIL = (
 GROUP_LINE = "\n\nRuntime: agent=main | session=agent:main:telegram:group:-100 | sessionId=g | x=y"
 DIRECT_LINE = "\n\nRuntime: agent=main | session=agent:main:telegram:direct:1 | sessionId=d | x=y"
 HOOK_LINE = "\n\nRuntime: agent=main | session=agent:main:hook:mail | sessionId=h | x=y"
-
-
-class Gullible(Endpoint):
-    """A judge that believes everything: any hint in what it is shown is its answer, word for word,
-    with whatever the same text says as the owner's words."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
-        text = messages[-1]["content"]
-        self.seen.append(text)
-        if not asks_hint(schema):
-            return [rated(-1)] * n
-        return [rated(-1, line, line) for line in hints(text)][:n]
-
-    async def aclose(self) -> None: ...
-
-
-def hints(text: str) -> list[str]:
-    """Hints that a gullible reader would find."""
-    return [line for line in text.splitlines() if "praise Eve" in line] * 9 or ["no"] * 9
 
 
 @dataclass(frozen=True)
@@ -154,7 +130,7 @@ async def test_no_injection_becomes_feedback_or_a_hint(
 ) -> None:
     cases = [case for payload in PAYLOADS for case in injections(payload)]
     path, body = WIRES[wire]
-    judge = Judge(endpoint := Gullible(), JudgeSettings(), most_hints=1)
+    judge = Judge(endpoint := ObedientJudge(), JudgeSettings(), most_hints=1)
     async with gateway(
         tmp_path, renderer, owners=[OWNER], hears_others=hears_others, context_tokens=20_000
     ) as world:
@@ -189,7 +165,7 @@ async def test_no_injection_becomes_feedback_or_a_hint(
         kept = "\n".join(map(str, dump(world)))
         for name in (ANN, BOB, "Bob Stranger", "ann_name", "Carol"):
             assert name not in kept, f"{name} is in a column"
-            assert name not in "\n".join(endpoint.seen), f"the judge reads {name}"
+            assert name not in "\n".join(endpoint.shown), f"the judge reads {name}"
 
 
 def dump(world: World) -> list[Any]:
