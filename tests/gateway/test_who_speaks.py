@@ -350,10 +350,10 @@ PERSONS: dict[str, tuple[dict[str, Any], str, Content, bool]] = {
         False,
     ),
     "another agent than the listed bot": ({"owners": ["hermes"]}, "direct", "{words}", False),
-    "listed agents, an own program": ({"listed_only": True}, "own program", "{words}", False),
-    "listed agents, a plain client": ({"listed_only": True}, "plain", "{words}", True),
-    "listed agents, a coding agent": ({"listed_only": True}, "Claude Code", "{words}", True),
-    "listed agents, webchat": ({"listed_only": True}, "webchat", "{words}", True),
+    "listed agents, an own program": ({"agents": "listed"}, "own program", "{words}", False),
+    "listed agents, a plain client": ({"agents": "listed"}, "plain", "{words}", True),
+    "listed agents, a coding agent": ({"agents": "listed"}, "Claude Code", "{words}", True),
+    "listed agents, webchat": ({"agents": "listed"}, "webchat", "{words}", True),
 }
 
 

@@ -278,6 +278,8 @@ class _Reader:
             match = frame.form.match(body, start)
             if match is None or (frame.behind and not reading.stamped):
                 continue
+            if frame.name == openclaw.OWN_PROMPT and reading.sender is not None:
+                continue  # nobody sends OpenClaw's own prompts
             reading.stamped |= frame.name in (openclaw.STAMP, openclaw.SENDER)
             text, data = body[at : match.end()], match.groupdict().get("json")
             if frame.name == openclaw.SENDER and data is not None:

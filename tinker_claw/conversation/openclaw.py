@@ -55,6 +55,7 @@ def _block(label: str) -> re.Pattern[str]:
 STAMP: Final = "timestamp"
 SENDER: Final = "Conversation info:"
 QUEUED: Final = "frame of a queued message"
+OWN_PROMPT: Final = "prompt of its own"
 OTHER: Final = "other context"
 """A block of another label, behind which nobody can say whose the words are."""
 # [Sat 2026-11-21 00:19 UTC], before what a user typed
@@ -106,7 +107,7 @@ FRAMES: Final = (
         ),
         Writer.QUOTATION,
     ),
-    Frame("prompt of its own", _WAKE),
+    Frame(OWN_PROMPT, _WAKE),
     Frame("results of subagents", _STEERING),
     Frame(QUEUED, re.compile(r"\[Queued user message from a previous active turn[^\]]*\]\n")),
 )
@@ -142,7 +143,7 @@ NOBODYS: Final = {
 }
 """Areas of sessions in which no person writes, and the kinds of their requests."""
 _NAME = r"[^:\s]+"
-_OWN_AREA = re.compile(r"main|(?:explicit|dashboard):\S+")
+_OWN_AREA = re.compile(r"main|(?:explicit|dashboard):.+")
 """Sessions of whoever runs OpenClaw; chat services may write into the first, too."""
 _DIRECT_AREA = re.compile(rf"(?:(?P<channel>{_NAME}):(?:{_NAME}:)?)?direct:\S+")
 _GROUP_AREA = re.compile(r"(?:^|:)(?:group|channel|room|thread):")
