@@ -178,3 +178,18 @@ async def test_each_user_holds_their_own(tmp_path: Path, renderer: Renderer) -> 
         await world.ask(COMMAND, headers=ann)
         assert "none yet" in (await world.ask("/always", headers=bob)).text
         assert WISH in (await world.ask("/always", headers=ann)).text
+
+
+async def test_the_opposite_wish_is_the_later_line(tmp_path: Path, renderer: Renderer) -> None:
+    """The sentence above them says that the later one counts; the older goes by its user's word."""
+    async with gateway(tmp_path, renderer, lessons=True) as world:
+        for said in ("/always use lists", "/always without lists"):
+            await world.ask(said)
+        await world.ask("New?", **named("one"))
+        world.ledger.lessons.rule("drop", None, 1)
+        await world.ask("New?", **named("two"))
+        one, two = world.turns()
+        both = told_system("use lists", "without lists")
+        assert one.prompt == renderer.prompt([both, *chat("New?")]).tokens
+        last = told_system("without lists")
+        assert two.prompt == renderer.prompt([last, *chat("New?")]).tokens

@@ -179,7 +179,8 @@ def _read(message: Message) -> Reading:
 def read_text(text: str) -> Reading:
     """Split the text of a user message into pieces, which together are the text."""
     parts = parts_of(text) or [text]
-    if parts[0].startswith(_RESULTS) and (len(parts) > 1 or parts[0] in _RESULTS):
+    shows = len(parts) > 1 or "\n" in parts[0] or parts[0] in _RESULTS
+    if shows and parts[0].startswith(_RESULTS):
         return Reading((Piece(Writer.TOOL, text, "images"),))
     automatic = openclaw.automation(text)
     if automatic is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
+from tinker_claw.formats.base import Joined
 from tinker_claw.ledger.lessons import MOST, NOT_TOLD, Lesson, LessonTable, State
 from tinker_claw.telemetry import log
 from tinker_claw.types import Message
@@ -42,7 +43,9 @@ def with_lessons(
         at = next((n for n, one in enumerate(given) if one["role"] == "user"), None)
         if at is None:
             return given
-        parts = text, given[at]["content"]
+        opened = Joined.of([f"{text}\n\n", given[at]["content"]])  # which may hold images
+        given[at] = {**given[at], "content": opened}
+        return given
     given[at] = {**given[at], "content": "\n\n".join(filter(None, parts))}
     return given
 

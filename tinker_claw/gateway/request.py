@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
@@ -148,10 +148,8 @@ async def admit(
     request = await parse(deps, wire, route, body, caller)
     version, sampler, pinned = await choose(deps, request.model)
     identity = _identify(deps, request, headers, version if pinned else None)
-    named, command = _writers(deps, request, identity, user), None
-    if identity.kind is Kind.MAIN and _is_personal(identity):
-        messages, command = always.take_out(request.messages, named)
-        request = replace(request, messages=messages)
+    named = _writers(deps, request, identity, user)
+    request, command = _without_commands(request, identity, named)
     privacy = deps.privacy.privacy(user, identity, headers, request, named)
     large = is_large(body)
     asked = _Incoming(request, user, identity, named, privacy, started, large)
@@ -175,25 +173,16 @@ async def admit(
         if link is not None and unasked is None:
             # Before the prompt: what the user said counts even when it does not fit the context.
             await _attach(deps, asked, link, place)
-    forget = privacy is not Privacy.OPEN
-    sampled = request
-    if told:
-        said = with_lessons(request.messages, told, as_system=deps.renderer.takes_system)
-        sampled = replace(request, messages=said)
+    forget, sampled = privacy is not Privacy.OPEN, _telling(deps, request, told)
+    lessons = [lesson.id for lesson in told]
     prompt = await build_prompt(
-        deps,
-        request,
-        link,
-        told=sampled if told else None,
-        lessons=[lesson.id for lesson in told],
-        forget=forget,
-        large=large,
+        deps, request, link, told=sampled, lessons=lessons, forget=forget, large=large
     )
     params = await _params(deps, request, prompt, identity)
     fit = identity.kind is Kind.MAIN and (place.pictured or params.unfit_because()) is None
     return Job(
         caller=caller,
-        request=sampled,
+        request=sampled or request,
         place=place,
         version=version,
         sampler=sampler,
@@ -204,6 +193,26 @@ async def admit(
         privacy=privacy,
         unasked=unasked,
     )
+
+
+def _without_commands(
+    request: GenerationRequest, identity: Identity, named: Attribute
+) -> tuple[GenerationRequest, always.Always | None]:
+    """Return the request without its owner's commands, and the newest message's command."""
+    if identity.kind is not Kind.MAIN or not _is_personal(identity):
+        return request, None
+    messages, command = always.take_out(request.messages, named)
+    return replace(request, messages=messages), command
+
+
+def _telling(
+    deps: GatewayDeps, request: GenerationRequest, lessons: Sequence[Lesson]
+) -> GenerationRequest | None:
+    """Return the request with lessons in it; None: there are none."""
+    if not lessons:
+        return None
+    said = with_lessons(request.messages, lessons, as_system=deps.renderer.takes_system)
+    return replace(request, messages=said)
 
 
 def _rates_nothing(deps: GatewayDeps, asked: _Incoming, place: Place) -> bool:
