@@ -33,7 +33,7 @@ from tinker_claw.words import facts
 KEYS = (
     "data_dir batch_size headlines run policy_version pinned held step samples_waiting "
     "sessions private_sessions episodes turns verdicts lessons feedback hints samples steps gate "
-    "not_trained lost_next_states not_understood strangers usd judge_billed "
+    "not_trained lost_next_states unclear strangers usd judge_billed "
     "bills_without_price accepted"
 )
 

@@ -131,7 +131,7 @@ async def test_once_learning_has_ended_the_judge_is_asked_for_lessons_only(
             assert w.ledger.turns.judgeable() == [unjudged], "a later start judges it"
         else:
             await w.settled()
-        assert judge.asked.total() == asked + (lessons == "tell")
+        assert judge.asked.total() == asked + (lessons == "on")
         judging.cancel()
 
 

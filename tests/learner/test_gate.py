@@ -44,7 +44,7 @@ from tinker_claw.learner.gate import (
 )
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.database import reading
-from tinker_claw.ledger.figures import MOVES, read_overview
+from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.outcome import read_run, read_turn
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
@@ -61,7 +61,7 @@ from tinker_claw.types import (
     Tokens,
     Usage,
 )
-from tinker_claw.words import facts, outcome
+from tinker_claw.words import outcome
 
 # What is a loss
 
@@ -493,26 +493,6 @@ async def test_one_question_that_cannot_be_asked_leaves_the_others(
         else:
             (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
             assert line["gate"] == {"asked": 11, "loss": 0, "moved": 0}
-
-
-@pytest.mark.parametrize(("falls", "told"), [(3e-6, "3e-06 nats each"), (0.01, None)])
-async def test_steps_that_move_nothing_are_told(
-    tmp_path: Path, falls: float, told: str | None
-) -> None:
-    """And not before there were eight."""
-    trainer = LosingTrainer(*(falls * (n + 1) for n in range(MOVES)))
-    async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
-        for number in range(MOVES):
-            assert "rate" not in dict(facts(read_overview(tmp_path, 4)))
-            four(w)
-            await w.version(number + 1)
-        line = dict(facts(read_overview(tmp_path, 4))).get("rate")
-        if told is None:
-            assert line is None
-        else:
-            assert line is not None
-            assert told in line
-            assert line.endswith("raise --learning-rate")
 
 
 @pytest.mark.parametrize("asked", [(), ASKED[: FEWEST - 1]])

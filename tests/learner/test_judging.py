@@ -407,9 +407,10 @@ async def test_a_denied_call_is_a_tool_s_rejection_and_no_judge_is_asked(tmp_pat
     rejected = "Error: The user doesn't want to proceed with this tool use. The tool use was "
     reason = "rejected (eg. none). To tell you how to proceed, the user said:\nHOW: in French"
     async with world(tmp_path, batch_size=10_000, lessons="on") as w:
-        no = w.turn("", role="tool", state=NextState.of_tools([("Bash", rejected + reason)]))
+        denied = NextState.of_tools([("Bash", rejected + reason)])
+        no = w.turn("", role="tool", state=denied, client="Claude Code")
         stop = NextState.of_tools([("exec", "aborted by user after 1.5s")])
-        stopped = w.turn("", role="tool", state=stop)
+        stopped = w.turn("", role="tool", state=stop, client="Codex")
         await w.settled()
         judgements = w.ledger.judgements
         found = [judgements.verdict(no), judgements.verdict(stopped)]

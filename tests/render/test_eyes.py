@@ -87,7 +87,7 @@ def test_a_prompt_shows_each_image_where_it_stands(seeing: Renderer) -> None:
 
 
 def test_the_prompt_is_the_packages_own(seeing: Renderer) -> None:
-    messages = said(shown(picture(), "What", " is it? "), {"role": "assistant", "content": "It"},
+    messages = said(shown(picture(), "What is it? "), {"role": "assistant", "content": "It"},
                     shown(picture(64, 64), "And?"))  # fmt: skip
     plain: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "text", "text": "What is it? "}, {"type": "image"}]},

@@ -97,7 +97,7 @@ def test_every_family_shows_the_roles_that_clients_have(family: str) -> None:
     tokenizer = load_tokenizer(str(MODEL_DIR)) if family == "default" else tokenizer_for(family)
     renderer = Renderer(tokenizer, renderers.config_from_name(family))
     for role in ("system", "user", "assistant", "tool"):
-        assert _shows(renderer, role, "content"), role
+        assert _shows(renderer, role), role
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)

@@ -128,6 +128,7 @@ class World:
         images: Images = (),
         k: int = 4,
         state: NextState | None = None,
+        client: str = "",
     ) -> int:
         """Add a captured main turn whose next state is `said`, of a session of its own unless
         named."""
@@ -154,6 +155,7 @@ class World:
                 history=(),
                 reply_digest="",
                 images=images,
+                client=client,
             )
         )
         self.ledger.turns.add_next_state(turn_id, state or NextState(role, said))

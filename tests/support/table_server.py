@@ -94,6 +94,9 @@ class TableLearning:
     def write_adapter(self, folder: Path, model: str) -> None:
         np.savez(folder / _ADAPTER, delta=self._weights[model].delta)
 
+    def export_adapter(self, folder: Path, model: str) -> None:
+        self.write_adapter(folder, model)
+
     def write_state(self, folder: Path, model: str) -> None:
         self.write_adapter(folder, model)
         np.savez(folder / _MOMENTS, **self._weights[model].arrays())

@@ -416,7 +416,7 @@ class Spend(Section):
 
     budget_usd: float | str | None = _setting(
         None,
-        "sum at which judging and training pause: of the run (5) or a month (20/month)",
+        "sum at which learning pauses: 5, or 20/month",
         unit="USD",
     )
     budget_serving: Literal["goes-on", "stops"] = _setting(
