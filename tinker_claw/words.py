@@ -507,7 +507,7 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         yield "lost", f"{count} could not be tied to a reply: {told}"
     for client, n in sorted(seen["unclear"].items()):
         source = client or "a client without a name"
-        yield "unclear", f"{plural(n, 'message')} of {source} teach nothing: `explain` says why"
+        yield "unclear", f"{plural(n, 'message')} of {source} taught nothing: `explain` says why"
     for stranger in seen["strangers"]:
         yield "owners", owners_line(**stranger)
     states = sorted(seen["samples"].items())

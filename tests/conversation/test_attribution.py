@@ -229,6 +229,8 @@ def test_a_frame_that_no_table_lists(text: str) -> None:
 def test_one_typed_line_with_a_header(text: str) -> None:
     assert own(text, LOCAL) == text
     assert own(text, OWN) == own(f"{text}\nFix it.", LOCAL) == ""
+    behind_others = f"{BLOCKS['other context']}\n\n{text}"
+    assert own(behind_others, LOCAL) == ""
 
 
 PARTS = st.sampled_from(

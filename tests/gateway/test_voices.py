@@ -296,7 +296,7 @@ async def test_an_unclear_message_teaches_nothing(tmp_path: Path, renderer: Rend
         states = world.next_states()
         assert (states[1], states[2]) == (None, NextState("user", "no, shorter"))
         assert world.ledger._db.rows("SELECT * FROM feedback") == []
-        assert status(world)["unclear"].startswith("1 message of clown teach")
+        assert status(world)["unclear"].startswith("1 message of clown taught")
         with reading(world.ledger.path) as rows:
             text = "\n".join(explained(rows, 2, Training(), text=True))
         assert f"(unclear: {FRAMED})" in " ".join(text.split())

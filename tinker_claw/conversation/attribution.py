@@ -153,7 +153,8 @@ def _writer(
     odd = reading.odd if reading.words else None
     if carried is not None and carried.odd:
         odd = "what OpenClaw says beside it"
-    if odd is not None and not (surface.local and is_typed_line(reading.words)):
+    typed = surface.local and reading.doubt is None and is_typed_line(reading.words)
+    if odd is not None and not typed:
         return Writer.UNKNOWN, f"{UNCLEAR}: {odd}"
     sender = openclaw.one_sender(reading.sender, carried.sender if carried else None)
     if surface.belongs is Belongs.NOBODY:
