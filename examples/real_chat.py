@@ -29,7 +29,7 @@ import httpx
 
 from examples import as_ctrl_c
 from examples.demo import DemoError, server
-from examples.judge_check.model import whole
+from local_gpu.model.small import default_cache, model_folder
 from tinker_claw.errors import ClawError
 
 NAME: Final = "real"
@@ -244,12 +244,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--cache", type=Path, default=Path("runs/models"), help="its folder")
+    parser.add_argument("--cache", type=Path, default=default_cache(), help="its folder")
     parser.add_argument("--model", type=Path, help="another model's folder, in its place")
     own, rest = parser.parse_known_args(arguments)
     as_ctrl_c()
     try:
-        model = own.model or whole(own.cache)
+        model = own.model or model_folder(own.cache)
         flags = [f"--model-name={model}", "--base-dtype=bfloat16", "--context-tokens=4096", *rest]
         with tempfile.TemporaryDirectory() as folder:
             try:

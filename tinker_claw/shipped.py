@@ -68,6 +68,9 @@ MODELS: Final = {
 }
 """Models by name for --model-name: the demo's, and beginners for the tracks (docs/agents.md), the
 last with image input. All are tiny, and judged by the demo's rules unless a judge is named."""
+SMALL: Final = "small"
+"""Name for --model-name of a real model of 1.5 billion parameters, fetched at first use by
+`local_gpu.model.small`."""
 MANIFEST: Final = "manifest.json"
 """Name of the file that lists the sha256 of every other file in the model's folder."""
 _REMEDY: Final = (

@@ -225,19 +225,21 @@ def _cost(turn: TurnView, known: Contents) -> Iterator[str]:
 
 def practised(run: Record) -> str:
     """Tell of a step that practised a lesson."""
-    of = {name: ", ".join(map(str, turns)) for name, turns in run["turns"].items()}
+    turns = {name: ", ".join(map(str, ids)) for name, ids in run["turns"].items()}
     lesson = "a forgotten lesson" if run["lesson"] is None else f"lesson {run['lesson']}"
-    told = f"Step {run['id']} practised {lesson}, said of turn {of.get('source')}, "
-    told += f"from v{run['parent']} on the first messages of turns {of['practised']}"
+    source = f", said of turn {turns['source']}," if "source" in turns else ""
+    told = f"Step {run['id']} practised {lesson}{source} from v{run['parent']} on the first "
+    told += f"messages of turns {turns['practised']}"
     if run["status"] == "intent":
         return f"{told}; it is under way."
     if (figures := run["figures"]) is None:
         return f"{told}. It failed: {run['error'].rstrip('.')}."
-    held = f"those of turns {of['checked']}" if "checked" in of else "the same"
+    steps, of = plural(figures["optimizer_steps"], "optimizer step"), figures["of"]
     return (
-        f"{told}: in {plural(figures['optimizer_steps'], 'optimizer step')} replies without it "
-        f"went from {figures['before']:.4f} to {figures['after']:.4f} nats a token from what it "
-        f"asks for, checked on {held}. It made v{run['version']}."
+        f"{told}: after {steps} {figures['follow']} of {of} replies follow it without being told "
+        f"(the base, told: {figures['follow_told']}), {figures['end']} end by themselves, and "
+        f"{figures['obey']} of {figures['contrary']} requests for the opposite are obeyed. It made "
+        f"v{run['version']}."
     )
 
 

@@ -36,6 +36,7 @@ from examples.judge_check.measure import (
 )
 from examples.judge_check.model import served
 from examples.judge_check.scripted import ScriptedJudge
+from local_gpu.model.small import default_cache
 from tinker_claw.app.server import in_background
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import JudgeSettings
@@ -114,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--runs", type=Path, help="file of what was judged; a run goes on there")
     made.add_argument("--against", type=Path, help="file of runs of another judge, to compare")
     made.add_argument("--real", action="store_true", help="the real model, at 0, one vote")
-    made.add_argument("--cache", type=Path, default=Path("runs/models"), help="its folder")
+    made.add_argument("--cache", type=Path, default=default_cache(), help="its folder")
     return made
 
 

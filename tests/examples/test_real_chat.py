@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from examples.from_gguf import converted
-from examples.judge_check.model import tie
 from examples.real_chat import brief
+from local_gpu.model.gguf_file import converted
+from local_gpu.model.small import tie
 from tests.support.lives import ROOT
 
 gguf = pytest.importorskip("gguf")

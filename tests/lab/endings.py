@@ -22,8 +22,8 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
-from examples.judge_check.model import whole
 from local_gpu.config import LocalConfig
+from local_gpu.model.small import default_cache, model_folder
 from local_gpu.trainer import LocalTrainer
 from tinker_claw.config.settings import Training
 from tinker_claw.learner.batch import trust
@@ -207,7 +207,7 @@ async def run(model: str, wish: Wish, args: argparse.Namespace) -> None:
     """Print a row for each batch and after the last step, for each learning rate."""
     with tempfile.TemporaryDirectory() as root:
         config = LocalConfig(
-            model=model, root=Path(root), device="cpu", dtype="bfloat16", threads=args.threads
+            model=model, root=Path(root), device="cpu", dtype=args.dtype, threads=args.threads
         )
         trainer = await LocalTrainer.start(replace(config, context_tokens=2048, seed=args.seed))
         fresh = await trainer.save_state("fresh")
@@ -244,9 +244,15 @@ def main() -> None:
     top.add_argument("--most", type=int, default=40, help="token limit of a reply")
     top.add_argument("--every-hint", action="store_true", help="as before this was mended")
     top.add_argument("--threads", type=int, default=1)
-    top.add_argument("--cache", type=Path, default=Path("runs/models"))
+    top.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="bfloat16 is slow without avx512_bf16",
+    )
+    top.add_argument("--cache", type=Path, default=default_cache())
     args = top.parse_args()
-    asyncio.run(run(str(whole(args.cache)), WISHES[args.wish], args))
+    asyncio.run(run(str(model_folder(args.cache)), WISHES[args.wish], args))
 
 
 if __name__ == "__main__":

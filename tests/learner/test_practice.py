@@ -3,58 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import AsyncGenerator, Sequence
+import json
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from random import Random
-from statistics import fmean
 from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
-from examples.demo.judge import HINTS_PLAIN
-from examples.demo.options import ROOT
-from examples.demo.recipe import grammar
-from tests.learner.test_rollback import SlowTrainer, undoing
-from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer, Script
-from tests.support.learning import World, world
+from tests.learner.test_rollback import undoing
+from tests.support.fakes import FakeSampler, FakeTrainer, Script
+from tests.support.learning import AGAINST, LESSON, OPPOSITE, Splicer, World, world
 from tests.support.ledger import COMPLETION, new_turn, sample_counts
-from tinker_claw.backends.model_files import source
-from tinker_claw.backends.open import open_trainer
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
-from tinker_claw.config.load import load
 from tinker_claw.config.settings import Budget
 from tinker_claw.errors import RefusedError
+from tinker_claw.judge.prompts import Schema
 from tinker_claw.learner import practice
 from tinker_claw.learner.gate import Gate
-from tinker_claw.learner.health import Health
-from tinker_claw.learner.parts import LoopParts
-from tinker_claw.learner.scoring import HintScorer, side_by_side
+from tinker_claw.learner.practice import Behaviour, lacks
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import Lesson, State
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.ledger.versions import Void
-from tinker_claw.methods import build
-from tinker_claw.methods.passes import Prepared
-from tinker_claw.policy import Policy, PolicyHolder, Sampler
-from tinker_claw.render.renderer import Renderer
-from tinker_claw.telemetry import Telemetry
+from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Adam,
-    Completion,
-    HintScores,
-    Kind,
+    LossPass,
+    Message,
     NextState,
-    PolicyVersion,
     SamplingParams,
     StepReport,
-    StopReason,
+    TokenLogprobs,
+    Tokens,
     Told,
-    Turn,
     Usage,
     Wish,
 )
@@ -62,33 +47,85 @@ from tinker_claw.types import (
 SOLVE = "Solve 3x + 7 = 22."
 CODE = "Fix my Python script."
 PLAIN = "Write plain sentences."
-REPLY = (7, 8)
-HINTED = (90, 91)
-"""Tokens of every hint, as the tests' renderer writes it."""
+STOP = 8
+FOLLOWS, IGNORES, OBEYS, ENDLESS = (70, STOP), (50, STOP), (60, STOP), (70,) * 8
+REQUEST = Splicer().hint_tokens(OPPOSITE, " {hint}")
+"""Ids of the request for the opposite, in a prompt."""
+Behaviour_ = Callable[[Tokens], Tokens]
 
 
-class Opinions(FakeTrainer):
-    """A trainer whose told base finds every reply less likely, by so many nats a token."""
+class Behaves(FakeSampler):
+    """A sampler whose reply depends on the prompt."""
 
-    def __init__(self, *apart: float) -> None:
-        super().__init__(script=Script(REPLY))
-        self.apart = [*apart]
-        """Divergence after so many optimizer steps; the last one stays."""
+    def __init__(self, ref: str, reply: Behaviour_, *, bills: bool = False) -> None:
+        super().__init__(IGNORES, ref=ref, bills=bills)
+        self._reply = reply
+
+    def _take(self, prompt: Tokens, params: SamplingParams) -> Script:
+        super()._take(prompt, params)
+        return Script(tuple(self._reply(prompt)))
+
+    async def logprobs(
+        self, tokens: Tokens, *, start: int, targets: Any = None, **more: Any
+    ) -> TokenLogprobs:
+        """Say whether a reply follows the wish of a question."""
+        if targets is None or len(tokens) - start != 1:
+            return await super().logprobs(tokens, start=start, targets=targets, **more)
+        wanted = OBEYS[0] if AGAINST in tokens else FOLLOWS[0]
+        sure = 0.5 if wanted in tokens else 0.1
+        self._bill(Usage(prefill=len(tokens), sampled=1))
+        return TokenLogprobs(start, (0.0,), targets=((sure, -sure),))
+
+
+def told_base(prompt: Tokens) -> Tokens:
+    """Follow the lesson when told it, and obey a request for the opposite."""
+    if REQUEST[0] in prompt:
+        return OBEYS
+    return FOLLOWS if prompt[: len(LESSON)] == LESSON else IGNORES
+
+
+class Learns(FakeTrainer):
+    """A trainer whose policy follows the lesson untold after so many optimizer steps."""
+
+    def __init__(
+        self, after: int = 4, *, base: Behaviour_ = told_base, learned: Tokens = FOLLOWS
+    ) -> None:
+        super().__init__()
+        self.after = after
+        self._base = base
+        self._learned = learned
+        self.rates = list[Adam]()
+        self.go_on, self.stepping = asyncio.Event(), asyncio.Event()
+        self.go_on.set()
 
     async def base(self) -> Sampler:
         if "base" not in self.samplers:
-            self.samplers["base"] = _Told(self)
+            self.samplers["base"] = Behaves("base", self._base, bills=self.bills)
         return self.samplers["base"]
 
+    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+        self.rates.append(adam)
+        self.stepping.set()
+        await self.go_on.wait()
+        return await super().train_step(passes, adam)
 
-class _Told(FakeSampler):
-    def __init__(self, trainer: Opinions) -> None:
-        far = trainer.apart
-        super().__init__(
-            REPLY,
-            ref="base",
-            opinion=lambda token: LOGPROB - far[min(trainer.weights, len(far) - 1)],
-        )
+    async def publish(self) -> Sampler:
+        sampler, steps = await super().publish(), self.weights
+
+        def reply(prompt: Tokens) -> Tokens:
+            if steps < self.after:
+                return OBEYS if REQUEST[0] in prompt else IGNORES
+            return OBEYS if REQUEST[0] in prompt and self._learned != ENDLESS else self._learned
+
+        self.samplers[sampler.ref] = Behaves(sampler.ref, reply, bills=self.bills)
+        return self.samplers[sampler.ref]
+
+
+class Writes:
+    """A model that asks for the opposite in one sentence."""
+
+    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+        return [json.dumps({"sentence": OPPOSITE})] * n
 
 
 @dataclass
@@ -122,22 +159,23 @@ class Owner:
         wish: Wish | None = None,
         about: str = SOLVE,
         role: str = "user",
+        prompt: tuple[int, ...] = (1, 2, 3, 4),
         **changes: Any,
     ) -> int:
         """Hold a session: a first message, and what follows its reply."""
         self.sessions += 1
         session = self.ledger.turns.session(self.name, f"{self.name} {self.sessions}")
         self.ledger.lessons.begin(session, told)
-        prompt = (1, 2, 3, *HINTED, 4) if told else (1, 2, 3, 4)
+        prompt = (*LESSON, *prompt) if told else prompt
         turn = new_turn(
             self.ledger,
             session_id=session,
             request_text=about,
             policy_version=self.w.policy.current.version.id,
             prompt=prompt,
-            completion=replace(COMPLETION, params=SamplingParams(max_tokens=8)),
+            completion=replace(COMPLETION, params=SamplingParams(8, stop_tokens=(STOP,))),
             hint_at=5 if told else 3,
-            told=Told(tuple(told), 3, 2) if told else None,
+            told=Told(tuple(told), 0, len(LESSON)) if told else None,
             **changes,
         )
         number = self.ledger.turns.add(turn)
@@ -167,6 +205,11 @@ class Owner:
         for _ in range(times):
             self.asks(told=(lesson,), **more)
 
+    def has_asked(self, times: int = 9, **more: Any) -> None:
+        """Ask first messages that nobody judges."""
+        for _ in range(times):
+            self.asks(None, **more)
+
     def steps(self) -> list[dict[str, Any]]:
         return [dict(row) for row in self.ledger._db.rows("SELECT * FROM steps")]
 
@@ -182,12 +225,15 @@ class Owner:
 
 @asynccontextmanager
 async def owner(
-    path: Path, trainer: FakeTrainer | None = None, **more: Any
+    path: Path, trainer: FakeTrainer | None = None, *, asked: int = 9, **more: Any
 ) -> AsyncGenerator[Owner]:
     """A world in which the learner runs when told to, and nobody is asked to judge."""
-    trainer = trainer or Opinions(0.5, 0.0)
+    trainer = trainer or Learns()
+    more = {"endpoint": Writes()} | more
     async with world(path, trainer=trainer, running=False, practice="on", **more) as w:
-        yield Owner(w)
+        o = Owner(w)
+        o.has_asked(asked)
+        yield o
 
 
 @asynccontextmanager
@@ -207,31 +253,157 @@ async def practised(o: Owner) -> None:
         await o.w.until(lambda: o.w.health.learner.state == "waiting")
 
 
-async def test_a_lesson_accepted_twice_told_is_practised_as_one_step(tmp_path: Path) -> None:
-    trainer = Opinions(0.5, 0.4, 0.2, 0.0)
+async def test_an_accepted_lesson_is_practised_as_one_step(tmp_path: Path) -> None:
+    trainer = Learns(after=6)
     async with owner(tmp_path, trainer) as o:
         o.wishes()
-        o.asks(None, about=CODE)
         o.is_pleased()
         await practised(o)
         (step,) = o.steps()
         assert (step["status"], step["parent"], step["version"]) == ("committed", 0, 1)
         assert step["lesson"] == o.lesson.id
         assert o.lesson.state is State.PROVISIONAL
-        assert o.prompts() == {"source": o.said[:1], "practised": o.said}, "of all sorts"
+        prompts = o.prompts()
+        assert sorted(prompts["practised"] + prompts["checked"]) == o.said
+        assert len(prompts["checked"]) == len(o.said) // 3
         version = o.w.policy.current.version
         assert (version.id, version.step) == (1, 1)
-        assert trainer.weights == trainer.states[version.state_ref or ""] == 5
+        assert trainer.states[version.state_ref or ""] == 6, "the first check that passes ends it"
+        figures = json.loads(step["metrics"])["practice"]
+        assert (figures["follow"], figures["follow_told"], figures["of"]) == (12, 12, 12)
+        assert (figures["obey"], figures["contrary"], figures["end"]) == (12, 12, 12)
+
+
+async def test_a_practice_trains_told_replies_untold_beside_anchors(tmp_path: Path) -> None:
+    trainer = Learns()
+    async with owner(tmp_path, trainer) as o:
+        o.wishes()
+        o.is_pleased()
+        await practised(o)
         for passes in trainer.steps:
-            datums = [datum for one in passes for datum in one.datums]
-            assert len(datums) == practice.BATCH
-            assert {datum.tokens for datum in datums} == {(1, 2, 3, 4, *REPLY)}, "untold"
-        assert (1, 2, 3, *HINTED, 4, *REPLY) in o.w.base.scored, "the base is told"
+            (one_pass,) = passes
+            assert one_pass.loss == "cross_entropy"
+            kept = [d for d in one_pass.datums if d.tokens == (1, 2, 3, 4, *FOLLOWS)]
+            anchors = [d for d in one_pass.datums if d.tokens == (1, 2, 3, *REQUEST, 4, *OBEYS)]
+            assert (len(kept), len(anchors)) == (6, 2)
+            (row, *_) = kept[0].targets
+            assert row == tuple(range(70, 74)), "the told base's candidates"
+
+
+async def test_a_practice_has_moments_of_its_own(tmp_path: Path) -> None:
+    trainer = Learns()
+    async with owner(tmp_path, trainer) as o:
+        o.wishes()
+        o.is_pleased()
+        await practised(o)
+        assert {adam.beta1 for adam in trainer.rates} == {practice.BETA1}
+        assert {adam.learning_rate for adam in trainer.rates} == {practice.RATE * 1e-3}
+        assert trainer.kept_moments == [False, False], "before it, and before the next live step"
+        assert not o.w.learner.recovery.suspect
+    with pytest.MonkeyPatch.context() as again:
+        again.setattr(trainer, "suspect", False)
+        async with owner(tmp_path, trainer):
+            assert trainer.kept_moments[-1] is False, "nor after a restart"
+
+
+async def test_a_contrary_anchor_comes_from_the_untold_base_where_the_told_one_does_not_obey(
+    tmp_path: Path,
+) -> None:
+    def deaf(prompt: Tokens) -> Tokens:
+        return FOLLOWS if prompt[: len(LESSON)] == LESSON else told_base(prompt)
+
+    trainer = Learns(base=deaf)
+    async with owner(tmp_path, trainer) as o:
+        o.wishes()
+        o.is_pleased()
+        await practised(o)
+        trained = [d.tokens for d in trainer.steps[0][0].datums]
+        assert trained.count((1, 2, 3, *REQUEST, 4, *OBEYS)) == practice.ANCHORS
+        assert o.lesson.state is State.PROVISIONAL, "obeyed as often as by the told base: never"
+
+
+async def test_a_lesson_that_the_told_base_does_not_follow_is_not_practised(tmp_path: Path) -> None:
+    trainer = Learns(base=lambda prompt: IGNORES)
+    async with owner(tmp_path, trainer) as o:
+        o.wishes()
+        o.is_pleased()
+        await practised(o)
+        (step,) = o.steps()
+        assert step["void"] == Void.UNLEARNED
+        assert "the base follows it in 0 of" in step["error"], step["error"]
+        assert not trainer.rates
+
+
+TOLD = Behaviour(of=12, follow=11, end=12, obey=8, contrary=12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({}, None),
+        ({"follow": 10, "end": 11, "obey": 6}, None),
+        ({"follow": 9}, "follow the lesson"),
+        ({"end": 10}, "end by themselves"),
+        ({"obey": 5}, "opposite"),
+    ],
+)
+def test_a_check_compares_behaviour_with_the_told_base(
+    changes: dict[str, int], word: str | None
+) -> None:
+    reason = lacks(replace(TOLD, **changes), TOLD)
+    assert (word is None) == (reason is None)
+    assert (word or "") in (reason or "")
+
+
+@pytest.mark.parametrize("learned", [ENDLESS, IGNORES])
+async def test_a_run_that_passes_no_check_changes_nothing(tmp_path: Path, learned: Tokens) -> None:
+    trainer = Learns(learned=learned)
+    async with owner(tmp_path, trainer) as o:
+        o.wishes()
+        o.is_pleased()
+        o.ledger.samples.add(o.asks(None), 1, None)
+        await practised(o)
+        (step,) = o.steps()
+        assert (step["status"], step["void"]) == ("void", Void.UNLEARNED)
+        assert (o.lesson.state, o.w.policy.newest.version.id) == (State.TOLD, 0)
+        assert trainer.weights == 0
+        assert len(trainer.steps) == practice.STEPS[-1]
+        assert sample_counts(o.ledger)["queued"] == 1
+        closed = [one.closed for ref, one in trainer.samplers.items() if ref != "base"]
+        assert closed.count(True) == len(practice.STEPS)
+
+
+async def test_a_version_that_the_gate_refuses_is_not_kept(tmp_path: Path) -> None:
+    async with owner(tmp_path) as o:
+        o.practice._gate = cast("Gate", _Refuses())
+        o.wishes()
+        o.is_pleased()
+        await practised(o)
+        assert o.steps()[0]["void"] == Void.UNLEARNED
+
+
+async def test_a_lesson_is_practised_three_times_a_month_at_most(tmp_path: Path) -> None:
+    async with owner(tmp_path, Learns(learned=IGNORES), asked=0) as o:
+        o.wishes()
+        o.is_pleased()
+        for runs in (1, 2, 3):
+            o.has_asked(practice.FEWEST - (4 if runs == 1 else 1))
+            assert runs == 1 or o.practice.due() is None, "the same prompts say the same"
+            o.has_asked(1)
+            async with learning(o):
+                await o.w.until(lambda: len(o.steps()) == runs)  # noqa: B023 - run at once
+                await o.w.until(lambda: o.w.health.learner.state == "waiting")
+        o.has_asked(practice.FEWEST)
+        assert o.practice.due() is None
+        o.ledger._db.write(
+            "UPDATE steps SET created_at = created_at - ?", practice.DAYS * 86_400 + 1
+        )
+        assert o.practice.due() is not None
 
 
 @pytest.mark.parametrize(
     "so_far",
-    ["once", "rejected since", "by tools", "two prompts", "dropped", "untold"],
+    ["once", "rejected since", "by tools", "few prompts", "dropped", "untold"],
 )
 async def test_nothing_is_practised_before_its_owner_accepted_it(
     tmp_path: Path, so_far: str
@@ -246,9 +418,9 @@ async def test_nothing_is_practised_before_its_owner_accepted_it(
                 o.asks(-1, told=(lesson,))
             case "by tools":
                 o.is_pleased(2, role="tool")
-            case "two prompts":
+            case "few prompts":
                 o.is_pleased(2)
-                o.ledger._db.write("UPDATE turns SET hint_at = NULL WHERE id = 1")
+                o.ledger._db.write("UPDATE turns SET hint_at = NULL WHERE id <= 4")
             case "dropped":
                 o.is_pleased(2)
                 o.ledger.lessons.rule("drop", None, lesson)
@@ -282,66 +454,18 @@ async def test_no_prompt_is_private_or_another_users(tmp_path: Path) -> None:
             private,
         )
         await practised(o)
-        first, *told = o.said[:3]
-        assert o.prompts() == {"source": [first], "practised": [first, *told]}
+        used = o.prompts()
+        assert sorted(used["practised"] + used["checked"]) == o.said[:-1]
 
 
-async def test_a_third_of_eight_prompts_is_held_out_for_the_check(tmp_path: Path) -> None:
-    async with owner(tmp_path) as o:
-        o.wishes()
-        for _ in range(20):
-            o.asks(None)
-        o.is_pleased()
-        await practised(o)
-        found = o.prompts()
-        newest = o.said[-practice.NEWEST :]
-        assert sorted(found["practised"] + found["checked"]) == newest
-        assert len(found["checked"]) == practice.NEWEST // 3
-        told = o.w.trainer.samplers["base"].prompts
-        assert len(told) == practice.CHECKED, "the told base replies for the check alone"
-
-
-@pytest.mark.parametrize("why", ["divergence", "gate"])
-async def test_what_does_not_pass_is_undone_and_tried_again_with_twice_as_many_prompts(
-    tmp_path: Path, why: str
-) -> None:
-    trainer = Opinions(*[0.5, 0.0] if why == "gate" else [0.5])
-    async with owner(tmp_path, trainer) as o:
-        if why == "gate":
-            o.practice._gate = cast("Gate", _Refuses())
+async def test_the_newest_prompts_are_used_and_a_third_of_them_is_held_out(tmp_path: Path) -> None:
+    async with owner(tmp_path, asked=30) as o:
         o.wishes()
         o.is_pleased()
-        o.ledger.samples.add(o.asks(None), 1, None)
         await practised(o)
-        (step,) = o.steps()
-        assert (step["status"], step["void"]) == ("void", Void.UNLEARNED)
-        assert (o.lesson.state, o.w.policy.newest.version.id) == (State.TOLD, 0)
-        assert trainer.weights == 0
-        fewest, most = practice.STEPS
-        twice_checked = fewest + 1
-        assert len(trainer.steps) == (most if why == "divergence" else twice_checked)
-        assert sample_counts(o.ledger)["queued"] == 1
-        for _ in range(3):
-            o.asks(None)
-        assert o.practice.due() is None, "seven prompts"
-        o.asks(None)
-        assert o.practice.due() is not None, "eight"
-
-
-async def test_a_practice_that_failed_is_not_repeated_on_the_same_prompts(tmp_path: Path) -> None:
-    """Else one with many past prompts, of which a run uses the newest, was billed for several."""
-    async with owner(tmp_path, Opinions(0.5)) as o:
-        o.wishes()
-        for _ in range(40):
-            o.asks(None)
-        o.is_pleased()
-        await practised(o)
-        assert len(o.steps()) == 1
-        for _ in range(practice.NEWEST - 1):
-            o.asks(None)
-        assert o.practice.due() is None
-        o.asks(None)
-        assert o.practice.due() is not None
+        used = o.prompts()
+        assert sorted(used["practised"] + used["checked"]) == o.said[-practice.MOST :]
+        assert len(used["checked"]) == practice.MOST // 3
 
 
 class _Refuses:
@@ -403,7 +527,7 @@ async def test_a_rejection_that_repeats_the_lesson_is_one_of_two(tmp_path: Path)
 
 
 async def test_live_samples_wait_and_go_first_afterwards(tmp_path: Path) -> None:
-    trainer = SlowTrainer()
+    trainer = Learns()
     async with owner(tmp_path, trainer) as o:
         o.wishes()
         o.is_pleased()
@@ -425,7 +549,7 @@ async def test_live_samples_wait_and_go_first_afterwards(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("what", ["dropped", "forgotten", "prompt forgotten", "rolled back"])
 async def test_a_practice_ends_for_its_owners_word(tmp_path: Path, what: str) -> None:
-    trainer = SlowTrainer()
+    trainer = Learns()
     async with owner(tmp_path, trainer) as o:
         lesson = o.wishes()
         o.is_pleased()
@@ -436,7 +560,7 @@ async def test_a_practice_ends_for_its_owners_word(tmp_path: Path, what: str) ->
                 o.ledger.lessons.rule("drop", None, lesson)
                 trainer.go_on.set()
             else:
-                turn = o.said[0] if what == "forgotten" else o.said[1]
+                turn = o.said[9] if what == "forgotten" else o.said[1]
                 work = (
                     undoing(o.w).roll_back(0)
                     if what == "rolled back"
@@ -448,8 +572,11 @@ async def test_a_practice_ends_for_its_owners_word(tmp_path: Path, what: str) ->
                     trainer.go_on.set()
             await o.w.until(lambda: o.steps()[0]["status"] == "void")
             assert o.steps()[0]["void"] == Void.WITHDRAWN
-            if what == "rolled back":  # nothing was against it, so it begins again
+            if what in ("rolled back", "prompt forgotten"):  # it begins again
                 await o.w.until(lambda: o.lesson.state is State.PROVISIONAL)
+                used = o.prompts(o.steps()[-1]["id"])
+                forgotten = o.said[1] in used["practised"] + used["checked"]
+                assert forgotten == (what == "rolled back")
             else:
                 await o.w.until(lambda: o.w.health.learner.state == "waiting")
                 assert [one["status"] for one in o.steps()] == ["void"]
@@ -492,12 +619,12 @@ async def test_a_run_that_the_budget_cannot_pay_is_not_begun(tmp_path: Path) -> 
         with capture_logs() as events:
             for _ in range(2):
                 assert o.practice.due() is None
-        (said,) = [one for one in events if one["event"] == "practice.too_dear"]
+        (said,) = [one for one in events if one["event"] == "practice.over_budget"]
         assert said["usd"] > left
 
 
 async def test_a_run_is_billed_to_its_step_and_estimated_before(tmp_path: Path) -> None:
-    trainer = Opinions(0.5, 0.0)
+    trainer = Learns()
     trainer.bills = True
     price = Price(prefill=1.0, cached=1.0, sample=1.0, train=1.0)
 
@@ -531,85 +658,4 @@ async def test_what_is_learned_already_is_told_to_the_base_of_the_next_practice(
             o.asks(told=(lesson,))
         plan = o.practice.due()
         assert plan is not None
-        assert plan.text == f"{PLAIN} Answer in metres."
-
-
-def test_stops_when_near_by_both_bounds() -> None:
-    assert not practice._is_near([0.001, 0.001])
-    assert practice._is_near([0.1, 0.05, 0.009, 0.005])
-    assert not practice._is_near([0.1, 0.05, 0.02, 0.009]), "not below the bound"
-    assert not practice._is_near([0.02, 0.01, 0.008, 0.008]), "not far from the first"
-    assert practice._is_near([0.003, 0.002, 0.002]), "there was nothing to learn"
-
-
-def test_divergence_of_a_reply_is_over_the_samplers_candidates_else_its_tokens() -> None:
-    """Against KL by hand: two tokens, two candidates each, as likely as 3 to 1 and 1 to 1."""
-    own = ((math.log(0.6), math.log(0.2)), (math.log(0.3), math.log(0.3)))
-    done = Completion(
-        (7, 8), (own[0][0], own[1][0]), ((7, 9), (8, 9)), own, StopReason.STOP, SamplingParams(8)
-    )
-    turn = replace(TURN, completion=done)
-    other = ((math.log(0.3), math.log(0.4)), (math.log(0.3), math.log(0.15)))
-    told = HintScores("", (other[0][0], other[1][0]), other)
-    by_hand = [0.75 * math.log(2) - 0.25 * math.log(2), 0.5 * math.log(2)]
-    assert practice._apart([turn], [told]) == pytest.approx([fmean(by_hand)])
-    sampled = replace(told, targets=())
-    assert practice._apart([turn], [sampled]) == pytest.approx([math.log(2) / 2])
-
-
-TURN = Turn(1, 1, 0, Kind.MAIN, 0, (1, 2, 3, 4), COMPLETION, 3, SOLVE, "done")
-
-
-@pytest.mark.slow
-async def test_the_demos_model_does_untold_what_it_was_told(tmp_path: Path) -> None:
-    """With its real trainer, renderer and users: four past messages, and an exam on others."""
-    settings = load(["--config", str(ROOT / "configs" / "demo.toml"), "--data-dir", str(tmp_path)])
-    model, rng = source(settings), Random("practice")
-    renderer = Renderer.load(model.tokenizer, model.family)
-    params = SamplingParams(max_tokens=72, stop_tokens=renderer.stop_tokens)
-
-    def asks(number: int, problem: grammar.Problem) -> Turn:
-        message = {"role": "user", "content": grammar.first_message(problem)}
-        prompt = renderer.prompt([message], hint_message=0)
-        return replace(
-            TURN,
-            id=number,
-            prompt=tuple(prompt.tokens),
-            hint_at=prompt.hint_at,
-            completion=replace(COMPLETION, params=params),
-        )
-
-    async with open_trainer(settings, model.weights) as trainer:
-        first = await trainer.publish()
-        base = Policy(PolicyVersion(0, None, 0, "state", first.ref), first)
-        ledger = Ledger(tmp_path)
-        telemetry = Telemetry(tmp_path / "metrics.jsonl")
-        paid = Spending(Price(), ledger.spend, telemetry)
-        parts = LoopParts(
-            *(ledger, trainer, await trainer.base(), build("combine"), PolicyHolder(base)),
-            *(telemetry, Health(), paid, settings.training, params.max_tokens),
-        )
-        scorer = HintScorer(parts, renderer, context_tokens=512)
-        lesson = Lesson(1, "me", "", "", 1, State.TOLD, None, None, 0.0, 0.0)
-        turns = [asks(number, grammar.new_problem(rng)) for number in range(4)]
-        plan = practice.Plan(lesson, HINTS_PLAIN[0], turns, (), Usage())
-        problems = [grammar.new_problem(rng) for _ in range(48)]
-
-        async def exam(sampler: Sampler) -> float:
-            drawn = [sampler.sample(asks(0, one).prompt, params) for one in problems]
-            texts = [renderer.decode(done.tokens) for (done,) in await side_by_side(drawn)]
-            return fmean(map(grammar.accepts, texts, problems))
-
-        async def train(prepared: Prepared) -> StepReport:
-            return await trainer.train_step(prepared.passes, Adam(learning_rate=6e-3))
-
-        before = await exam(first)
-        made = await practice.Practice(parts, scorer, None).run(
-            plan, Random(0), train, lambda sampler: None
-        )
-        after = await exam(made.sampler)
-        figures = made.figures["practice"]
-        ledger.close()
-    assert before < 0.5
-    assert after > 0.75
-    assert figures["after"] < practice.LEARNED < figures["before"]
+        assert plan.text.endswith(f"\n- {PLAIN}\n- Answer in metres.")

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from renderers import config_from_name
 from renderers.base import load_tokenizer
 
+from tests.render.test_prompt_cache import FAMILIES, tokenizer_for
 from tests.support.gateways import OFF, chat, spell
 from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.render.renderer import Renderer
@@ -76,6 +78,22 @@ def test_removing_the_hint_gives_the_prompt_back(renderer: Renderer, hint: str) 
     size = len(renderer.hint_tokens(hint))
     assert len(hinted) == len(prompt.tokens) + size
     assert hinted[: prompt.hint_at] + hinted[prompt.hint_at + size :] == prompt.tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_goes_behind_a_system_prompt_or_is_one(family: str) -> None:
+    renderer = Renderer(tokenizer_for(family), config_from_name(family))
+    system, asked = {"role": "system", "content": "You are Ann."}, chat("What <|im_end|> now?")
+    for messages in (asked, [system, *asked]):
+        longer = [dict(one) for one in messages]
+        if longer[0]["role"] == "user":
+            longer.insert(0, {"role": "system", "content": "Be brief."})
+        else:
+            longer[0]["content"] += "\n\nBe brief."
+        prompt = renderer.prompt(messages).tokens
+        found = renderer.with_system_text(prompt, "Be brief.")
+        assert found is not None
+        assert renderer.decode(found) == renderer.decode(renderer.prompt(longer).tokens)
 
 
 def test_an_extension_keeps_the_sampled_tokens(renderer: Renderer) -> None:

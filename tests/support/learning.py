@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer, rated
 from tests.support.ledger import outcome, sample_counts
@@ -24,6 +25,7 @@ from tinker_claw.learner import judging
 from tinker_claw.learner.gate import Gate
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
+from tinker_claw.learner.lesson_replies import LessonReplies
 from tinker_claw.learner.loop import Learner
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.practice import Practice
@@ -32,7 +34,9 @@ from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
 from tinker_claw.policy import PolicyHolder
+from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
+from tinker_claw.served import Prompt
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import (
     Completion,
@@ -41,6 +45,7 @@ from tinker_claw.types import (
     LossPass,
     Message,
     NextState,
+    Reply,
     SamplingParams,
     StopReason,
     Tokens,
@@ -49,8 +54,15 @@ from tinker_claw.types import (
 
 PROMPT = (1, 2, 3, 4)
 HINT = (90, 91)
+LESSON = (80, 81)
+"""Ids of every lesson, before the prompt."""
 BETTER = (90, 92)
 SHORT = Backoff(first_s=0.01, longest_s=0.04)
+
+
+OPPOSITE = "This time with headings."
+AGAINST = 99
+"""Stands in a question about a reply to a request for the opposite."""
 
 
 class Splicer:
@@ -64,6 +76,21 @@ class Splicer:
 
     def splice(self, prompt: Tokens, hint_at: int, hint: str, words: str) -> tuple[int, ...]:
         return (*prompt[:hint_at], *self.hint_tokens(hint, words), *prompt[hint_at:])
+
+    def with_system_text(self, prompt: Tokens, text: str) -> tuple[int, ...]:
+        return (*LESSON, *prompt)
+
+    def prompt(self, messages: Sequence[Message], *, remembers: bool) -> Prompt:
+        """Return the numbers in the last message, and `AGAINST` where it asks for the opposite."""
+        text = messages[-1]["content"]
+        opposite = (AGAINST,) if OPPOSITE in text else ()
+        return Prompt((1, *map(int, re.findall(r"\b\d+\b", text)), *opposite), None)
+
+    def begin_text(self) -> tuple[int, ...]:
+        return ()
+
+    def parse(self, tokens: Tokens, prompt: Tokens) -> Reply:
+        return Reply(" ".join(map(str, tokens)))
 
 
 @dataclass
@@ -219,7 +246,7 @@ async def world(
         parts,
         learning_rate=1e-3,
         gate=asks,
-        practice=Practice(parts, scorer, asks) if cfg.practice == "on" else None,
+        practice=_practice(parts, endpoint or says, asks) if cfg.practice == "on" else None,
         score_fresh=score_fresh,
         waits=waits,
         now=lambda: time.time() + ahead_s,
@@ -247,6 +274,12 @@ async def world(
                 task.cancel()
     finally:
         ledger.close()
+
+
+def _practice(parts: LoopParts, writer: Endpoint, gate: Gate | None) -> Practice:
+    renderer = cast("Renderer", Splicer())
+    replies = LessonReplies(parts, renderer, writer, context_tokens=4096, soft=True)
+    return Practice(parts, replies, gate)
 
 
 def has_token(token: int) -> Callable[[Sequence[LossPass]], bool]:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tests.support.lives import ROOT
+from tests.support.ports import serving
 
 Script = Generator[tuple[str, Mapping[str, Any]], str, str]
 """Yields calls of tools, is sent what they return, and returns the last reply."""
@@ -76,25 +75,9 @@ class Scripted:
                 Route("/healthz", self.health),
             ]
         )
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, ws="none"))
-        began = threading.Event()
-        start = server.startup
-
-        async def startup(sockets: Any = None) -> None:
-            await start(sockets)
-            began.set()
-
-        server.startup = startup
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        try:
-            assert began.wait(60)
-            port = server.servers[0].sockets[0].getsockname()[1]
-            self.url = f"http://127.0.0.1:{port}/v1"
+        with serving(app) as url:
+            self.url = f"{url}/v1"
             yield
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 def said(script: Script, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

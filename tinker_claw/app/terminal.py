@@ -215,7 +215,7 @@ SENTENCES: Mapping[str, str] = {
     "gate.left_out": "{questions} canaries could not be asked: {error}",
     "gate.unasked": "The canaries could not be asked, so the new version answers: {error}",
     "gate.no_answer": "The canaries got no answer: {error}",
-    "practice.too_dear": "Lesson {lesson} waits to be practised: the budget has no room for it.",
+    "practice.over_budget": "Lesson {lesson} waits to be practised: the budget has no room for it.",
     "practice.rejected": "Lesson {lesson} is told again: practising it did not do what you want.",
     "practice.learned": "Lesson {lesson} is learned, and no longer told.",
     "practice.failed": "Practising a lesson failed and changed nothing: {error}",

@@ -42,6 +42,7 @@ from tinker_claw.judge.prompts import INCLUDED, Prompts
 from tinker_claw.learner.gate import FEWEST, Gate, canary_questions
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
+from tinker_claw.learner.lesson_replies import LessonReplies
 from tinker_claw.learner.loop import Learner
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.practice import Practice
@@ -212,8 +213,15 @@ def _practice(common: _Common, gate: Gate | None) -> Practice | None:
     parts, can = common.parts, common.can
     if parts.training.practice == "off":
         return None
-    scorer = HintScorer(parts, common.renderer, context_tokens=can.context_tokens)
-    return Practice(parts, scorer, gate, score_fresh=can.score_fresh)
+    writer = SamplerEndpoint(parts.base, common.renderer, can.context_tokens)
+    replies = LessonReplies(
+        parts,
+        common.renderer,
+        writer,
+        context_tokens=can.context_tokens,
+        soft=can.two_d_targets and can.student_topk,
+    )
+    return Practice(parts, replies, gate)
 
 
 async def _judging(

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from tinker_claw.backends.model_files import config_folder
 from tinker_claw.backends.vllm import GET_VLLM, VLLM, find_vllm
@@ -27,7 +27,7 @@ from tinker_claw.errors import BackendError, ConfigError, ModelFileError, Outage
 from tinker_claw.methods import build
 from tinker_claw.methods.base import student_topk
 from tinker_claw.policy import Trainer
-from tinker_claw.shipped import MODELS
+from tinker_claw.shipped import MODELS, SMALL
 from tinker_claw.telemetry import log
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def cpu_memory(settings: Settings) -> tuple[str, str | None]:
     from local_gpu.plan.memory import GIB, cpu_parts, sequence_bytes, total_of
 
     demand, has = _demand(settings), machine_bytes()
-    dtype = settings.local.base_dtype
+    dtype = _cpu_dtype(settings)
     dtype = "float32" if dtype == "auto" else dtype
     parts = cpu_parts(demand.model, demand.rank, dtype)
     needs, each = total_of(parts), sequence_bytes(demand.model, dtype)
@@ -145,6 +145,24 @@ def cpu_memory(settings: Settings) -> tuple[str, str | None]:
         return reckoned, None
     reckoned += f", too little for a context of {demand.context_tokens:,} tokens"
     return reckoned, f"--context-tokens {longest}"
+
+
+def _cpu_dtype(settings: Settings) -> Literal["auto", "float32", "bfloat16"]:
+    """Return the number format of the base on a CPU; `small` is in bfloat16 where the processor
+    computes in it."""
+    dtype = settings.local.base_dtype
+    if dtype == "auto" and settings.run.model_name == SMALL and computes_bfloat16():
+        return "bfloat16"
+    return dtype
+
+
+def computes_bfloat16() -> bool:
+    """Return whether this processor multiplies matrices in bfloat16."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
 async def served_at(url: str, settings: Settings) -> str:
@@ -361,7 +379,7 @@ def local_config(
         alpha=LORA_ALPHA,
         seed=settings.run.seed,
         device="cpu" if shipped and local.device == "auto" else local.device,
-        dtype=local.base_dtype,
+        dtype=local.base_dtype if arranged.gpus else _cpu_dtype(settings),
         quantization=local.base_quantization,
         ranks=arranged.ranks,
         sampler_urls=urls,

@@ -19,7 +19,7 @@ from tinker_claw.errors import ConfigError
 from tinker_claw.render.eyes import SEEING
 from tinker_claw.render.renderer import family_of
 from tinker_claw.render.switches import Thinking
-from tinker_claw.shipped import MODELS, verify
+from tinker_claw.shipped import MODELS, SMALL, verify
 
 _TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _MODEL_FILES = [*_TOKENIZER_FILES, "*.safetensors"]
@@ -151,6 +151,10 @@ def local_file(model: str, file: str = "config.json") -> Path:
         OSError: it is not.
         ValueError: the hub can have no model of this name.
     """
+    if model == SMALL:
+        from local_gpu.model.small import FOLDER, default_cache
+
+        return default_cache() / FOLDER / file
     if model in MODELS or Path(model).is_dir():
         return Path(MODELS.get(model, model)) / file
     return Path(hf_hub_download(model, file, local_files_only=True))
@@ -177,6 +181,10 @@ def _folder(name: str, flag: str, files: list[str]) -> str:
     if name in MODELS:
         verify(MODELS[name])
         return str(MODELS[name])
+    if name == SMALL:
+        from local_gpu.model.small import default_cache, model_folder
+
+        return str(model_folder(default_cache()))
     if Path(name).is_dir():
         return name
     if Path(name).is_file():

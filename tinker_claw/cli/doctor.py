@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 from tinker_claw import plugins
 from tinker_claw.app import orders
 from tinker_claw.backends import local
-from tinker_claw.backends.model_files import Source, check_images, source
+from tinker_claw.backends.model_files import Source, check_images, local_file, source
 from tinker_claw.backends.open import (
     Context,
     check_backend,
@@ -53,7 +53,7 @@ from tinker_claw.methods import METHODS, build
 from tinker_claw.methods.base import require, student_topk
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
-from tinker_claw.shipped import MODELS
+from tinker_claw.shipped import MODELS, SMALL
 from tinker_claw.sinks.base import built_in, check_installed
 from tinker_claw.types import NextState
 
@@ -130,6 +130,11 @@ class Checks:
         return self.settings.run.backend == "tinker"
 
     @property
+    def unfetched(self) -> bool:
+        """Whether the model is the small one, and not on this machine yet."""
+        return self.settings.run.model_name == SMALL and not local_file(SMALL).exists()
+
+    @property
     def ledger(self) -> Path:
         return self.settings.run.directory / FILE
 
@@ -185,6 +190,11 @@ class Checks:
         if self.settings.run.model_name in MODELS:
             return Finding("the shipped models need almost none")
         check_packages()
+        if self.unfetched:
+            from local_gpu.model.small import NEEDS, check_room, default_cache
+
+            check_room(default_cache())
+            return Finding(f"the first start fetches the model: {NEEDS}")
         arranged = local.arrange(self.settings, only_reckon=True)
         told = arranged.layout.describe()
         if arranged.fit is None or arranged.demand is None:
@@ -216,6 +226,8 @@ class Checks:
         return Finding(f"{len(arranged.layout.serve)} of {found} will be started")
 
     async def tokenizer(self) -> Finding:
+        if self.unfetched:
+            return Finding("it comes with the model", "-")
         self.source = source(self.settings, weights=False)
         renderer = Renderer.load(self.source.tokenizer, self.source.family)
         self.sees = renderer.eyes is not None
@@ -329,6 +341,8 @@ class Checks:
             return None
 
     async def model(self) -> Finding:
+        if self.unfetched:
+            return Finding("served as small; its context is known once it is here", "-")
         offers = self.offers or await context_of(self.settings)
         context = f"context {offers.tokens} tokens: {offers.source}"
         told = f"served as {self.settings.served_name}; {context}"

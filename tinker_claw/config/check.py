@@ -25,7 +25,7 @@ from tinker_claw.config.settings import (
 )
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
-from tinker_claw.shipped import MODELS
+from tinker_claw.shipped import MODELS, SMALL
 
 API_KEY: Final = f"{ENV_PREFIX}GATEWAY__API_KEY"
 _KEY: Final = re.compile(r"[!-~]{16,512}")
@@ -136,6 +136,8 @@ def _local(run: Run, local: Local) -> Iterator[str]:
             f"--rollout-gpus {local.rollout_gpus} (ROLLOUT_GPUS) cannot be split into servers of "
             f"--rollout-tp {local.rollout_tp} GPUs; give a multiple of it"
         )
+    if run.model_name == SMALL and run.backend == "tinker":
+        yield "--model-name small runs on this machine; add --backend local"
     needs = local.given(*NEEDS_GPU)
     if run.model_name in MODELS and needs:
         told = "needs no GPU; leave it out, or name another model"

@@ -97,7 +97,8 @@ class Run(Section):
     method: str = _setting("combine", "how turns become training (docs/methods.md); rl is binary")
     model_name: str = _setting(
         "Qwen/Qwen3-8B",
-        "model: a hub id, a folder, or 'demo', 'demo-tracks' or 'demo-screen' (shipped, CPU)",
+        "model: a hub id, a folder, 'small' (1.5B, fetched), or 'demo', 'demo-tracks' or "
+        "'demo-screen' (shipped, CPU)",
     )
     backend: Literal["tinker", "local"] = _setting(
         "tinker", "who trains and samples: the Tinker service, or torch on this machine"

@@ -104,35 +104,38 @@ def standing(said: str, draw: Callable[[], str] = draw_mark) -> Asked:
     """Ask whether the owner's words are a standing wish."""
     asks = _STANDING, "Does the message hold a standing wish?"
     enums = {"scope": [*_SCOPES]}
-    return _asked(asks, _OF_STANDING, enums, _STANDING_SHOWN, [said], draw)
+    parts = {"message": said}
+    return ask_with_examples(asks, _OF_STANDING, enums, _STANDING_SHOWN, parts, draw)
 
 
 def becomes(lesson: str, said: str, draw: Callable[[], str] = draw_mark) -> Asked:
     """Ask what becomes of a lesson by the owner's words."""
     asks = _BECOMES, "What becomes of the earlier wish?"
     enums = {"outcome": [*_OUTCOMES]}
-    return _asked(asks, _OF_OUTCOME, enums, _OUTCOMES_SHOWN, [lesson, said], draw)
+    parts = {"earlier wish": lesson, "message": said}
+    return ask_with_examples(asks, _OF_OUTCOME, enums, _OUTCOMES_SHOWN, parts, draw)
 
 
-def _asked(
+def ask_with_examples(
     asks: tuple[str, str],
     fields: Mapping[str, str],
     enums: Mapping[str, Sequence[str]],
     shown: Shown,
-    texts: Sequence[str],
-    draw: Callable[[], str],
+    texts: Mapping[str, str],
+    draw: Callable[[], str] = draw_mark,
 ) -> Asked:
-    """
+    """Return a question that shows examples as turns of the conversation.
+
     Args:
         asks: what is asked, before the texts and behind them.
         enums: the only values of a field, by name.
-        texts: the message, and before it the earlier wish, if it is about one.
+        texts: the texts from outside, by what they are; examples have as many.
     """
 
-    def case(texts: Sequence[str], draw: Callable[[], str]) -> tuple[str, str]:
-        whats = ("earlier wish", "message")[-len(texts) :]
+    def case(values: Sequence[str], draw: Callable[[], str]) -> tuple[str, str]:
         parts = [
-            Part(what, BY_USER, shorten(text)) for what, text in zip(whats, texts, strict=True)
+            Part(what, "written by the assistant" if what == "reply" else BY_USER, shorten(text))
+            for what, text in zip(texts, values, strict=True)
         ]
         fenced, mark = fence(parts, draw)
         return f"{fenced}\n\n{asks[1]}", mark
@@ -147,7 +150,7 @@ def _asked(
     for example, values in shown:
         messages.append({"role": "user", "content": case(example, lambda: "example")[0]})
         messages.append(answer(values))
-    asked, mark = case(texts, draw)
+    asked, mark = case([*texts.values()], draw)
     told = f"{TOLD.format(mark=mark)}\n\n{asked}"
     messages.append({"role": "user", "content": told})
     kinds = {name: {"type": "string"} for name in fields}

@@ -23,8 +23,9 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 from tinker_claw.errors import (
     BackendError,
@@ -41,10 +42,10 @@ from tinker_claw.errors import (
     WithdrawnError,
 )
 from tinker_claw.learner.batch import GROUPED, choose, trust
-from tinker_claw.learner.diagnostics import Alarm, agreement, step_metrics
+from tinker_claw.learner.diagnostics import Agreement, Alarm, agreement, step_metrics
 from tinker_claw.learner.gate import AFTER_REFUSAL, Gate, Held
 from tinker_claw.learner.parts import LoopParts
-from tinker_claw.learner.practice import Made, Plan, Practice
+from tinker_claw.learner.practice import BATCH, BETA1, RATE, Practice, PracticePlan
 from tinker_claw.learner.recovery import (
     FAILURES,
     WAITS,
@@ -61,10 +62,22 @@ from tinker_claw.methods.passes import Prepared
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
-from tinker_claw.types import Adam, Sample, StepReport
+from tinker_claw.types import Adam, LossPass, Sample, StepReport
 
 BATCHES = 2
 """Batches in a row whose steps fail before learning ends: then the cause is hardly in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """What a step is about to commit."""
+
+    sampler: Sampler
+    metrics: dict[str, Any]
+    published_at: float
+    """When its version was published, by the monotonic clock."""
+    agreed: Agreement | None = None
+    """Trainer against sampler; None: not compared."""
 
 
 class Learner:
@@ -253,20 +266,22 @@ class Learner:
         self._look_at = min(filter(None, (self._look_at, choice.look_at)), default=None)
         return None
 
-    async def _to_practise(self) -> Plan | None:
+    async def _to_practise(self) -> PracticePlan | None:
         """Return the practice that is due; first undo one that its owner rejects.
 
         Live samples go before it.
         """
         if self._practice is None or self._parts.training.observe or self.recovery.suspect:
             return None
+        if self._undoing:
+            return None  # `between_steps` wakes the loop
         async with self._one_step:
             self.recovery.suspect |= self._practice.settle()
         if self.recovery.suspect:
             await self.recovery.after(None)
         return self._practice.due()
 
-    async def _take(self, batch: Sequence[Sample], plan: Plan | None = None) -> None:
+    async def _take(self, batch: Sequence[Sample], plan: PracticePlan | None = None) -> None:
         """Take a step over the batch; set it aside if it fails twice, or if the gate refuses what
         it made. A practice is tried once.
 
@@ -283,6 +298,8 @@ class Learner:
                 due = self._is_still_due(batch, holds)
                 error = await self._step(batch, plan) if due else None
             if error is None:
+                if self.recovery.suspect:  # after a practice: its moments are not the next step's
+                    await self.recovery.after(None)
                 return
             why = _why(error)
             if not plan and (why is Void.REFUSED or (is_last and why is Void.FAILED)):
@@ -319,7 +336,7 @@ class Learner:
         ledger.steps.void_unfinished(LEFT_OPEN)  # feedback during it takes samples out
         return ledger.samples.still_queued(batch)
 
-    async def _step(self, batch: Sequence[Sample], plan: Plan | None) -> ClawError | None:
+    async def _step(self, batch: Sequence[Sample], plan: PracticePlan | None) -> ClawError | None:
         """Take one step; if it fails, void it, queue the samples again and return the failure."""
         parts, self.stepping = self._parts, True
         if not parts.health.backend.attempts("learning"):  # else it is the outage's next attempt
@@ -363,7 +380,7 @@ class Learner:
         return None
 
     async def _train_and_swap(
-        self, step_id: int, batch: Sequence[Sample], plan: Plan | None
+        self, step_id: int, batch: Sequence[Sample], plan: PracticePlan | None
     ) -> None:
         """Run the step: train or practise, publish, ask, save, commit, swap."""
         parts, parent, started = self._parts, self._parts.policy.newest, time.monotonic()
@@ -372,66 +389,87 @@ class Learner:
             if plan is None:
                 if parts.method.reward and parts.training.recipe != "paper":
                     rate *= trust(batch)
-                made = await self._trained(step_id, batch, rate)
+                trained = await self._trained(step_id, batch, rate)
             else:
-                made = await self._practised(step_id, plan, rate)
+                trained = await self._practised(step_id, plan, rate)
         step = parent.version.step + 1
         try:
             state_ref = await parts.trainer.save_state(f"step-{step_id:08d}")
-            agreed = agreement(made.prepared, made.report, parent.version.id)
-            metrics = step_metrics(made.prepared, made.report, parent.version.step, agreed)
-            metrics |= {"rate": rate} | made.figures | parts.spending.figures(paid.usage)
+            metrics = {"rate": rate} | trained.metrics | parts.spending.figures(paid.usage)
             settings = parts.training.model_dump(mode="json")
             rule = {"rule": {"method": parts.method.name, **settings}}
             version = parts.ledger.steps.commit(
                 step_id,
                 parent.version,
                 state_ref=state_ref,
-                sampler_ref=made.sampler.ref,
+                sampler_ref=trained.sampler.ref,
                 metrics=metrics | rule,
                 practised=plan is not None,
             )
         except Exception:  # it has served no reply; the next attempt publishes anew
-            self._close(made.sampler)
+            self._close(trained.sampler)
             raise
-        self.retire(parts.policy.swap(Policy(version, made.sampler)))
-        self.recovery.suspect = False
+        self.retire(parts.policy.swap(Policy(version, trained.sampler)))
+        self.recovery.suspect = plan is not None
         self._failed = 0
-        self._alarm.committed(agreed, step_id)
+        self._alarm.committed(trained.agreed, step_id)
         now = time.monotonic()
         parts.telemetry.step(
-            seconds=made.publishing - started,
+            seconds=trained.published_at - started,
             step_id=step_id,
             step=step,
             version=version.id,
             **metrics,
         )
-        parts.telemetry.publish(version=version.id, step=step, seconds=now - made.publishing)
+        parts.telemetry.publish(version=version.id, step=step, seconds=now - trained.published_at)
 
-    async def _trained(self, step_id: int, batch: Sequence[Sample], rate: float) -> Made:
-        """Score and train a batch, and ask its version."""
-        parts = self._parts
+    async def _trained(self, step_id: int, batch: Sequence[Sample], rate: float) -> _Trained:
+        """Score and train a batch, and ask its version.
+
+        Raises:
+            EmptyStepError: no sample carries a gradient.
+            DisagreementError: sampler and trainer disagree.
+        """
+        parts, version = self._parts, self._parts.policy.newest.version
         prepared = await self._prepare(batch)
         parts.ledger.steps.keep(step_id, prepared.stored, prepared.state)
-        report = await self._train(prepared, rate)
-        publishing, sampler = time.monotonic(), await parts.trainer.publish()
+        if not prepared.passes:
+            raise EmptyStepError("no sample of the batch carries a gradient")
+        adam = replace(self._adam, learning_rate=rate * self._adam.learning_rate)
+        report = await self._train(prepared.passes, adam)
+        agreed = agreement(prepared, report, version.id)
+        self._alarm.admit(agreed)
+        published_at, sampler = time.monotonic(), await parts.trainer.publish()
         try:
             asked = await self._gate.ask(sampler) if self._gate else {}
         except Exception:
             self._close(sampler)
             raise
-        return Made(sampler, prepared, report, asked, publishing)
+        metrics = step_metrics(prepared, report, version.step, agreed) | asked
+        return _Trained(sampler, metrics, published_at, agreed)
 
-    async def _practised(self, step_id: int, plan: Plan, rate: float) -> Made:
-        """Practise a lesson, unless an undo or the end of learning comes first."""
+    async def _practised(self, step_id: int, plan: PracticePlan, rate: float) -> _Trained:
+        """Practise a lesson with moments of its own, unless an undo or the end of learning comes
+        first."""
         assert self._practice is not None  # the plan is from there
+        parts = self._parts
+        rate *= RATE * self._adam.learning_rate
+        adam = replace(self._adam, learning_rate=rate, beta1=BETA1)
+        self.recovery.suspect = True
+        await parts.trainer.load_state(parts.policy.newest.version.state_ref, moments=False)
 
-        async def train(prepared: Prepared) -> StepReport:
+        def check_wanted() -> None:
             if self._undoing or self._finishing:
                 raise WithdrawnError("something else came first; it begins again")
-            return await self._train(prepared, rate)
 
-        return await self._practice.run(plan, Random(step_id), train, self._close)
+        async def train(one_pass: LossPass) -> StepReport:
+            return await self._train([one_pass], adam)
+
+        done = await self._practice.run(plan, Random(step_id), train, self._close, check_wanted)
+        report = done.report
+        figures = {"losses": list(report.losses), "grad_norm": report.grad_norm}
+        metrics = figures | {"samples": BATCH, "tokens": report.tokens} | done.figures
+        return _Trained(done.sampler, metrics, done.published_at)
 
     def _close(self, sampler: Sampler) -> None:
         """Close a sampler that has answered nobody."""
@@ -445,23 +483,16 @@ class Learner:
         state = parts.ledger.steps.method_state(policy.version.id)
         return parts.method.prepare(items, cfg, state, parts.reply_tokens)
 
-    async def _train(self, prepared: Prepared, rate: float) -> StepReport:
+    async def _train(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
         """Take an optimizer step.
 
         Raises:
-            EmptyStepError: no sample carries a gradient.
             StepError: the loss or its gradient is not a number.
-            DisagreementError: sampler and trainer disagree.
         """
-        if not prepared.passes:
-            raise EmptyStepError("no sample of the batch carries a gradient")
         self.recovery.suspect = True
-        adam = replace(self._adam, learning_rate=rate * self._adam.learning_rate)
-        report = await self._parts.trainer.train_step(prepared.passes, adam)
+        report = await self._parts.trainer.train_step(passes, adam)
         if not all(map(math.isfinite, (*report.losses, report.grad_norm or 0.0))):
             raise StepError("the loss or its gradient is not a number")
-        newest = self._parts.policy.newest.version.id
-        self._alarm.admit(agreement(prepared, report, newest))
         return report
 
     def _void(self, step_id: int, error: str, why: Void) -> None:

@@ -1,59 +1,71 @@
-"""Practise a lesson: make the policy answer untold as the base does that is told.
+"""Practise a lesson: train the policy to answer untold as the frozen base answers when told.
 
-On-policy distillation without the user: the untold policy answers the owner's own past first
-messages, the frozen base that is told the lesson scores the replies, and an optimizer step moves
-the policy there.
+Context distillation by supervised steps (C. Snell et al., Learning by Distilling Context,
+arXiv 2209.15189): the base, told the lesson, answers the owner's own past first messages. Replies
+that follow the lesson are trained behind the same prompts without it. Two of eight samples of a
+step are anchors: requests for the opposite, and replies that do what they ask. docs/lessons.md has
+the figures.
+
+Whether a reply follows a wish the base says itself, by the probability of its answer. A reply does
+if that is above the middle between the usual replies with the wish and without it: a small model is
+sure of nothing, and surer of what follows.
 
 Rule: a run is one step of the ledger, from one version to the next, however many optimizer steps it
-takes; nobody is answered by what lies between. Its check can only refuse: whether the lesson is
-learned is for its owner's verdicts to say.
+takes; nobody is answered by what lies between. Its check only refuses: the owner's verdicts say
+whether the lesson is learned.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from random import Random
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
+from tinker_claw.conversation.lessons import lesson_text
 from tinker_claw.errors import RefusedError, UnlearnedError
 from tinker_claw.learner.gate import Gate
+from tinker_claw.learner.lesson_replies import Asked, LessonReplies, Reply
 from tinker_claw.learner.parts import LoopParts
-from tinker_claw.learner.scoring import HintScorer, batch_items, side_by_side
 from tinker_claw.ledger.lessons import Lesson, State
-from tinker_claw.methods.advantages import topk_advantages
-from tinker_claw.methods.base import OPD
-from tinker_claw.methods.passes import Prepared
-from tinker_claw.policy import Policy, Sampler
+from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
-from tinker_claw.types import HintScores, Sample, StepReport, Turn, Usage
+from tinker_claw.types import Datum, LossPass, StepReport, Usage
 
-STEPS = (3, 16)
-"""Fewest and most optimizer steps of a run."""
+STEPS = (4, 6, 8)
+"""Optimizer steps of a run after which the policy is checked; the first that passes ends it."""
 BATCH = 8
 """Replies of an optimizer step."""
-FEWEST = 3
-"""Fewest prompts for the first run; each run that did not last doubles it, and the next waits for
-as many new ones as it rested on."""
-NEWEST = 16
-"""Newest prompts that are used."""
-HELD_OUT = 8
-"""Prompts from which a third is not trained, and checked."""
-CHECKED = 16
-"""Replies on either side of the check."""
-NEAR, OF_FIRST, ALIKE = 0.01, 0.15, 0.0025
-"""A run ends when the divergence of two optimizer steps, in the mean, is below `NEAR` nats a token,
-and at most this share of the first's or `ALIKE`."""
-LEARNED = 0.02
-"""Most nats a token between untold policy and told base, either way, for a version to pass. What is
-nearer has not always learned: that its owner finds out. At .005 a wish for structure never passed,
-whose versions at .009 to .02 its owner accepted."""
-ODD = 0.05
-"""Most nats a token that one reply counts for in the check: one of 16 in the old way must not
-decide, and two must."""
+ANCHORS = 2
+"""Anchors among them."""
+RATE, BETA1 = 0.4, 0.5
+"""Share of the live learning rate, and Adam's beta1: with .9 the first gradients carry too far."""
+FEWEST, MOST = 9, 24
+"""Fewest and most prompts of a run, the newest; a third of them is held out for the check."""
+DRAWN = 16
+"""Replies of the told base that are sampled, at least: to few prompts several each."""
+FEWEST_ACCEPTED = 6
+"""Fewest replies of the told base that follow the lesson."""
+APART = 0.75
+"""Share of pairs in which a told reply must follow the lesson better than an untold one."""
+CHECKED = 12
+"""Replies of each kind in a check."""
+CONTRARY = 4
+"""Distinct sentences that ask for the opposite."""
+FEWER = 0.15
+"""By how much the share that follows the lesson may be below the told base's."""
+FEWER_ENDS = 1
+"""By how many of `CHECKED` fewer replies than the told base's may end by themselves."""
+OBEYED = 0.75
+"""Share of the told base's obeyed contrary requests that the policy must obey."""
+QUESTION = 500
+"""Tokens of the question whether a reply follows the lesson, without that reply."""
+RUNS, DAYS = 3, 30
+"""Most runs of a lesson in so many days."""
 JUDGED = 4
 """Untold first replies, judged by the owner, after which a lesson is learned."""
 REJECTED = 2
@@ -61,19 +73,19 @@ REJECTED = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PracticePlan:
     """What a run practises, and what it may cost."""
 
     lesson: Lesson
     text: str
     """What the base is told: the lesson, behind those that the weights already have."""
-    practised: Sequence[Turn]
+    practised: Sequence[Asked]
     """Past first messages, without lessons in their prompts."""
-    held_out: Sequence[Turn]
-    """More of them, for the check; (): there are too few."""
+    held_out: Sequence[Asked]
+    """More of them, for the check."""
     usage: Usage
-    """Tokens that it bills at most, without lesson and canaries, if replies are as long as theirs
-    were."""
+    """Tokens that it bills at most, without judge and canaries, if replies are as long as those to
+    these messages were."""
 
     @property
     def prompts(self) -> Iterator[tuple[str, int]]:
@@ -81,84 +93,78 @@ class Plan:
         if self.lesson.turn_id is not None:
             yield "source", self.lesson.turn_id
         named = ("practised", self.practised), ("checked", self.held_out)
-        for purpose, turns in named:
-            yield from ((purpose, turn.id) for turn in turns)
+        for purpose, asked in named:
+            yield from ((purpose, one.turn.id) for one in asked)
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What a step has made that may be committed."""
+class Practised:
+    """A version that passed its check."""
 
     sampler: Sampler
-    prepared: Prepared
     report: StepReport
-    """That of the last optimizer step, as is `prepared`."""
+    """That of the last optimizer step."""
     figures: dict[str, Any]
-    """More metrics of the step."""
-    publishing: float
-    """When its version was published, by the monotonic clock."""
+    published_at: float
+    """When it was published, by the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """Counts over the replies of a check."""
+
+    of: int
+    follow: int
+    """Replies that follow the lesson."""
+    end: int
+    """Replies that end by themselves."""
+    contrary: int
+    """Replies to requests for the opposite."""
+    obey: int
+    """Those that do what is asked."""
 
 
 class Practice:
     """Practice of one policy."""
 
-    def __init__(
-        self,
-        parts: LoopParts,
-        scorer: HintScorer,
-        gate: Gate | None,
-        *,
-        score_fresh: bool = False,
-    ) -> None:
-        """Set up practice.
-
-        Args:
-            score_fresh: see `Capabilities`.
-        """
+    def __init__(self, parts: LoopParts, replies: LessonReplies, gate: Gate | None) -> None:
         self._parts = parts
-        self._scorer = scorer
+        self._replies = replies
         self._gate = gate
-        self._score_fresh = score_fresh
         self._waits_for_money: int | None = None
 
     # What is to be done
 
-    def due(self) -> Plan | None:
+    def due(self) -> PracticePlan | None:
         """Return the next run; None: nothing is to be practised now."""
-        found = (self._plan(lesson) for lesson in self._parts.ledger.practice.due())
-        return next((plan for plan in found if plan and self._affords(plan)), None)
+        plans = (self._plan(lesson) for lesson in self._parts.ledger.practice.due())
+        return next((plan for plan in plans if plan and self._affords(plan)), None)
 
-    def _plan(self, lesson: Lesson) -> Plan | None:
-        ledger = self._parts.ledger
-        asked = ledger.practice.asked(lesson.user)
-        rested, newest = ledger.practice.rested_on(lesson)
-        fresh = [turn for turn in asked if turn > newest]
-        if len(asked) < FEWEST * 2 ** ledger.practice.runs(lesson) or len(fresh) < rested:
+    def _plan(self, lesson: Lesson) -> PracticePlan | None:
+        table = self._parts.ledger.practice
+        runs, newest = table.runs(lesson, since=time.time() - DAYS * 86_400)
+        turn_ids = table.asked(lesson.user)
+        if runs >= RUNS or sum(turn > newest for turn in turn_ids) < FEWEST:
             return None
         have = (State.PROVISIONAL, State.LEARNED)
-        learned = [one for one in ledger.lessons.of_user(lesson.user) if one.state in have]
-        text = " ".join(one.text for one in (*reversed(learned), lesson))
-        turns = self._fitting(text, asked)
-        if len(turns) < FEWEST:
+        lessons = self._parts.ledger.lessons.of_user(lesson.user)
+        learned = [other for other in lessons if other.state in have]
+        text = lesson_text([*reversed(learned), lesson])
+        asked = self._replies.fitting(turn_ids[:MOST], text)
+        if len(asked) < FEWEST:
             return None
-        held_out = turns[2::3] if len(turns) >= HELD_OUT else []
-        practised = [turn for turn in turns if turn not in held_out]
-        return Plan(lesson, text, practised, held_out, _usage(turns))
+        held_out = asked[2::3]
+        practised = [one for one in asked if one not in held_out]
+        return PracticePlan(lesson, text, practised, held_out, _usage(asked))
 
-    def _fitting(self, text: str, turn_ids: Sequence[int]) -> list[Turn]:
-        """Return the newest turns in whose prompts a text has room, without what they were told."""
-        found = [_without_lessons(self._parts.ledger.turns.get(turn)) for turn in turn_ids[:NEWEST]]
-        fits = self._scorer.fitting
-        return [turn for turn in found if not isinstance(fits(turn, (text,)), str)]
-
-    def _affords(self, plan: Plan) -> bool:
+    def _affords(self, plan: PracticePlan) -> bool:
         """Return whether the budget has room for a run, and say so once where it has not."""
         spending, lesson = self._parts.spending, plan.lesson.id
         if spending.affords(plan.usage):
             return True
         if self._waits_for_money != lesson:
             self._waits_for_money = lesson
-            log.warning("practice.too_dear", lesson=lesson, **spending.figures(plan.usage))
+            log.warning("practice.over_budget", lesson=lesson, **spending.figures(plan.usage))
         return False
 
     def settle(self) -> bool:
@@ -181,104 +187,95 @@ class Practice:
 
     async def run(
         self,
-        plan: Plan,
+        plan: PracticePlan,
         rng: Random,
-        train: Callable[[Prepared], Awaitable[StepReport]],
+        train: Callable[[LossPass], Awaitable[StepReport]],
         close: Callable[[Sampler], None],
-    ) -> Made:
-        """Practise until the untold policy answers like the told base, and check that.
+        check_wanted: Callable[[], None],
+    ) -> Practised:
+        """Train until the untold policy passes the check.
 
         Args:
-            train: takes an optimizer step, or raises where something else comes first.
+            train: takes an optimizer step.
             close: closes a sampler that is not needed any more.
+            check_wanted: raises where something else comes first; called between the parts.
 
         Raises:
-            UnlearnedError: it did not pass the check.
+            UnlearnedError: it did not pass the check, or the base does not follow the lesson.
         """
-        before = self._parts.policy.newest
-        apart, sampler, again = list[float](), before.sampler, False
-        try:
-            while True:
-                now = Policy(before.version, sampler)
-                prepared, divergence = await self._prepared(plan, rng, now)
-                apart.append(divergence)
-                report = await train(prepared)
-                publishing = time.monotonic()
-                old, sampler = sampler, await self._parts.trainer.publish()
-                if old is not before.sampler:
-                    close(old)
-                last = len(apart) == STEPS[1]
-                if not (last or _is_near(apart)):
-                    continue
-                try:
-                    figures = await self._checked(plan, sampler)
-                    break
-                except UnlearnedError:  # the steps that are left may do it, once
-                    if last or again:
-                        raise
-                    again = True
-        except BaseException:
-            if sampler is not before.sampler:
+        costs = self._parts.spending.figures(plan.usage)
+        log.info("practice.started", lesson=plan.lesson.id, prompts=len(plan.practised), **costs)
+        base, replies = self._parts.base, self._replies
+        opposites = await replies.opposites(plan.lesson.text, CONTRARY)
+        check_wanted()
+        bounds, kept, anchors = await self._examples(plan, opposites)
+        check_wanted()
+        tests = list(islice(cycle(plan.held_out), CHECKED))
+        check = _Check(plan.lesson.text, bounds, tests, replies.against(tests, opposites))
+        told = await self._behaviour(check, base, plan.text)
+        picked = _shuffled(kept, rng)
+        held = _shuffled(anchors, rng) if anchors else picked
+        refused = ""
+        for number in range(1, STEPS[-1] + 1):
+            batch = [next(picked) for _ in range(BATCH - ANCHORS)]
+            batch += [next(held) for _ in range(ANCHORS)]
+            check_wanted()
+            report = await train(_loss(batch, soft=replies.soft))
+            if number not in STEPS:
+                continue
+            published_at, sampler = time.monotonic(), await self._parts.trainer.publish()
+            try:
+                figures = await self._checked(check, sampler, told)
+            except UnlearnedError as error:
                 close(sampler)
-            raise
-        told = {"lesson": plan.lesson.id, "optimizer_steps": len(apart), "before": apart[0]}
-        asked = {"gate": figures.pop("gate")} if "gate" in figures else {}
-        return Made(sampler, prepared, report, {"practice": told | figures} | asked, publishing)
+                refused = str(error)
+                continue
+            except BaseException:
+                close(sampler)
+                raise
+            run = {"lesson": plan.lesson.id, "optimizer_steps": number, "accepted": len(kept)}
+            asked = {"gate": figures.pop("gate")} if "gate" in figures else {}
+            return Practised(sampler, report, {"practice": run | figures} | asked, published_at)
+        raise UnlearnedError(refused)
 
-    async def _prepared(self, plan: Plan, rng: Random, now: Policy) -> tuple[Prepared, float]:
-        """Return what an optimizer step trains on, and the divergence from the told base.
+    async def _examples(
+        self, plan: PracticePlan, opposites: Sequence[str]
+    ) -> tuple[_Bounds, list[Reply], list[Reply]]:
+        """Return the bounds of what follows, the told base's replies that follow the lesson, and
+        the anchors; all of them behind prompts without the lesson.
 
         Raises:
-            UnlearnedError: the base says the same untold.
+            UnlearnedError: too few replies follow it.
         """
-        cfg, version = self._parts.training, now.version
-        picked = rng.choices(plan.practised, k=BATCH)
-        replies = await self._replies(now.sampler, picked)
-        scores = await side_by_side([self._scorer.teach(turn, (plan.text,)) for turn in replies])
-        samples = [
-            Sample(
-                id=number,
-                turn_id=turn.id,
-                session_id=turn.session_id,
-                policy_version=version.id,
-                policy_step=version.step,
-                prompt=turn.prompt,
-                completion=turn.completion,
-                reward=None,
-                teacher=score,
-                user=plan.lesson.user,
+        base, replies, wish = self._parts.base, self._replies, plan.lesson.text
+        drawn = list(islice(cycle(plan.practised), max(DRAWN, len(plan.practised))))
+        told = await replies.sample(base, drawn, plan.text)
+        untold = await replies.sample(base, plan.practised)
+        told_scores = await replies.scores(wish, told)
+        untold_scores = await replies.scores(wish, untold)
+        bound = _middle(told_scores, untold_scores)
+        kept = _above(bound, told, told_scores)
+        if len(kept) < FEWEST_ACCEPTED or _ranked(told_scores, untold_scores) < APART:
+            raise UnlearnedError(
+                f"told the lesson, the base follows it in {len(kept)} of {len(told)} replies, and "
+                f"untold in {len(_above(bound, untold, untold_scores))} of {len(untold)}: too "
+                "little to learn from"
             )
-            for number, (turn, score) in enumerate(zip(replies, scores, strict=True))
-        ]
-        items = await batch_items(samples, now, cfg, score_fresh=self._score_fresh)
-        prepared = OPD.prepare(items, cfg, None, self._parts.reply_tokens)
-        if not prepared.passes:
-            raise UnlearnedError("the base with the lesson answers like the policy without it")
-        return prepared, fmean(_apart(replies, scores))
+        if not opposites:
+            return _Bounds(bound, 0.0), kept, []
+        against = replies.against(plan.practised, opposites)
+        contrary = [await replies.sample(base, against, text) for text in (plan.text, None)]
+        scores = [await replies.scores(None, some) for some in contrary]
+        pairs = zip(told, cycle(against), strict=False)
+        ignoring = [replace(reply, asked=one) for reply, one in pairs]
+        bounds = _Bounds(bound, _middle(scores[1], await replies.scores(None, ignoring)))
+        anchors = _above(bounds.opposite, contrary[0], scores[0])
+        # A base that is told may not obey: then one that is not told.
+        obeyed = {id(reply.asked) for reply in anchors}
+        rest = _above(bounds.opposite, contrary[1], scores[1])
+        return bounds, kept, anchors + [one for one in rest if id(one.asked) not in obeyed]
 
-    async def _replies(self, sampler: Sampler, turns: Sequence[Turn]) -> list[Turn]:
-        """Return these turns with new replies by these weights."""
-        k, most = self._parts.training.opd_topk, self._parts.reply_tokens
-
-        async def reply(turn: Turn) -> Turn:
-            asked = turn.completion.params
-            params = replace(
-                asked,
-                max_tokens=min(most, asked.max_tokens),
-                temperature=1.0,
-                top_p=1.0,
-                top_k=None,
-                seed=None,
-                student_topk=k,
-                stop=(),
-                person=False,
-            )
-            (done,) = await sampler.sample(turn.prompt, params)
-            return replace(turn, completion=done)
-
-        return await side_by_side([reply(turn) for turn in turns])
-
-    async def _checked(self, plan: Plan, candidate: Sampler) -> dict[str, Any]:
+    async def _checked(self, check: _Check, candidate: Sampler, told: Behaviour) -> dict[str, Any]:
         """Return the figures of a version that passes.
 
         Raises:
@@ -288,75 +285,120 @@ class Practice:
             asked = await self._gate.ask(candidate) if self._gate else {}
         except RefusedError as error:  # the live rate and its moments are not to blame
             raise UnlearnedError(str(error)) from error
-        turns = list(islice(cycle(plan.held_out or plan.practised), CHECKED))
-        sides = [await one(plan.text, turns, candidate) for one in (self._untold, self._told)]
-        after = max(fmean(side) for side in sides)
-        if after >= LEARNED:
-            raise UnlearnedError(
-                f"replies without the lesson are {after:.4f} nats a token from what it asks for; "
-                f"it should be less than {LEARNED:g}"
-            )
-        prompts, held = len({turn.id for turn in turns}), bool(plan.held_out)
-        return {"after": after, "prompts": prompts, "held_out": held} | asked
+        untold = await self._behaviour(check, candidate)
+        if reason := lacks(untold, told):
+            raise UnlearnedError(reason)
+        counts = {"of": told.of, "contrary": told.contrary}
+        follow = {"follow": untold.follow, "follow_told": told.follow}
+        obey = {"obey": untold.obey, "obey_told": told.obey}
+        return counts | follow | obey | {"end": untold.end, "end_told": told.end} | asked
 
-    async def _untold(self, text: str, turns: Sequence[Turn], of: Sampler) -> list[float]:
-        """Return by how much each untold reply is likelier than the told base finds it."""
-        replies = await self._replies(of, turns)
-        scores = [self._scorer.teach(turn, (text,)) for turn in replies]
-        return _odd(replies, await side_by_side(scores))
-
-    async def _told(self, text: str, turns: Sequence[Turn], of: Sampler) -> list[float]:
-        """Return by how much each reply of the told base is likelier than the untold policy finds
-        it."""
-        hinted = [self._scorer.hinted(turn, text) for turn in turns]
-        replies = await self._replies(self._parts.base, hinted)
-        told = [replace(t, completion=r.completion) for t, r in zip(turns, replies, strict=True)]
-        return _odd(told, await side_by_side([self._scorer.by(of, turn) for turn in told]))
-
-
-def _without_lessons(turn: Turn) -> Turn:
-    """Return a turn without the lessons in its prompt."""
-    if (told := turn.told) is None or turn.hint_at is None:
-        return turn
-    prompt = told.without(turn.prompt)
-    hint_at = turn.hint_at + len(prompt) - len(turn.prompt)
-    return replace(turn, prompt=prompt, hint_at=hint_at, told=None)
+    async def _behaviour(
+        self, check: _Check, sampler: Sampler, text: str | None = None
+    ) -> Behaviour:
+        """Count what these weights do, told a text or nothing."""
+        replies = self._replies
+        sampled = await replies.sample(sampler, check.tests, text)
+        scores = await replies.scores(check.wish, sampled)
+        contrary = await replies.sample(sampler, check.against, text)
+        obeying = await replies.scores(None, contrary)
+        return Behaviour(
+            of=len(sampled),
+            follow=len(_above(check.bounds.wish, sampled, scores)),
+            end=sum(reply.ended for reply in sampled),
+            contrary=len(contrary),
+            obey=len(_above(check.bounds.opposite, contrary, obeying)),
+        )
 
 
-def _is_near(apart: Sequence[float]) -> bool:
-    """Return whether optimizer steps with these divergences may be enough."""
-    lately = sum(apart[-2:]) / 2
-    enough = max(OF_FIRST * apart[0], ALIKE)
-    return len(apart) >= STEPS[0] and lately < NEAR and lately <= enough
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Scores above which a reply follows the wish, or does what its request for the opposite
+    asks."""
+
+    wish: float
+    opposite: float
 
 
-def _apart(replies: Sequence[Turn], scores: Sequence[HintScores]) -> list[float]:
-    """Return the divergence of each reply from other weights that scored it, in nats a token:
-    KL(sampler || scorer) over the sampler's candidates, or the sampled tokens where it has none."""
-    found = list[float]()
-    for turn, score in zip(replies, scores, strict=True):
-        done = turn.completion
-        if score.targets:
-            rows = zip(score.targets, done.topk_logprobs, strict=True)
-            nats = [-sum(topk_advantages(other, own, 0.0)) for other, own in rows]
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """What a version is asked."""
+
+    wish: str
+    bounds: _Bounds
+    tests: Sequence[Asked]
+    against: Sequence[Asked]
+
+
+def _middle(one: Sequence[float], other: Sequence[float]) -> float:
+    return (median(one) + median(other)) / 2
+
+
+def _ranked(high: Sequence[float], low: Sequence[float]) -> float:
+    """Return the share of pairs in which the first is above the second (Mann and Whitney's U)."""
+    pairs = [(a > b) + 0.5 * (a == b) for a in high for b in low]
+    return fmean(pairs)
+
+
+def _above(bound: float, replies: Sequence[Reply], scores: Sequence[float]) -> list[Reply]:
+    return [reply for reply, score in zip(replies, scores, strict=True) if score > bound]
+
+
+def lacks(untold: Behaviour, told: Behaviour) -> str | None:
+    """Return what the untold policy lacks beside the told base; None: it passes."""
+    if untold.follow < told.follow - FEWER * told.of:
+        return (
+            f"{untold.follow} of {untold.of} replies follow the lesson without being told it; the "
+            f"base, told, does in {told.follow}"
+        )
+    if untold.end < told.end - FEWER_ENDS:
+        return (
+            f"{untold.end} of {untold.of} replies end by themselves; of the told base {told.end} do"
+        )
+    if untold.obey < OBEYED * told.obey:
+        return (
+            f"{untold.obey} of {untold.contrary} requests for the opposite are obeyed; of the told "
+            f"base's {told.obey} are"
+        )
+    return None
+
+
+def _shuffled(replies: Sequence[Reply], rng: Random) -> Iterator[Reply]:
+    """Yield all replies in random order, again and again."""
+    while True:
+        yield from rng.sample(replies, len(replies))
+
+
+def _loss(batch: Sequence[Reply], *, soft: bool) -> LossPass:
+    """Return the cross entropy of these replies behind their prompts without the lesson.
+
+    Each reply counts alike per token, as in the mean over the tokens of the batch.
+
+    Args:
+        soft: the targets are the sampler's candidates with their probabilities, which is a forward
+            KL divergence over these; False: the sampled tokens.
+    """
+    scale = 1.0 / sum(len(reply.completion.tokens) for reply in batch)
+    datums = list[Datum]()
+    for reply in batch:
+        done, prompt = reply.completion, reply.asked.prompt
+        if soft:
+            targets = done.topk_ids
+            weights = tuple(tuple(scale * math.exp(p) for p in row) for row in done.topk_logprobs)
         else:
-            nats = [own - other for own, other in zip(done.logprobs, score.logprobs, strict=True)]
-        found.append(fmean(nats))
-    return found
+            targets, weights = (), ((scale,),) * len(done.tokens)
+        datums.append(Datum(prompt + done.tokens, len(prompt), targets=targets, weights=weights))
+    return LossPass("cross_entropy", tuple(datums))
 
 
-def _odd(replies: Sequence[Turn], scores: Sequence[HintScores]) -> list[float]:
-    return [min(ODD, one) for one in _apart(replies, scores)]
-
-
-def _usage(turns: Sequence[Turn]) -> Usage:
-    """Return what a run of all its optimizer steps and two checks bills, with prompts and replies
-    as long as those of these turns in the mean."""
-    prompt = sum(len(turn.prompt) for turn in turns) // len(turns)
-    reply = sum(len(turn.completion.tokens) for turn in turns) // len(turns)
-    sampled = STEPS[1] * BATCH + 2 * 2 * CHECKED
+def _usage(asked: Sequence[Asked]) -> Usage:
+    """Return what a run of all its optimizer steps and checks bills, with prompts and replies as
+    long as those of these messages in the mean."""
+    prompt = sum(len(one.prompt) for one in asked) // len(asked)
+    reply = sum(len(one.turn.completion.tokens) for one in asked) // len(asked)
+    sampled = DRAWN + 5 * len(asked) + 2 * CHECKED * (1 + len(STEPS))
     return Usage(
-        prefill=sampled * (2 * prompt + reply),  # each reply is sampled, and scored once
-        sampled=sampled * (reply + 1),
-        trained=STEPS[1] * BATCH * (prompt + reply - 1),
+        prefill=sampled * (prompt + QUESTION + reply),  # sampled, and asked about
+        sampled=sampled * (reply + 2),
+        trained=STEPS[-1] * BATCH * (prompt + reply - 1),
     )

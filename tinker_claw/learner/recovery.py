@@ -48,15 +48,18 @@ def refusals(ledger: Ledger) -> int:
 
 
 async def load(ledger: Ledger, trainer: Trainer, state_ref: str) -> None:
-    """Load a state, without the optimizer's moments if the gate refused the versions after it.
+    """Load a state, without the optimizer's moments if the gate refused the versions after it, or
+    if a practice made it.
 
-    Momentum alone can carry the next step over the same limit, whatever its batch holds.
+    Momentum alone can carry the next step over the same limit, whatever its batch holds. The
+    gradients of a practice are of another scale than a live step's.
 
     Raises:
         BackendError: it cannot be loaded; says how to go on from another.
     """
     try:
-        await trainer.load_state(state_ref, moments=not refusals(ledger))
+        fresh = refusals(ledger) or ledger.practice.made(state_ref)
+        await trainer.load_state(state_ref, moments=not fresh)
     except OutageError:
         raise
     except BackendError as error:

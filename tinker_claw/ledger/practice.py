@@ -39,7 +39,7 @@ WHERE sessions.user = ?1 AND sessions.created_at >= ?2 AND policy_version >= ?3
   AND NOT EXISTS (SELECT 1 FROM json_each(sessions.lessons) AS one WHERE one.value = ?4)
 ORDER BY sessions.id LIMIT ?5
 """
-_ENDED = f"lesson = ? AND (status = 'committed' OR void IN ({Void.FAILED:d}, {Void.UNLEARNED:d}))"
+_ENDED = f"lesson = ?1 AND (status = 'committed' OR void IN ({Void.FAILED:d}, {Void.UNLEARNED:d}))"
 """SQL of the steps that practised a lesson to an end."""
 
 
@@ -66,20 +66,25 @@ class PracticeTable(LedgerTable):
         image."""
         return self._db.column(_ASKED, user)
 
-    def runs(self, lesson: Lesson) -> int:
-        """Return how often a lesson was practised to an end, good or bad."""
-        return self._db.one(f"SELECT COUNT(*) FROM steps WHERE {_ENDED}", lesson.id)
-
-    def rested_on(self, lesson: Lesson) -> tuple[int, int]:
-        """Return on how many prompts the last such run rested, and the newest of their
-        turns; zeros: there was none."""
+    def runs(self, lesson: Lesson, *, since: float) -> tuple[int, int]:
+        """Return how often a lesson was practised to an end, good or bad, since a time in seconds
+        since 1970; and the newest turn on which any such run rested, 0 where there was none."""
         ((count, newest),) = self._db.rows(
-            "SELECT COUNT(*), COALESCE(MAX(turn_id), 0) FROM step_prompts "
-            "WHERE purpose IN ('practised', 'checked') "
-            f"AND step_id = (SELECT MAX(id) FROM steps WHERE {_ENDED})",
+            "SELECT COUNT(DISTINCT steps.id) FILTER (WHERE steps.created_at >= ?2), "
+            "COALESCE(MAX(turn_id) FILTER (WHERE purpose IN ('practised', 'checked')), 0) "
+            f"FROM steps LEFT JOIN step_prompts ON step_id = steps.id WHERE {_ENDED}",
             lesson.id,
+            since,
         )
         return count, newest
+
+    def made(self, state_ref: str) -> bool:
+        """Return whether a state is that of a version that a practice made."""
+        return self._db.one(
+            "SELECT EXISTS (SELECT 1 FROM versions JOIN steps ON steps.version = versions.id "
+            "WHERE state_ref = ? AND status = 'committed' AND lesson IS NOT NULL)",
+            state_ref,
+        )
 
     def provisional(self, most: int) -> list[Practised]:
         """Return the provisional lessons. `most`: first turns since their practice, at most."""

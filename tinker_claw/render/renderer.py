@@ -14,7 +14,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from itertools import chain
 from pathlib import PurePath
 from typing import Any, cast
@@ -24,6 +24,7 @@ from renderers import ToolCallParseStatus
 from renderers.base import MODEL_RENDERER_MAP
 
 from tinker_claw.errors import ConfigError, RequestError
+from tinker_claw.render.begun import common
 from tinker_claw.render.calls import FAMILIES, HERMES, LATE, CallReader, Family, of_package
 from tinker_claw.render.eyes import Eyes
 from tinker_claw.render.format import Format, Tools, first_line
@@ -249,6 +250,41 @@ class Renderer:
         """Return the hinted prompt: the same ids, with the hint's in between."""
         return (*prompt[:hint_at], *self.hint_tokens(hint, words), *prompt[hint_at:])
 
+    def with_system_text(self, prompt: Tokens, text: str) -> tuple[int, ...] | None:
+        """Return the prompt with a text behind its system prompt, or as one where it has none.
+
+        Text that looks like a control token stays text. None: it is not known where the system
+        prompt of this chat format ends.
+        """
+        opening, ending = self._system_bounds
+        if prompt[: len(opening)] == opening:
+            system: Message = {"role": "system", "content": text}
+            head = self._shared_head([system])
+            if not self.takes_system:
+                head = (*opening, *self.hint_tokens(text, "{hint}\n\n"))
+            return (*head, *prompt[len(opening) :])
+        at = _index(prompt, ending) if ending else None
+        if at is None:
+            return None
+        return (*prompt[:at], *self.hint_tokens(text, "\n\n{hint}"), *prompt[at:])
+
+    @cached_property
+    def _system_bounds(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids before the user's words of a prompt without a system prompt, and those between system
+        prompt and user's words; (): the format has no system prompt, or no mark ends it."""
+        opening = self._shared_head([])
+        if not self.takes_system:
+            return opening, ()
+        one, other = (self._shared_head([{"role": "system", "content": t}]) for t in ("Yes", "no"))
+        behind = common([one[::-1], other[::-1]])[::-1]
+        marks = set(self._tokenizer.get_added_vocab().values())
+        return opening, behind if marks & set(behind) else ()
+
+    def _shared_head(self, before: Sequence[Message]) -> tuple[int, ...]:
+        """Return the ids of a prompt up to the words of the user's first message."""
+        said = [[*before, {"role": "user", "content": text}] for text in ("Left", "right")]
+        return common([self.prompt(one, remembers=False).tokens for one in said])
+
     def stream(
         self, prompt: Tokens, tools: Tools | None = None, *, may_call: bool = True
     ) -> ReplyStream:
@@ -416,3 +452,9 @@ def _opens_thinking(prompt: Tokens, marks: Markers) -> bool:
     ends = {marks.think, marks.think_end, *marks.stop}
     last = next((token for token in reversed(prompt[-_TAIL:]) if token in ends), None)
     return last is not None and last == marks.think
+
+
+def _index(ids: Tokens, wanted: Tokens) -> int | None:
+    """Return where `wanted` first stands in `ids`; None: nowhere."""
+    size = len(wanted)
+    return next((n for n in range(len(ids) - size + 1) if ids[n : n + size] == wanted), None)

@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from tinker_claw.errors import ClawError
+from tinker_claw.errors import ConfigError
 
 
-class NotHere(ClawError):
+class NotHere(ConfigError):
     """There is no model; the message says why, and what to do."""
 
 

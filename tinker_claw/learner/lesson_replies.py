@@ -1,0 +1,158 @@
+"""Replies to an owner's past first messages, with a lesson or without it, and whether they follow
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+
+from tinker_claw.judge.endpoints import Endpoint
+from tinker_claw.judge.following import NO, YES, follows, opposite, read_opposite
+from tinker_claw.learner.parts import LoopParts
+from tinker_claw.learner.scoring import side_by_side
+from tinker_claw.policy import Sampler
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import Completion, StopReason, Turn
+
+TRIES = 3
+"""Sentences sampled for each one that is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A past first message, without lessons in its prompt."""
+
+    turn: Turn
+    prompt: tuple[int, ...]
+    opposite: str = ""
+    """A request for the opposite of the lesson, behind the message; "": there is none."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.turn.request_text} {self.opposite}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply to a message."""
+
+    asked: Asked
+    completion: Completion
+    text: str
+
+    @property
+    def ended(self) -> bool:
+        """Whether the model ended it."""
+        return self.completion.stop_reason is StopReason.STOP
+
+
+class LessonReplies:
+    """Samples replies, and asks the base about them, whose answers have probabilities."""
+
+    def __init__(
+        self,
+        parts: LoopParts,
+        renderer: Renderer,
+        writer: Endpoint,
+        *,
+        context_tokens: int,
+        soft: bool,
+    ) -> None:
+        """
+        Args:
+            writer: writes the requests for the opposite.
+            soft: whether the backend trains on candidates with their probabilities.
+        """
+        self._parts = parts
+        self._renderer = renderer
+        self._writer = writer
+        self._begun = renderer.begin_text()
+        self._answers = [renderer.hint_tokens(word, "{hint}")[0] for word in (YES, NO)]
+        self._context_tokens = context_tokens
+        self.soft = soft and parts.training.opd_topk > 0
+        """Whether replies have candidates to train on."""
+
+    def fitting(self, turn_ids: Sequence[int], text: str) -> list[Asked]:
+        """Return these turns' messages; none whose prompt has no room or place for a text."""
+        asked = list[Asked]()
+        for turn_id in turn_ids:
+            turn = self._parts.ledger.turns.get(turn_id)
+            prompt = turn.told.without(turn.prompt) if turn.told else turn.prompt
+            if turn.told and turn.hint_at is not None:
+                moved = turn.hint_at + len(prompt) - len(turn.prompt)
+                turn = replace(turn, prompt=prompt, hint_at=moved, told=None)
+            longer = self._renderer.with_system_text(prompt, text)
+            room = self._context_tokens - self._most_tokens(turn)
+            if longer is not None and len(longer) <= room:
+                asked.append(Asked(turn, prompt))
+        return asked
+
+    def _most_tokens(self, turn: Turn) -> int:
+        return min(self._parts.reply_tokens, turn.completion.params.max_tokens)
+
+    async def sample(
+        self, sampler: Sampler, asked: Sequence[Asked], text: str | None = None
+    ) -> list[Reply]:
+        """Return a reply to each message, at temperature 1.
+
+        Args:
+            text: the system prompt's last words; None: nothing is added.
+        """
+
+        async def reply(one: Asked) -> Reply:
+            params = replace(
+                one.turn.completion.params,
+                max_tokens=self._most_tokens(one.turn),
+                temperature=1.0,
+                top_p=1.0,
+                top_k=None,
+                seed=None,
+                student_topk=self._parts.training.opd_topk,
+                stop=(),
+                person=False,
+            )
+            prompt = one.prompt
+            if text is not None:
+                prompt = self._renderer.with_system_text(prompt, text) or prompt
+            (done,) = await sampler.sample(prompt, params)
+            return Reply(one, done, self._renderer.parse(done.tokens, prompt).text)
+
+        return await side_by_side([reply(one) for one in asked])
+
+    def against(self, asked: Sequence[Asked], opposites: Sequence[str]) -> list[Asked]:
+        """Return the messages, each with a request for the opposite behind it; [] without any."""
+        pairs = zip(asked, cycle(opposites), strict=False)
+        return [self._adding(one, sentence) for one, sentence in pairs]
+
+    def _adding(self, asked: Asked, sentence: str) -> Asked:
+        at = asked.turn.hint_at
+        assert at is not None  # the ledger chose such turns
+        prompt = self._renderer.splice(asked.prompt, at, sentence, " {hint}")
+        return replace(asked, prompt=prompt, opposite=sentence)
+
+    async def scores(self, wish: str | None, replies: Sequence[Reply]) -> list[float]:
+        """Return how much surer the base is, in nats, that a reply follows a wish than that it does
+        not.
+
+        Args:
+            wish: None: the request for the opposite at the end of each message.
+        """
+
+        async def score(reply: Reply) -> float:
+            messages = follows(wish or reply.asked.opposite, reply.text)
+            prompt = (*self._renderer.prompt(messages, remembers=False).tokens, *self._begun)
+            scored = await self._parts.base.logprobs(
+                (*prompt, self._answers[0]), start=len(prompt), targets=[self._answers]
+            )
+            yes, no = scored.targets[0]
+            return yes - no
+
+        return await side_by_side([score(reply) for reply in replies])
+
+    async def opposites(self, wish: str, most: int) -> list[str]:
+        """Return distinct sentences that ask for the opposite of a wish."""
+        messages, schema = opposite(wish)
+        answers = await self._writer.answers(messages, TRIES * most, schema)
+        sentences = filter(None, map(read_opposite, answers))
+        return list(dict.fromkeys(sentences))[:most]
