@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -437,3 +438,20 @@ def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "nowhere.md" in done.stderr
     assert "none" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
+def test_the_unit_of_the_docs_is_one_that_systemd_takes(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "operating.md").read_text()
+    unit = text.partition("```ini\n")[2].partition("```")[0]
+    assert "ExecStart=%h/tinker-claw/.venv/bin/tinker-claw" in unit
+    file = tmp_path / "tinker-claw.service"
+    file.write_text(unit.replace("%h/tinker-claw/.venv/bin/tinker-claw", sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "tinker-claw.service" not in done.stderr, "nothing is said of it"

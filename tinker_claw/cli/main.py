@@ -48,7 +48,6 @@ COMMANDS = {
     "demo": ("set up", "start"),
     "doctor": ("set up", "doctor"),
     "openclaw-config": ("set up", "openclaw"),
-    "service": ("set up", "service"),
     "status": ("look", "status"),
     "log": ("look", "log"),
     "explain": ("look", "explain"),
