@@ -125,7 +125,7 @@ class Writes:
     """A model that asks for the opposite in one sentence."""
 
     async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
-        return [json.dumps({"sentence": OPPOSITE})] * n
+        return [OPPOSITE] * n
 
 
 @dataclass

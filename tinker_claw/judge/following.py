@@ -1,5 +1,5 @@
-"""The judge's questions about a practised lesson: does a reply follow it, and how would its user
-ask for the opposite?"""
+"""The base's questions about a practised lesson: does a reply follow it, and how would its user ask
+for the opposite?"""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tinker_claw.judge.fence import Part, draw_mark, fence, shorten
-from tinker_claw.judge.lessons import Asked, Shown, ask_with_examples
-from tinker_claw.judge.prompts import BY_USER, object_in, text_in
+from tinker_claw.judge.prompts import BY_USER
 from tinker_claw.types import Message
 from tinker_claw.wishes import LONGEST, hidden
 
@@ -32,15 +31,13 @@ _FOLLOWS_SHOWN: Final = (
 )
 
 _OPPOSITE: Final = """\
-A user has a wish about how their AI assistant replies. For one message they want the opposite.
-Write the one short sentence by which they ask for it in that message, in the language of the
-wish."""
-_OF_OPPOSITE: Final = {"sentence": "one short sentence to the assistant"}
-_OPPOSITES_SHOWN: Final[Shown] = (
-    (("Write dates as day and month.",), ("Write the month before the day this time.",)),
-    (("Never use exclamation marks.",), ("Use exclamation marks in this one.",)),
-    (("Schlag nie Fleisch vor.",), ("Diesmal bitte mit Fleisch.",)),
-    (("Begin with a question.",), ("Don't begin with a question here.",)),
+A user has a wish about how replies are written. For one message they want the opposite. Write the
+one short sentence by which they ask for it, in the language of the wish, and nothing else."""
+_OPPOSITES_SHOWN: Final = (
+    ("Write dates as day and month.", "Write the month before the day this time."),
+    ("Never use exclamation marks.", "Use exclamation marks in this one."),
+    ("Schlag nie Fleisch vor.", "Diesmal bitte mit Fleisch."),
+    ("Begin with a question.", "Don't begin with a question here."),
 )
 
 
@@ -66,13 +63,16 @@ def _case(reply: str, wish: str, draw: Callable[[], str] = draw_mark) -> str:
     return f"{fence(parts, draw)[0]}\n\nDoes the reply do what the wish asks?"
 
 
-def opposite(wish: str) -> Asked:
-    """Ask for a sentence that asks for the opposite of a wish."""
-    asks = _OPPOSITE, "How do they ask for the opposite?"
-    return ask_with_examples(asks, _OF_OPPOSITE, {}, _OPPOSITES_SHOWN, {"wish": wish})
+def opposite(wish: str) -> list[Message]:
+    """Ask for a sentence that asks for the opposite of a wish, which is the user's own words."""
+    messages: list[Message] = [{"role": "system", "content": _OPPOSITE}]
+    for shown, sentence in _OPPOSITES_SHOWN:
+        messages.append({"role": "user", "content": f"Wish: {shown}"})
+        messages.append({"role": "assistant", "content": sentence})
+    return [*messages, {"role": "user", "content": f"Wish: {wish}"}]
 
 
 def read_opposite(answer: str) -> str:
     """Return the sentence of an answer; "": it holds none that can stand in a prompt."""
-    sentence = " ".join(text_in(object_in(answer), "sentence").split())
+    sentence = " ".join(answer.split())
     return sentence if len(sentence) <= LONGEST and hidden(sentence) is None else ""

@@ -104,38 +104,35 @@ def standing(said: str, draw: Callable[[], str] = draw_mark) -> Asked:
     """Ask whether the owner's words are a standing wish."""
     asks = _STANDING, "Does the message hold a standing wish?"
     enums = {"scope": [*_SCOPES]}
-    parts = {"message": said}
-    return ask_with_examples(asks, _OF_STANDING, enums, _STANDING_SHOWN, parts, draw)
+    return _asked(asks, _OF_STANDING, enums, _STANDING_SHOWN, [said], draw)
 
 
 def becomes(lesson: str, said: str, draw: Callable[[], str] = draw_mark) -> Asked:
     """Ask what becomes of a lesson by the owner's words."""
     asks = _BECOMES, "What becomes of the earlier wish?"
     enums = {"outcome": [*_OUTCOMES]}
-    parts = {"earlier wish": lesson, "message": said}
-    return ask_with_examples(asks, _OF_OUTCOME, enums, _OUTCOMES_SHOWN, parts, draw)
+    return _asked(asks, _OF_OUTCOME, enums, _OUTCOMES_SHOWN, [lesson, said], draw)
 
 
-def ask_with_examples(
+def _asked(
     asks: tuple[str, str],
     fields: Mapping[str, str],
     enums: Mapping[str, Sequence[str]],
     shown: Shown,
-    texts: Mapping[str, str],
-    draw: Callable[[], str] = draw_mark,
+    texts: Sequence[str],
+    draw: Callable[[], str],
 ) -> Asked:
-    """Return a question that shows examples as turns of the conversation.
-
+    """
     Args:
         asks: what is asked, before the texts and behind them.
         enums: the only values of a field, by name.
-        texts: the texts from outside, by what they are; examples have as many.
+        texts: the message, and before it the earlier wish, if it is about one.
     """
 
-    def case(values: Sequence[str], draw: Callable[[], str]) -> tuple[str, str]:
+    def case(texts: Sequence[str], draw: Callable[[], str]) -> tuple[str, str]:
+        whats = ("earlier wish", "message")[-len(texts) :]
         parts = [
-            Part(what, "written by the assistant" if what == "reply" else BY_USER, shorten(text))
-            for what, text in zip(texts, values, strict=True)
+            Part(what, BY_USER, shorten(text)) for what, text in zip(whats, texts, strict=True)
         ]
         fenced, mark = fence(parts, draw)
         return f"{fenced}\n\n{asks[1]}", mark
@@ -150,7 +147,7 @@ def ask_with_examples(
     for example, values in shown:
         messages.append({"role": "user", "content": case(example, lambda: "example")[0]})
         messages.append(answer(values))
-    asked, mark = case([*texts.values()], draw)
+    asked, mark = case(texts, draw)
     told = f"{TOLD.format(mark=mark)}\n\n{asked}"
     messages.append({"role": "user", "content": told})
     kinds = {name: {"type": "string"} for name in fields}

@@ -152,7 +152,6 @@ class LessonReplies:
 
     async def opposites(self, wish: str, most: int) -> list[str]:
         """Return distinct sentences that ask for the opposite of a wish."""
-        messages, schema = opposite(wish)
-        answers = await self._writer.answers(messages, TRIES * most, schema)
+        answers = await self._writer.answers(opposite(wish), TRIES * most, {})
         sentences = filter(None, map(read_opposite, answers))
         return list(dict.fromkeys(sentences))[:most]
