@@ -8,15 +8,15 @@ Feedback, judge, hints, privacy and histories read this; none of them parses a t
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Final
 
 from tinker_claw.conversation import openclaw
 from tinker_claw.conversation.harnesses import HARNESSES, Block, after_blanks
-from tinker_claw.conversation.openclaw import Automation, Carried, Sender
+from tinker_claw.conversation.openclaw import Sender
 from tinker_claw.formats.base import Attached, parts_of
 from tinker_claw.images import Image, placed, split
 from tinker_claw.prose import is_typed_line, odd_line, quotable
@@ -26,6 +26,13 @@ from tinker_claw.types import Message, Piece, Writer, noted
 Attribute = Callable[[Message], Sequence[Piece]]
 """Gives every piece of a message its writer; `attribute`, for one conversation."""
 _IMAGE: Final = "image"
+_STAMP: Final = "timestamp"
+_SENDER: Final = "Conversation info:"
+_OTHER: Final = "other context"
+_QUEUE: Final = "queue"
+_RETRY: Final = "retry"
+"""Blocks of OpenClaw's that say more than that they are none of the person's words."""
+_BY_ROLE: Final = {"assistant": Writer.AGENT, "tool": Writer.TOOL}
 UNCLEAR: Final = "unclear"
 """How the name of a piece begins that nobody can be said to have written."""
 
@@ -34,67 +41,66 @@ UNCLEAR: Final = "unclear"
 class Reading:
     """Parsed user message, before it is clear who the person is."""
 
-    pieces: Sequence[Piece] = ()
+    pieces: list[Piece] = field(default_factory=list[Piece])
     """Frames, and what is left, which stands here as the owner's."""
     sender: Sender | None = None
     """Who wrote it, as OpenClaw says; None: it says nothing."""
-    automation: Automation | None = None
-    """OpenClaw's automatic prompt, if it is one; None: it is none."""
+    prompt: Block | None = None
+    """A prompt of OpenClaw's own in it; None: there is none."""
     asks: str | None = None
-    """Kind of request that the harness makes with it, a value of `RequestKind`; None: none."""
+    """Kind of request that another text in it makes, a value of `RequestKind`; None: none."""
     summary: bool = False
     """It stands for messages that were compacted."""
     answered: bool = False
     """The harness wrote the reply to it, too."""
     stamped: bool = False
     """OpenClaw's stamp or block leads it, as it leads what somebody sends."""
-    lead: str = ""
-    """Text before the frame of a queued message."""
-    framed: str | None = None
-    """Text inside that frame, around a message that got no complete answer; None: no frame."""
+    queued: bool = False
+    """A message that got no complete answer stands in it, perhaps before others."""
     doubt: str | None = None
     """A line of a frame behind which the words may be anybody's; None: there is none."""
-    marks: Sequence[str] = field(default=(), repr=False)
+    marks: list[str] = field(default_factory=lambda: [openclaw.MARK], repr=False)
     """Ends of its blocks; a block whose end comes again may have ended elsewhere."""
 
     @property
     def retry(self) -> bool:
-        """Whether the frame asks for the same again."""
-        return any(piece.what == "retry" for piece in self.pieces)
+        """Whether OpenClaw asks for the same again."""
+        return any(piece.what == _RETRY for piece in self.pieces)
 
-    @cached_property
+    @property
     def words(self) -> str:
         """What is left of it, without blanks around it; "" where a harness wrote it all."""
         return words_of(self.pieces, Writer.OWNER)
 
     @property
+    def automation(self) -> Block | None:
+        """OpenClaw's own prompt, behind which nobody has typed anything; None: it is none."""
+        return None if self.words else self.prompt
+
+    @property
     def note(self) -> bool:
         """Whether it is a harness's note: nobody said anything, and nothing is asked."""
-        return self.asks is None and not self.words
+        return not (self.words or self.prompt or self.asks)
 
     @cached_property
     def odd(self) -> str | None:
         """The line because of which its words are nobody's; None: they are prose."""
         if self.doubt is not None:
             return self.doubt
-        words = words_of([piece for piece in self.pieces if piece.what != _IMAGE], Writer.OWNER)
-        if not words:
-            return None
-        cut = next((mark for mark in self.marks if mark in words), None)
-        if cut is not None or openclaw.MARK in words:
-            mark = cut or openclaw.MARK
-            return next(line.strip() for line in words.splitlines() if mark in line)
-        if self.framed is not None and not self.retry:
+        if self.queued and not self.retry:
             return "[Queued user message …]"
+        words = words_of([piece for piece in self.pieces if piece.what != _IMAGE], Writer.OWNER)
+        if any(mark in words for mark in self.marks):
+            lines = words.splitlines()
+            return next(line.strip() for line in lines for mark in self.marks if mark in line)
         odd = odd_line(words)
-        return words.strip()[:80] if odd is None and not quotable(words).strip(" …\n") else odd
+        return odd or (None if quotable(words).strip(" …\n") or not words else words.strip()[:80])
 
     @property
     def sayings(self) -> list[str]:
         """Texts that a person's command may begin, earlier messages without an answer included."""
-        if self.framed is not None:
-            return self.framed.split("\n\n")
-        return [piece.words for piece in self.pieces if piece.writer is Writer.OWNER]
+        texts = [piece.words for piece in self.pieces if piece.writer is Writer.OWNER]
+        return "\n\n".join(texts).split("\n\n") if self.queued else texts
 
 
 def read(message: Message) -> Reading:
@@ -102,9 +108,30 @@ def read(message: Message) -> Reading:
     return noted(_read, message)
 
 
-def _asks(message: Message) -> bool:
-    """Whether a user message asks something of the model, which a note does not."""
-    return message["role"] == "user" and not read(message).note
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What OpenClaw says of the newest message in the volatile one that follows it."""
+
+    text: str
+    """Text of the message."""
+    sender: Sender | None
+    odd: bool
+    """It says more than who wrote it: that the words are forwarded, say."""
+
+
+def carried(messages: Sequence[Message]) -> Carried | None:
+    """Read what the volatile messages at the end say of the user message before them.
+
+    OpenClaw says there who wrote in which chat, and that the words are forwarded; it says so once.
+    """
+    kept = openclaw.without_volatile(messages)
+    about = next((m for m in reversed(kept) if m["role"] == "user"), None)
+    context = "\n\n".join(openclaw.contexts(messages[len(kept) :]))
+    if about is None or not context:
+        return None
+    reading = read_text(context)
+    odd = reading.doubt is not None or openclaw.MARK in reading.words
+    return Carried(about["content"], reading.sender, odd)
 
 
 def attribute(
@@ -121,15 +148,11 @@ def attribute(
         is_owner: whether the sender of a channel's message is an owner of this gateway.
         carried: what OpenClaw says of the request's newest message beside it.
     """
-    role = message["role"]
-    if role == "assistant":
-        return (Piece(Writer.AGENT, message["content"]),)
-    if role == "tool":
-        return (Piece(Writer.TOOL, message["content"]),)
-    if role != "user":
-        return (Piece(Writer.HARNESS, message["content"], "instructions"),)
+    content = message["content"]
+    if message["role"] != "user":
+        return (Piece(_BY_ROLE.get(message["role"], Writer.HARNESS), content),)
     reading = read(message)
-    if carried is not None and not carried.text.endswith(message["content"]):
+    if carried is not None and not carried.text.endswith(content):
         carried = None
     writer, why = _writer(reading, surface, is_owner, carried)
     name = message.get("name")
@@ -180,24 +203,26 @@ def _read(message: Message) -> Reading:
 def read_text(text: str) -> Reading:
     """Split the text of a user message into pieces, which together are the text."""
     parts = parts_of(text) or [text]
-    shows = len(parts) > 1 or "\n" in parts[0] or parts[0] in _RESULTS
+    shows = len(parts) > 1 or "\n" in text or text in _RESULTS
     if shows and parts[0].startswith(_RESULTS):
-        return Reading((Piece(Writer.TOOL, text, "images"),))
-    automatic = openclaw.automation(text)
-    if automatic is not None:
-        whole = Piece(Writer.HARNESS, text, automatic.what)
-        return Reading((whole,), automation=automatic, asks=automatic.what)
-    return _Reader(parts).read()
+        return Reading([Piece(Writer.TOOL, text, "images")])
+    whole = "\n".join(part[: openclaw.runtime_at(part)] for part in parts)
+    for block in _WHOLE:
+        if block.holds in whole and block.pattern.fullmatch(whole):
+            return Reading([Piece(Writer.HARNESS, text, block.what)], prompt=block)
+    return _Reader(parts).reading
 
 
-_BLOCKS: Final = tuple(block for harness in HARNESSES for block in harness.blocks)
+_BLOCKS: Final = [block for harness in HARNESSES for block in harness.blocks]
 _RESULTS: Final = tuple(mark for harness in HARNESSES for mark in harness.results)
-_TRAILING: Final = tuple(block for block in _BLOCKS if block.trails)
+_NUDGES: Final = tuple(text for harness in HARNESSES for text in harness.nudges)
+_WHOLE: Final = [block for block in _BLOCKS if block.prompt == "whole"]
+_TRAILING: Final = [block for block in _BLOCKS if block.trails]
 _KEY: Final = 3
 _LEADING: Final[dict[str, list[Block]]] = {}
 """The other blocks, by the first characters of their openings."""
 for _block in _BLOCKS:
-    if not _block.trails:
+    if not (_block.trails or _block.prompt == "whole"):
         _LEADING.setdefault(_block.opens[:_KEY], []).append(_block)
 
 
@@ -205,159 +230,108 @@ class _Reader:
     """Reader of one message's parts; collects what they say about the whole."""
 
     def __init__(self, parts: Sequence[str]) -> None:
-        self._parts = parts
-        self._pieces = list[Piece]()
-        self._marks = list[str]()
-        self._reading = Reading(self._pieces, marks=self._marks)
-
-    def read(self) -> Reading:
-        """Read every part."""
-        number = 0
-        while number < len(self._parts):
-            part = self._parts[number]
-            if isinstance(part, Attached):  # a document, or a line in place of an image
-                self._pieces.append(Piece(Writer.QUOTATION, part, "attachment"))
+        self.reading = reading = Reading()
+        self._last = ""
+        """The later part that ends the last block; "": it has ended."""
+        for part in parts:
+            if self._last:
+                reading.pieces.append(Piece(Writer.HARNESS, part, reading.pieces[-1].what))
+                self._last = self._last if part.strip() != self._last else ""
+            elif isinstance(part, Attached):  # a document, or a line in place of an image
+                reading.pieces.append(Piece(Writer.QUOTATION, part, "attachment"))
             elif placed(part) and all(isinstance(piece, Image) for piece in split(part)):
-                self._pieces.append(Piece(Writer.OWNER, part, _IMAGE))
-            elif last := self._spanned(number):
-                block, end = last
-                between = self._parts[number : end + 1]
-                self._pieces += [Piece(Writer.HARNESS, text, block.what) for text in between]
-                self._marks.append(block.mark("", 0).strip())
-                number = end
+                reading.pieces.append(Piece(Writer.OWNER, part, _IMAGE))
             else:
                 self._read_part(part)
-            number += 1
-        return self._reading
-
-    def _spanned(self, number: int) -> tuple[Block, int] | None:
-        """A block that begins with this part, and the later part that is its end mark."""
-        part = self._parts[number]
-        start = after_blanks(part, 0)
-        for block in _LEADING.get(part[start : start + _KEY], ()):
-            if block.spans and block.begins(part, start) and block.end(part, start) is None:
-                ends = (n for n in range(number + 1, len(self._parts)))
-                end = next((n for n in ends if self._parts[n].strip() == block.closes), None)
-                return None if end is None else (block, end)
-        return None
+        if self._last:
+            reading.doubt = f"a block without its end, {self._last}"
 
     def _read_part(self, part: str) -> None:
-        """Read one part: frames, the words, and the blocks behind them."""
-        reading, at, queued_at = self._reading, 0, None
-        end = openclaw.runtime_at(part)
-        body = part[:end]
-        while at < len(body):
-            piece = self._frame(body, at)
-            if piece is None and not reading.stamped:  # OpenClaw's own messages have no other's
-                piece = self._block(body, at)
-            if piece is None:
-                break
-            if piece.what == openclaw.QUEUED:
-                queued_at = at
-            self._pieces.append(piece)
+        """Read one part: frames, the words, and the block behind them."""
+        pieces, at = self.reading.pieces, 0
+        body = part[: openclaw.runtime_at(part)]
+        while at < len(body) and (piece := self._leading(body, at)):
+            pieces.append(piece)
             at += len(piece.text)
-        words, tail = (body[at:], None) if reading.stamped else self._trailing(body[at:])
-        if queued_at is not None:
-            reading.lead, reading.framed = body[:queued_at], body[at:].strip()
-            again = openclaw.again_at(words)
-            if again >= 0:
-                words, tail = words[:again], Piece(Writer.HARNESS, words[again:], "retry")
-            elif "\n\n" in words:  # what they sent before was asked already
-                before, blank, words = words.partition("\n\n")
-                self._pieces.append(Piece(Writer.QUOTATION, before + blank, "earlier message", ""))
+        words, trailing = body[at:], self._trailing(body[at:])
+        if trailing is not None:
+            words = words[: len(words) - len(trailing.text)]
         if words:
-            writer = Writer.OWNER if words.strip() else Writer.HARNESS
-            self._pieces.append(Piece(writer, words, "" if words.strip() else "blank"))
-        if tail is not None:
-            self._pieces.append(tail)
-        if end < len(part):
-            self._pieces.append(Piece(Writer.HARNESS, part[end:], "runtime"))
+            pieces.append(Piece(Writer.OWNER if words.strip() else Writer.HARNESS, words))
+        if trailing is not None:
+            pieces.append(trailing)
+        if len(body) < len(part):
+            pieces.append(Piece(Writer.HARNESS, part[len(body) :], "runtime"))
 
-    def _frame(self, body: str, at: int) -> Piece | None:
-        """The frame of OpenClaw's that begins here, after blanks."""
-        reading, start = self._reading, after_blanks(body, at)
-        for frame in openclaw.FRAMES:
-            match = frame.form.match(body, start)
-            if match is None or (frame.behind and not reading.stamped):
-                continue
-            if frame.name == openclaw.OWN_PROMPT and reading.sender is not None:
-                continue  # nobody sends OpenClaw's own prompts
-            reading.stamped |= frame.name in (openclaw.STAMP, openclaw.SENDER)
-            text, data = body[at : match.end()], match.groupdict().get("json")
-            if frame.name == openclaw.SENDER and data is not None:
-                reading.sender = openclaw.one_sender(reading.sender, openclaw.sender_in(data))
-            if frame.name == openclaw.OTHER:
-                reading.doubt = body[start : match.end()].partition("\n")[0]
-            quoted = openclaw.bodies(data or "") if frame.writer is Writer.QUOTATION else None
-            return Piece(frame.writer, text, frame.name, quoted)
-        return None
-
-    def _block(self, body: str, at: int) -> Piece | None:
-        """The block of a table that begins here, after blanks."""
+    def _leading(self, body: str, at: int) -> Piece | None:
+        """Return the block that begins here, after blanks."""
         start = after_blanks(body, at)
-        for block in _LEADING.get(body[start : start + _KEY], ()):
-            end = block.end(body, start) if block.begins(body, start) else None
-            if end is None:
-                continue
-            if block.wraps:
-                self._marks.append(block.mark(body, start).rstrip(">"))
-            return self._mark(block, body[at:end])
+        for block in (*_LEADING[""], *_LEADING.get(body[start : start + _KEY], ())):
+            fits = block.stamp == "any" or (block.stamp == "before") is self.reading.stamped
+            fits &= not (block.prompt and self.reading.sender)  # nobody sends those
+            if fits and (match := block.pattern.match(body, start)):
+                return self._piece(block, body[at : match.end()], match.groupdict(""))
         return None
 
-    def _trailing(self, words: str) -> tuple[str, Piece | None]:
-        """The words, and the block that follows them."""
+    def _trailing(self, words: str) -> Piece | None:
+        """Return the block behind the words, which may describe them, too."""
         for block in _TRAILING:
-            if block.begins(words, at := words.find(block.opens)):
-                at = 0 if block.summary else at  # it also describes the text before it
-                return words[:at], self._mark(block, words[at:])
-        return words, None
+            fits = self.reading.queued if block.what == _RETRY else not self.reading.stamped
+            if fits and block.opens in words and (match := block.pattern.search(words)):
+                return self._piece(block, words[0 if block.summary else match.start() :], {})
+        return None
 
-    def _mark(self, block: Block, text: str) -> Piece:
+    def _piece(self, block: Block, text: str, groups: Mapping[str, str]) -> Piece:
         """Return a block as a piece, and record what it says about the message."""
-        reading = self._reading
-        reading.asks = block.asks or reading.asks
+        reading, data = self.reading, groups.get("json", "")
+        reading.asks = reading.asks if block.prompt else block.asks or reading.asks
+        reading.prompt = block if block.prompt else reading.prompt
         reading.summary |= block.summary
         reading.answered |= block.answered
-        return Piece(Writer.HARNESS, text, block.what)
+        reading.stamped |= block.what in (_STAMP, _SENDER)
+        reading.queued |= block.what == _QUEUE
+        if block.what == _SENDER:
+            reading.sender = openclaw.one_sender(reading.sender, openclaw.sender_in(data))
+        if block.what == _OTHER:
+            reading.doubt = text.strip().partition("\n")[0]
+        if "end" in groups:
+            self._last = "" if groups["end"] else block.spans
+            reading.marks.append(groups["end"] or block.spans)
+        quoted = openclaw.bodies(data) if block.writer is Writer.QUOTATION else None
+        return Piece(block.writer, text, block.what, quoted)
+
+
+def asked(messages: Sequence[Message]) -> list[int]:
+    """Return the indexes of the user messages that ask something of the model: a person's words or
+    a harness's prompt, but not a note. The first is the same in every request of a session."""
+    kept = enumerate(without_volatile(messages))
+    return [at for at, message in kept if message["role"] == "user" and not read(message).note]
 
 
 def last_asked(messages: Sequence[Message]) -> int | None:
-    """Index of the newest user message that asks something of the model: a person's words or a
-    harness's prompt, but not a note."""
-    kept = without_volatile(messages)
-    return next((at for at in reversed(range(len(kept))) if _asks(kept[at])), None)
-
-
-def first_asked(messages: Sequence[Message]) -> int | None:
-    """Index of the first user message that asks something of the model, the same in every request
-    of a session; None: there is none."""
-    kept = enumerate(without_volatile(messages))
-    return next((at for at, message in kept if _asks(message)), None)
+    """Return the index of the newest user message that asks something; None: there is none."""
+    return next(reversed(asked(messages)), None)
 
 
 def asking(messages: Sequence[Message]) -> list[Reading]:
-    """Return the user messages that ask for the reply: those since the last reply, without notes;
-    in a tool loop those that began it."""
+    """Return the user messages that ask for the reply, the newest first: those since the last
+    reply, without notes; in a tool loop those that began it."""
     readings = list[Reading]()
-    for message in reversed(without_volatile(messages)):
-        if message["role"] == "assistant" and readings:
+    for at in range(last_asked(messages) or 0, -1, -1):
+        if messages[at]["role"] == "assistant":
             break
-        if _asks(message):
-            readings.append(read(message))
+        if messages[at]["role"] == "user" and not read(messages[at]).note:
+            readings.append(read(messages[at]))
     return readings
 
 
 def newest_asked(messages: Sequence[Message]) -> Message | None:
     """The newest message of a user that asks for the reply; None: the results of tools do."""
-    since = list[Message]()
-    for message in reversed(without_volatile(messages)):
-        if message["role"] == "assistant":
-            break
-        if is_result(message):
-            return None
-        since.append(message)
-    users = (message for message in since if message["role"] == "user")
-    return next((m for m in users if attached_to(m) or not read(m).note), None)
+    kept = reversed(without_volatile(messages))
+    since = list(takewhile(lambda message: message["role"] != "assistant", kept))
+    users = [message for message in since if message["role"] == "user"]
+    asks = (message for message in users if attached_to(message) or not read(message).note)
+    return None if any(map(is_result, since)) else next(asks, None)
 
 
 def attached_to(message: Message) -> list[Attached]:
@@ -403,7 +377,7 @@ def is_nudge(message: Message, before: Message | None) -> bool:
     """
     if message["role"] != "user" or before is None or before["role"] not in ("user", "tool"):
         return False
-    return read(message).words.startswith(openclaw.NUDGES)
+    return read(message).words.startswith(_NUDGES)
 
 
 def nudged(messages: Sequence[Message]) -> bool:
@@ -418,8 +392,6 @@ def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
     OpenClaw ends every request with a message about running processes, and drops it afterwards; in
     some formats it stays where it is until the user goes on, see `openclaw.is_volatile`.
     """
-    kept = openclaw.without_volatile(messages)
-    end = len(kept)
-    while end > 1 and is_nudge(kept[end - 1], kept[end - 2]):
-        end -= 1
-    return kept[:end]
+    while nudged(messages):
+        messages = openclaw.without_volatile(messages)[:-1]
+    return openclaw.without_volatile(messages)

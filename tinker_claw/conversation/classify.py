@@ -25,8 +25,6 @@ from tinker_claw.conversation.attribution import (
 from tinker_claw.conversation.harnesses import HARNESSES, Harness
 from tinker_claw.conversation.openclaw import (
     FLUSH,
-    NOBODYS,
-    ON_ITS_OWN,
     SYSTEM_NAME,
     SYSTEM_OPENING,
     Runtime,
@@ -241,14 +239,11 @@ def _harness(seen: SessionEvidence) -> Harness | None:
 
 def _by_session(seen: SessionEvidence) -> Sign | None:
     """Recognise sessions that are not the user's, by their keys."""
-    key = seen.line.session_key if seen.line else ""
-    area = "".join(key.split(":")[2:3])
-    if (what := NOBODYS.get(area)) is not None:
-        return Sign(RequestKind(what), f"its session {'is a hook' if area == 'hook' else key}")
-    value = seen.affinity or (seen.line and seen.line.session_id) or ""
-    for form, what in ON_ITS_OWN:
-        if form.fullmatch(value):
-            return Sign(RequestKind(what), f"its session {value}")
+    line = seen.line
+    names = [line and line.session_key, seen.affinity or (line and line.session_id)]
+    for form, kind in ((form, kind) for one in HARNESSES for form, kind in one.sessions.items()):
+        if any(name and re.fullmatch(form, name) for name in names):
+            return Sign(RequestKind(kind), "its session's name")
     return None
 
 
@@ -263,10 +258,9 @@ def _by_prompt(seen: SessionEvidence) -> Sign | None:
     if tools and tools <= _FLUSH_TOOLS and prompt.words.startswith(FLUSH):
         return Sign(RequestKind.FLUSH, "its prompt, and no tools but read and write")
     found = prompt.automation
-    if found is None or found.short:
-        # The short form stands in histories only: here somebody typed it.
+    if found is None or found.prompt == "short":  # which stands in histories only: it was typed
         return None
-    call = RequestKind(found.what)
+    call = RequestKind(found.asks)
     if call is not RequestKind.ANNOUNCEMENT:
         return Sign(call, "the clock at its end, and no timestamp of a user's message")
     # While it is being answered, OpenClaw's last message mentions it, too.
@@ -282,7 +276,7 @@ def _turn(seen: SessionEvidence) -> Sign:
     found = readings[0] if readings else Reading()
     who = "OpenClaw's agent"
     # A model without tools gets none in its user's turns either; helpers stamp no message.
-    if seen.agent and not request.tools and not (found.stamped or found.framed is not None):
+    if seen.agent and not request.tools and not (found.stamped or found.queued):
         return Sign(RequestKind.UTILITY, f"{who}, but neither tools nor a user's message")
     said = outright(found.words)
     if said is not None and not said.asks and len(readings) == 1:

@@ -4,83 +4,72 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.resources import files
 from typing import Any, Final, Literal
 
-from tinker_claw.types import Vote
+from tinker_claw.types import Vote, Writer
 
-Asks = Literal["announcement", "compaction", "cron", "memory flush", "nudge", "title", "utility"]
-"""Kind of request that a harness's text makes; values of `classify.RequestKind`."""
+_LABELLED: Final = (
+    r"{} ⟦openclaw:ctx⟧[ \t]*\n```json[ \t]*\n(?P<json>[^\n]*)\n```[ \t]*(?:\n|\Z)(?:[ \t]*\n)*"
+)
+"""A label of OpenClaw's, and a line of JSON in a fence: nothing inside can end it."""
+_BLANKS: Final = re.compile(r"\s*")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Block:
-    """A text in a user message that the harness wrote. In the table `opens` is a text or a list of
-    texts, each a block; `tags` is a list of XML tags, which needs neither `what` nor `closes`."""
+    """A text in a user message that the harness wrote. In the table `opens` is a list of texts,
+    `tags` one of XML tags, and `labels` one of labels over a line of JSON, each a block."""
 
     what: str
     """Name of the text, for people."""
-    opens: str
+    opens: str = ""
     """How it begins."""
-    closes: str | None = None
-    """How it ends; None: it goes on to the end of the part."""
-    asks: Asks | None = None
-    """Kind of request that the text makes; None: a note, which asks for nothing."""
+    closes: str = ""
+    """How it ends; "": it goes on to the end of the part."""
+    form: str = ""
+    """A regular expression for all of it, in place of `opens` and `closes`."""
     holds: str = ""
     """A text that must also be in it, because a person may begin with the same words."""
     whole: bool = False
     """`opens` is all of the text."""
-    spans: bool = False
-    """It may end in a later part."""
+    tag: bool = False
+    """It is one of `tags`."""
+    spans: str = ""
+    """A later part that ends it, where it has no end of its own; "": there is none."""
     trails: bool = False
-    """It follows a person's words, from `opens` to the end of the part."""
+    """It follows a person's words, and goes on to the end of the part."""
+    stamp: Literal["none", "before", "any"] = "none"
+    """Whether OpenClaw's timestamp or block of the sender stands before it."""
+    prompt: Literal["", "whole", "leads", "short"] = ""
+    """OpenClaw's own prompt: all of a message, before a person's words, or as it stands in later
+    histories, also before such words."""
+    writer: Writer = Writer.HARNESS
+    asks: str | None = None
+    """Kind of request that the text makes, a value of `RequestKind`; None: it asks for nothing."""
     summary: bool = False
     """It stands for messages that were compacted."""
     answered: bool = False
     """The harness writes the assistant's reply to it, too."""
-    greedy: bool = False
-    """A part that ends with the end mark is all of it: a name in it may hold the mark, too."""
-    tag: bool = False
-    """It is one of `tags`."""
 
-    @property
-    def wraps(self) -> bool:
-        """Whether text from elsewhere stands in it, which may hold its end mark, too."""
-        return self.closes is not None and self.closes != ">" and self.closes not in self.opens
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Pattern of the text. Its group `end` is an end mark that text in it may hold, too."""
+        return re.compile(self.form or self._literals(), re.DOTALL)
 
-    def begins(self, text: str, at: int) -> bool:
-        """Whether the block begins here."""
-        if not text.startswith(self.opens, at):
-            return False
-        after = at + len(self.opens)
-        if self.tag and text[after : after + 1] not in _AFTER_TAG:
-            return False
-        if self.holds and text.find(self.holds, at) < 0:
-            return False
-        return not self.whole or not text[after:].strip()
-
-    def end(self, text: str, at: int) -> int | None:
-        """Where the block that begins here ends, with the blanks after it; None: it does not end in
-        this text."""
-        if self.closes is None:
-            return len(text)
-        mark = self.mark(text, at)
-        if self.greedy and text.endswith(mark):
-            return len(text)
-        end = text.find(mark, at)
-        return None if end < 0 else after_blanks(text, end + len(mark))
-
-    def mark(self, text: str, at: int) -> str:
-        """End mark of the block that begins here: that of a tag with an id repeats the id."""
-        named = _ID.match(text, at + len(self.opens)) if self.tag else None
-        return f"</{self.what}{named[0]}" if named else self.closes or ""
-
-
-_AFTER_TAG: Final = (">", " ", "\n", "\t", "")
-_ID: Final = re.compile(r' id="[0-9a-f]+">')
-_BLANKS: Final = re.compile(r"\s*")
+    def _literals(self) -> str:
+        opens, closes = re.escape(self.opens), re.escape(self.closes)
+        if self.tag:  # an end tag repeats the id
+            named = r'(?P<id> id="[0-9a-f]+"(?=>))?+'
+            return rf"{opens}(?=[>\s]|\Z){named}.*?(?P<end></{self.what}(?(id)(?P=id)))>\s*"
+        if self.holds:
+            opens += rf"(?=.*{re.escape(self.holds)})"
+        if self.whole:
+            return rf"{opens}\s*\Z"
+        return rf"{opens}.*?(?P<end>{closes})\s*" if closes else rf"{opens}.*"
 
 
 def after_blanks(text: str, at: int) -> int:
@@ -133,6 +122,10 @@ class Harness:
     """Headers, in lower case, by which it marks the requests of agents that it starts."""
     results: Sequence[str] = ()
     """How the first part of a user message begins that shows the files of a tool's result."""
+    nudges: Sequence[str] = ()
+    """How it asks again after an empty reply; the message is gone from later requests."""
+    sessions: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Kind of request by the form of a session's key or id, where no person writes."""
     section: str = ""
     """A heading in the system prompts of some, which may begin otherwise."""
     source: re.Pattern[str] | None = None
@@ -151,12 +144,14 @@ class Harness:
 
 def read(table: dict[str, Any]) -> Harness:
     """Make a harness from its table, which is consumed."""
-    blocks: list[Block] = []
-    for one in table.pop("blocks", ()):
-        blocks += [Block(tag, f"<{tag}", f"</{tag}>", tag=True) for tag in one.pop("tags", ())]
-        opens = one.pop("opens", ())
-        texts = [opens] if isinstance(opens, str) else opens
-        blocks += [Block(opens=text, **one) for text in texts]
+    blocks = list[Block]()
+    for row in table.pop("blocks", ()):
+        row["writer"] = Writer(row.get("writer", Writer.HARNESS))
+        opens, tags, labels = (row.pop(name, ()) for name in ("opens", "tags", "labels"))
+        blocks += [Block(opens=text, **row) for text in opens]
+        blocks += [Block(tag, f"<{tag}", tag=True, **row) for tag in tags]
+        blocks += [Block(text, form=_LABELLED.format(re.escape(text)), **row) for text in labels]
+        blocks += [Block(**row)] if "form" in row else []
     calls = [Call(**one) for one in table.pop("calls", ())]
     denials = [
         Denial(re.compile(form, re.DOTALL), re.compile(row.get("tools", ".*")), row["vote"])

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -21,13 +21,11 @@ from tinker_claw.conversation.attribution import (
     Attribute,
     is_nudge,
     is_result,
-    last_asked,
     read,
     without_volatile,
     words_of,
 )
-from tinker_claw.conversation.openclaw import REWRITTEN, is_silent, is_volatile, queued
-from tinker_claw.formats.base import parts_of
+from tinker_claw.conversation.openclaw import is_silent, is_volatile
 from tinker_claw.formats.fields import as_message
 from tinker_claw.types import Message, NextState, Reply, Writer, noted
 
@@ -143,29 +141,6 @@ class Conversation:
         return None if at is None or at + 1 == len(kept) else at
 
 
-def without_queued(
-    messages: Sequence[Message], asked: Callable[[], Collection[str]]
-) -> Sequence[Message]:
-    """The messages as later requests will show them, where the user went on before an answer came.
-
-    Args:
-        asked: gives digests of user messages, among which may be the one without an answer.
-    """
-    at = last_asked(messages)
-    found = None if at is None else read(messages[at])
-    if at is None or found is None or found.framed is None:
-        return messages
-    if len(parts_of(messages[at]["content"])) > 1:
-        return messages  # other parts say who wrote it, and would be lost
-    known = asked()
-    # The longest first: the earlier message may itself begin with one that was asked before.
-    for before, now in reversed(queued(found.framed)):
-        if digest({"role": "user", "content": before}) in known:
-            said = {**messages[at], "content": f"{found.lead}{now}"}  # with who wrote it
-            return [*messages[:at], said, *messages[at + 1 :]]
-    return messages
-
-
 def reply_digest(reply: Reply) -> str:
     """Digest of the message that a client makes of a reply."""
     return digest(as_message(reply))
@@ -249,12 +224,12 @@ def _meaning(message: Message) -> str:
     """The text by which a message is compared."""
     role, text = message["role"], message["content"]
     if role == "user":
-        found = read(message)
-        if found.automation is not None and found.automation.what in REWRITTEN:
-            return "[prompt]"  # of the kinds that OpenClaw tells apart, ours know not all
+        reading = read(message)
+        if reading.automation is not None:
+            return "[prompt]"  # which a short form replaces later
         # Timestamps, context, reminders and the frame of a retry come and go, and so do the breaks
         # between messages that are joined.
-        return "".join((found.words or text).split())
+        return "".join((reading.words or text).split())
     if role == "assistant":
         return text.strip()
     return "" if role == "system" else text

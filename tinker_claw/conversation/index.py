@@ -26,7 +26,6 @@ from tinker_claw.conversation.history import (
     ends,
     readings,
     same,
-    without_queued,
 )
 from tinker_claw.errors import RequestError
 from tinker_claw.ledger.turns import LastTurn, TurnTable
@@ -229,15 +228,6 @@ class ConversationIndex:
             self._streams[turn_id] = stream
         while len(self._pages) > PAGES:
             self._drop(next(iter(self._pages)))
-
-    def without_unanswered(self, session_id: int, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages without an unanswered one that the user sent before the last."""
-
-        def asked() -> set[str]:
-            histories = (turn.history for turn in self._turns.latest(session_id))
-            return {history[-1] for history in histories if history}
-
-        return without_queued(messages, asked)
 
     def find(
         self, session_id: int, said: Conversation, *, compacted: bool = True

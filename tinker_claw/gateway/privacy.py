@@ -15,7 +15,7 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from tinker_claw.conversation.attribution import Attribute, first_asked, read
+from tinker_claw.conversation.attribution import Attribute, asked, read
 from tinker_claw.conversation.classify import flagged
 from tinker_claw.formats.base import GenerationRequest, parts_of
 from tinker_claw.gateway.limits import ComputeRounds
@@ -251,9 +251,9 @@ def _before_the_conversation(
 ) -> tuple[list[str], list[str]]:
     """Return the texts that stand before the conversation, and all others."""
     before, said, opening = list[str](), list[str](), True
-    asked = first_asked(messages)
+    first = next(iter(asked(messages)), 0)
     for at, message in enumerate(messages):
-        opening = opening and message["role"] in ("system", "user") and at <= (asked or 0)
+        opening = opening and message["role"] in ("system", "user") and at <= first
         if not opening:
             said += _texts(message)
         elif message["role"] == "system":

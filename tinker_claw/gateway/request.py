@@ -18,6 +18,7 @@ from tinker_claw.conversation.attribution import (
     Attribute,
     asked_by,
     attribute,
+    carried,
     last_said,
     read,
     shows_own,
@@ -27,7 +28,6 @@ from tinker_claw.conversation.classify import identify
 from tinker_claw.conversation.history import Conversation, heard
 from tinker_claw.conversation.index import Continuation
 from tinker_claw.conversation.lessons import with_lessons
-from tinker_claw.conversation.openclaw import carried
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
@@ -309,8 +309,7 @@ async def _place(deps: GatewayDeps, asked: _Incoming) -> tuple[Place, Continuati
     """Return the request's place in its conversation, and the turn that it continues."""
     request, identity, known = asked.request, asked.identity, asked.privacy is Privacy.OPEN
     session_id = deps.index.session(asked.user, identity)
-    messages = deps.index.without_unanswered(session_id, request.messages)
-    conversed = partial(Conversation.of, messages)
+    conversed = partial(Conversation.of, request.messages)
     conversation = await deps.compute.aside(conversed) if asked.large else conversed()
     link, lost = None, None
     if known:
@@ -319,7 +318,7 @@ async def _place(deps: GatewayDeps, asked: _Incoming) -> tuple[Place, Continuati
         link = deps.index.find(session_id, conversation, compacted=known)
         if link is None and known:
             lost = deps.index.lost(session_id, conversation)
-    last = last_said(messages)
+    last = last_said(request.messages)
     new = new_messages(request.messages)
     holds, secrets = deps.privacy.search(request, asked.named)
     text = await deps.privacy.redact_any(read(last).words) if last else ""
