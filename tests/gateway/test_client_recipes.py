@@ -11,8 +11,8 @@ import pytest
 
 from examples.day.npm import npm
 from examples.day.openclaw import OpenClaw
+from tests.gateway.test_agent_texts import type_all
 from tests.gateway.test_coding_agents import BASH, KEY, NOTE, READ, TYPED
-from tests.gateway.test_machinery import type_all
 from tests.gateway.test_openclaw import scripted
 from tests.support import client_pages, environments
 from tests.support.coding_agents import HERMES, LLM, WINDOW, Aider, ClaudeCode

@@ -1,6 +1,7 @@
-"""Texts that harnesses add to requests, told from the words of their users, with real clients.
+"""Texts that coding agents add to their requests, in runs of the real agents.
 
-Compactions, titles, memory and nudges are nobody's turns and nobody's next words.
+Compactions, titles, memory and nudges are nobody's turns and nobody's next states. An agent without
+a row in the table is told from its user only with `--agents listed`, see `test_who_speaks.py`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ from tests.support.coding_agents import (
     Typist,
 )
 from tests.support.gateways import World, gateway, spell
-from tinker_claw.conversation import attribution, classify
-from tinker_claw.conversation.harnesses import HARNESSES, Harness
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Kind, NextState, Turn
 
@@ -338,81 +337,6 @@ async def test_what_aider_says_of_an_edit_that_failed_is_not_said_by_its_user(
         asked = [turn.request_text for turn in trainable(world)]
         assert [text for text in asked if text in talk] == list(talk)
         assert not any("failed to match" in text for text in asked)
-
-
-def compacts(agent: Any) -> None:
-    """Hold a talk with a mentioned file and a summary in its middle."""
-    for message in (HELLO, MENTIONED):
-        agent.say(message)
-    agent.compact()
-    for message in (CORRECTED, PRAISED):
-        agent.say(message)
-
-
-def works(agent: Any) -> None:
-    agent.say(READ)
-
-
-def edits(agent: Any) -> None:
-    agent.talk(HELLO, CHANGE, CORRECTED, PRAISED, files=["notes.txt"], max_chat_history_tokens=20)
-
-
-NAMED = {harness.name: harness for harness in HARNESSES}
-STRANGERS = [
-    (NAMED["Claude Code"], ClaudeCode, compacts),
-    (NAMED["Codex"], Codex, compacts),
-    (NAMED["opencode"], OpenCode, compacts),
-    (NAMED["cline"], Cline, works),
-    (NAMED["qwen-code"], QwenCode, compacts),
-    (NAMED["aider"], Aider, edits),
-]
-
-
-@pytest.mark.parametrize(("table", "kind", "talks"), STRANGERS, ids=[t.name for t, *_ in STRANGERS])
-async def test_four_in_five_texts_of_a_harness_without_a_table_teach_nothing(
-    tmp_path: Path,
-    renderer: Renderer,
-    monkeypatch: pytest.MonkeyPatch,
-    table: Harness,
-    kind: Any,
-    talks: Callable[[Any], None],
-) -> None:
-    """They are never a next state, and in no request of a turn that is trained."""
-    known = [harness for harness in HARNESSES if harness is not table]
-    monkeypatch.setattr(classify, "HARNESSES", known)
-    monkeypatch.setattr(
-        attribution, "_BLOCKS", tuple(block for harness in known for block in harness.blocks)
-    )
-    made = {MENTIONED: "It says forty-one.", CHANGE: f"I change it.\n\n{DONE}\n"}
-    replies = ASIDES | ASKED_TO_SUM_UP | ASKED_FOR_MEMORY | GOES_ON | REPLIES | made
-    if kind is Cline:  # it goes on until it says that it is done
-        replies = {}
-    sampler = listens(renderer, replies, {"": WORK})
-    async with started(tmp_path, renderer, sampler) as world:
-        agent = kind.create(tmp_path / "home", world.url, "demo", KEY)
-        (agent.workspace / "notes.txt").write_text(NOTE.replace("two", "one"))
-        for name in ("AGENTS.md", "CLAUDE.md", "QWEN.md"):
-            (agent.workspace / name).write_text("Always speak plainly.\n")
-        await asyncio.to_thread(talks, agent)
-
-        taught = "\n".join([*of_users(world), *(turn.request_text for turn in trainable(world))])
-        texts = {text for prompt in sampler.prompts for text in around(renderer, prompt)}
-        teaching = sorted(text for text in texts if text[:60] in taught)
-        print(f"{table.name}: {len(teaching)} of {len(texts)} texts teach: {teaching}")
-        assert texts
-        assert len(teaching) <= len(texts) / 5, teaching
-
-
-def around(renderer: Renderer, prompt: Sequence[int]) -> set[str]:
-    """Text in the user messages of a prompt besides the words of its user."""
-    parts = renderer.decode(prompt).split("<|im_start|>user\n")[1:]
-    found = set[str]()
-    for part in parts:
-        text = part.partition("<|im_end|>")[0]
-        for said in (*TALK, MENTIONED, CHANGE, READ):
-            text = text.replace(said, "\0")
-        found |= {piece.strip() for piece in text.split("\0")}
-    return {text for text in found if text and not text.startswith("<tool_response>")}
 
 
 def listens(
