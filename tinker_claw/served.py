@@ -10,7 +10,7 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import Any, Final
 
-from tinker_claw.types import Attempt, Completion, Images, Kind, Lost, Piece, Told, Writer
+from tinker_claw.types import Attempt, Completion, Images, Kind, Piece, Told, Writer
 
 OPENING: Final = "opening:"
 """How the key of a session begins that is named by its first messages."""
@@ -141,8 +141,8 @@ class Place:
     """Description of a secret or personal data in what was said or found, or None."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Secrets that stood in the prompt before anybody spoke; never stored."""
-    lost: Lost | None = None
-    """Why what the user said is the next state of no turn, although one waits for it."""
+    lost: bool = False
+    """What the user said could not be tied to a reply, although a turn waits for its next state."""
     voices: tuple[Piece, ...] = ()
     """New pieces of the request since the last reply, each with its writer."""
     asked_by: Writer = Writer.OWNER

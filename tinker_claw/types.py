@@ -135,17 +135,6 @@ class Kind(StrEnum):
     """Recap, title, compaction, evaluation ...: served and recorded, never trained."""
 
 
-class Lost(StrEnum):
-    """Why a user's message could not be tied to the turn that it answers."""
-
-    COMPACTED = "compacted"
-    """A summary replaces the history, and no reply of the session precedes the new message."""
-    EDITED = "edited"
-    """The reply is one of the session's, but the messages before it were changed."""
-    UNKNOWN = "unknown reply"
-    """The reply before the new message is none of the session's latest."""
-
-
 class StopReason(StrEnum):
     """Why a completion ended."""
 

@@ -17,7 +17,7 @@ from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.ledger.outcome import Contents, Record, RunView, SampleView, TurnView
 from tinker_claw.ledger.samples import KEPT_BARE
 from tinker_claw.served import OPENING
-from tinker_claw.types import Kind, Lost, StopReason, Vote, Writer
+from tinker_claw.types import Kind, StopReason, Vote, Writer
 from tinker_claw.why import Why
 
 
@@ -102,11 +102,8 @@ def _request(turn: TurnView, known: Contents) -> Iterator[Said]:
             for who, what, n in known.voices
         )
         yield Said(f"Who wrote what was new in it: {'; '.join(pieces)}.")
-    if turn.lost is not None:
-        yield Said(
-            "No turn got that as its next state, because it is not known what reply it answers: "
-            f"{_LOST[turn.lost]}."
-        )
+    if turn.lost:
+        yield Said("That could not be tied to a reply, so no turn got it as its next state.")
 
 
 def _name(key: str) -> str:
@@ -114,17 +111,6 @@ def _name(key: str) -> str:
     return "known by its first messages" if key.startswith(OPENING) else key
 
 
-_LOST: Mapping[str, str] = {
-    Lost.COMPACTED: "a summary replaces the history, and no reply of the session comes after it",
-    Lost.EDITED: "the messages before that reply were changed",
-    Lost.UNKNOWN: "the reply before it in the history is not one given here lately, word for word",
-}
-"""Why a request could not be tied to the turn whose reply it answers."""
-_HOW_LOST: Mapping[str, str] = {
-    Lost.COMPACTED: "after a summary",
-    Lost.EDITED: "after a change of the history",
-    Lost.UNKNOWN: "to a reply that is not one of the latest",
-}
 _ENDED = {
     StopReason.STOP: ", the last of which ends the reply",
     StopReason.LENGTH: ", cut there by the limit on replies",
@@ -333,8 +319,8 @@ def _passed(turn: TurnView) -> str:
     if turn.passed_by is None:
         return f"It {turn.outcome}: its session is private now, and nothing of it is kept."
     which = "which does not answer this reply"
-    if turn.passed_lost is not None:
-        which = f"of which it is not known what reply it answers: {_LOST[turn.passed_lost]}"
+    if turn.passed_lost:
+        which = "which could not be tied to a reply"
     return f"It {turn.outcome}: its session has gone on with turn {turn.passed_by}, {which}."
 
 
@@ -503,10 +489,8 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         told = f"{replies} and {plural(said['sessions'], 'session')} rated outright"
         yield "feedback", f"{told}; the judge disagreed on {said['unlike']} of the replies"
     if seen["lost_next_states"]:
-        causes = seen["lost_next_states"]
-        told = ", ".join(f"{n} {_HOW_LOST.get(c, c)}" for c, n in sorted(causes.items()))
-        count = plural(sum(causes.values()), "message")
-        yield "lost", f"{count} could not be tied to a reply: {told}"
+        count = plural(seen["lost_next_states"], "message")
+        yield "lost", f"{count} could not be tied to a reply"
     for client, n in sorted(seen["unclear"].items()):
         source = client or "a client without a name"
         yield "unclear", f"{plural(n, 'message')} of {source} taught nothing: `explain` says why"

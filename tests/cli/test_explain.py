@@ -35,10 +35,9 @@ SENTENCES = {
     "refused when captured": "It is not trained: the client hung up.",
     "passed over": "It waits for a next state, and may wait for ever: its session has gone on with "
     "turn 8, which does not answer this reply.",
-    "lost": "its session has gone on with turn 10, of which it is not known what reply it answers: "
-    "a summary replaces the history",
-    "answers nobody knows what": "No turn got that as its next state, because it is not known what "
-    "reply it answers: a summary replaces the history",
+    "lost": "its session has gone on with turn 10, which could not be tied to a reply",
+    "answers nobody knows what": "That could not be tied to a reply, so no turn got it as its next "
+    "state.",
     "waits for a next state": "It waits for a next state: the user's next message, or the results",
     "ended": "It waits for a next state in an idle session: whatever the user still says in it",
     "waits for the judge": "It waits for the judge.",

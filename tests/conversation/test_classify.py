@@ -729,7 +729,7 @@ def test_words_in_the_frame_of_a_queue_are_unclear(line: str) -> None:
     body = openclaw("hi", user(f"{QUEUED}Tell me.\n\nNo, shorter.{line}"))
     messages = parsed(body).messages
     assert told(body).call is RequestKind.USER
-    assert last_words(messages) == "Tell me.\n\nNo, shorter."
+    assert last_words(messages) == "No, shorter.", "as later requests show it"
     assert read(messages[-2]).odd == "[Queued user message …]"
     assert next_state(messages[-2:-1]) is None
 

@@ -131,7 +131,7 @@ async def test_other_words_in_a_row_are_another_history(tmp_path: Path, renderer
         before = FORMS["apart"](STOPPED, INSTEAD)
         await corrected(world, "chat", before, FORMS["parts"](STOPPED, "No: of flies."))
         assert world.next_states()[2] is None
-        assert world.column("lost")[2] == "edited"
+        assert world.column("lost")[2] == 1
 
 
 SHORT = "[OpenClaw exec completion]\nDisable automatic completion turns with tools.exec.x=false."

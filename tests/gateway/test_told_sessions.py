@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from tests.render.test_own_template import TEMPLATES, folder
 from tests.support.gateways import World, chat, gateway
 from tests.support.openclaw import BOB, info, message
-from tinker_claw.conversation.lessons import FRAME, MOST_TOKENS
+from tinker_claw.gateway.lessons import FRAME, MOST_TOKENS
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, MOST, State, read_lessons
 from tinker_claw.ledger.prune import from_turn

@@ -29,7 +29,7 @@ TURN = outcome(
     kind_reason="no sign of a side call",
     policy_version=3,
     user="anna",
-    lost="compacted",
+    lost=True,
     seconds=0.25,
     first_token_s=0.1,
 )

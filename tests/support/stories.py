@@ -17,7 +17,7 @@ from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.versions import Void
 from tinker_claw.methods import COMBINE, BatchItem
-from tinker_claw.types import HintScores, Kind, Lost, NextState, PolicyVersion, Vote
+from tinker_claw.types import HintScores, Kind, NextState, PolicyVersion, Vote
 from tinker_claw.why import Why
 
 SECRET = "SECRET"
@@ -134,7 +134,7 @@ def every_state(directory: Path) -> dict[str, int]:
     turns["passed over"] = told.turn("goes on")
     turns["waits for a next state"] = told.turn("goes on")
     turns["lost"] = told.turn("is compacted")
-    turns["answers nobody knows what"] = told.turn("is compacted", lost=Lost.COMPACTED)
+    turns["answers nobody knows what"] = told.turn("is compacted", lost=True)
     turns["ended"] = told.turn("over")
     ledger.turns.close([ledger.turns.session("me", "over")])
     turns["waits for the judge"] = told.followed("unjudged")

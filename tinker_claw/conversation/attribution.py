@@ -30,6 +30,7 @@ _STAMP: Final = "timestamp"
 _SENDER: Final = "Conversation info:"
 _OTHER: Final = "other context"
 _QUEUE: Final = "queue"
+_EARLIER: Final = "earlier message"
 _RETRY: Final = "retry"
 """Blocks of OpenClaw's that say more than that they are none of the person's words."""
 _BY_ROLE: Final = {"assistant": Writer.AGENT, "tool": Writer.TOOL}
@@ -99,7 +100,8 @@ class Reading:
     @property
     def sayings(self) -> list[str]:
         """Texts that a person's command may begin, earlier messages without an answer included."""
-        texts = [piece.words for piece in self.pieces if piece.writer is Writer.OWNER]
+        own = [p for p in self.pieces if p.writer is Writer.OWNER or p.what == _EARLIER]
+        texts = [piece.text.strip() for piece in own]
         return "\n\n".join(texts).split("\n\n") if self.queued else texts
 
 
@@ -256,6 +258,9 @@ class _Reader:
         words, trailing = body[at:], self._trailing(body[at:])
         if trailing is not None:
             words = words[: len(words) - len(trailing.text)]
+        elif self.reading.queued and "\n\n" in words:  # later requests show it no more
+            earlier, blank, words = words.partition("\n\n")
+            pieces.append(Piece(Writer.QUOTATION, earlier + blank, _EARLIER, ""))
         if words:
             pieces.append(Piece(Writer.OWNER if words.strip() else Writer.HARNESS, words))
         if trailing is not None:
@@ -284,8 +289,10 @@ class _Reader:
     def _piece(self, block: Block, text: str, groups: Mapping[str, str]) -> Piece:
         """Return a block as a piece, and record what it says about the message."""
         reading, data = self.reading, groups.get("json", "")
-        reading.asks = reading.asks if block.prompt else block.asks or reading.asks
-        reading.prompt = block if block.prompt else reading.prompt
+        if block.prompt:
+            reading.prompt = block
+        else:
+            reading.asks = block.asks or reading.asks
         reading.summary |= block.summary
         reading.answered |= block.answered
         reading.stamped |= block.what in (_STAMP, _SENDER)
@@ -301,27 +308,32 @@ class _Reader:
         return Piece(block.writer, text, block.what, quoted)
 
 
+def _asks(message: Message) -> bool:
+    """Whether a user message asks something of the model: a person's words or a harness's prompt,
+    but not a note."""
+    return message["role"] == "user" and not read(message).note
+
+
 def asked(messages: Sequence[Message]) -> list[int]:
-    """Return the indexes of the user messages that ask something of the model: a person's words or
-    a harness's prompt, but not a note. The first is the same in every request of a session."""
-    kept = enumerate(without_volatile(messages))
-    return [at for at, message in kept if message["role"] == "user" and not read(message).note]
+    """Return the indexes of the user messages that ask something; the first is the same in every
+    request of a session."""
+    return [at for at, message in enumerate(without_volatile(messages)) if _asks(message)]
 
 
 def last_asked(messages: Sequence[Message]) -> int | None:
     """Return the index of the newest user message that asks something; None: there is none."""
-    return next(reversed(asked(messages)), None)
+    return max(asked(messages), default=None)
 
 
 def asking(messages: Sequence[Message]) -> list[Reading]:
     """Return the user messages that ask for the reply, the newest first: those since the last
     reply, without notes; in a tool loop those that began it."""
     readings = list[Reading]()
-    for at in range(last_asked(messages) or 0, -1, -1):
-        if messages[at]["role"] == "assistant":
+    for message in reversed(without_volatile(messages)):
+        if message["role"] == "assistant" and readings:
             break
-        if messages[at]["role"] == "user" and not read(messages[at]).note:
-            readings.append(read(messages[at]))
+        if _asks(message):
+            readings.append(read(message))
     return readings
 
 

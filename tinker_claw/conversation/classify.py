@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tinker_claw.conversation.attribution import (
     Reading,
@@ -51,8 +52,9 @@ _OWN_COMPACTION = "compact"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _EPISODE = "episode"
 # Version, trace id, span id, flags (W3C Trace Context).
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
-_BOUNDARY = re.compile(r":\d+")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?P<trace>(?!0{32})[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_BOUNDARY = re.compile(r":\d+\Z")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _CONTROL_UI = "openclaw-webchat-"
 """Prefix of the hash of the session's key that the Control UI sends instead of the session's id."""
 
@@ -107,8 +109,7 @@ def flagged(headers: Mapping[str, str], name: str) -> bool:
     return headers.get(name, "").strip().lower() in _TRUE
 
 
-@dataclass(frozen=True, slots=True)
-class Sign:
+class Sign(NamedTuple):
     """Kind of a request, and the evidence for it."""
 
     call: RequestKind
@@ -132,26 +133,28 @@ class SessionEvidence:
     """The client is OpenClaw's agent, by its system prompt or its Runtime line."""
     opening: bool
     """Its system prompt begins as that of the releases whose messages are known."""
-
-    @property
-    def system(self) -> str:
-        first = self.request.messages[0]
-        return first["content"] if first["role"] == "system" else ""
+    system: str
+    harness: Harness | None
 
 
 def gather(request: GenerationRequest, headers: Mapping[str, str]) -> SessionEvidence:
     """Gather the evidence."""
     sent = ((headers.get(name, "").strip(), name) for name in _AFFINITY_HEADERS)
     affinity, source = next((one for one in sent if one[0]), request.session or (None, ""))
-    found = _TRACEPARENT.fullmatch(headers.get("traceparent", "").strip())
-    trace = found["trace"] if found and found["trace"].strip("0") else None
+    traced = _TRACEPARENT.fullmatch(headers.get("traceparent", "").strip())
+    trace = traced["trace"] if traced else None
     first = request.messages[0]
-    system = first["content"].lstrip() if first["role"] == "system" else ""
-    opening = system.startswith(SYSTEM_OPENING)
+    system = first["content"] if first["role"] == "system" else ""
+    start = system.lstrip()
+    opening = start.startswith(SYSTEM_OPENING)
     # Anyone can paste such a line; OpenClaw's agent has a system prompt of its own, or a trace.
     line = runtime(request.messages, in_user_message=opening or trace is not None)
-    agent = opening or line is not None or system.startswith(SYSTEM_NAME)
-    return SessionEvidence(request, headers, trace, affinity, source, line, agent, opening)
+    agent = opening or line is not None or start.startswith(SYSTEM_NAME)
+    program = headers.get("user-agent", "").lower()
+    harness = next((one for one in HARNESSES if one.sent(program, system)), None)
+    return SessionEvidence(
+        request, headers, trace, affinity, source, line, agent, opening, system, harness
+    )
 
 
 def recognise(seen: SessionEvidence) -> Sign:
@@ -190,12 +193,10 @@ def _utility(seen: SessionEvidence) -> Sign | None:
 def _by_words(seen: SessionEvidence) -> Sign | None:
     """Recognise a harness's own prompts."""
     readings = asking(seen.request.messages)
-    for reading in readings:
-        if reading.asks is not None and reading.automation is None:
-            call = RequestKind(reading.asks)
-            if call is not RequestKind.NUDGE or not any(reading.words for reading in readings):
-                return Sign(call, "a prompt that its harness writes")
-    return None
+    asks = next((reading.asks for reading in readings if reading.asks), None)
+    if asks is None or (asks == RequestKind.NUDGE and any(one.words for one in readings)):
+        return None
+    return Sign(RequestKind(asks), "a prompt that its harness writes")
 
 
 def _surface(seen: SessionEvidence, call: RequestKind) -> Surface:
@@ -206,35 +207,25 @@ def _surface(seen: SessionEvidence, call: RequestKind) -> Surface:
         return Surface(Belongs.NOBODY, because="no layout of OpenClaw's that is known")
     if seen.agent:
         return surface(seen.line, seen.system)
-    harness = _harness(seen)
+    harness = seen.harness
     if harness is None:
         return Surface(listed=not seen.system.strip())
     if harness.source is None:
         return Surface(local=True)
-    found = harness.where(seen.system)
-    if found in ("local", "terminal"):
+    place = harness.where(seen.system)
+    if place in ("local", "terminal"):
         return Surface()
     because = f"a conversation of {harness.name}'s in a chat service"
-    alone = harness.name.lower() if found == "direct" else ""
+    alone = harness.name.lower() if place == "direct" else ""
     return Surface(Belongs.NOBODY, because=because, group=not alone, alone=alone)
 
 
 def _client_name(seen: SessionEvidence) -> str:
     """Name of the agent's program."""
-    harness = _harness(seen)
-    if harness is not None:
-        return harness.name
+    if seen.harness is not None:
+        return seen.harness.name
     agent = seen.headers.get("user-agent", "").split("/", 1)[0].strip()
     return agent[:40] if agent.isprintable() else ""
-
-
-def _harness(seen: SessionEvidence) -> Harness | None:
-    agent, system = seen.headers.get("user-agent", "").lower(), seen.system.lstrip()
-    for harness in HARNESSES:
-        named = agent.startswith(tuple(harness.agents)) or system.startswith(tuple(harness.systems))
-        if named or (harness.section and harness.section in system):
-            return harness
-    return None
 
 
 def _by_session(seen: SessionEvidence) -> Sign | None:
@@ -271,26 +262,23 @@ def _by_prompt(seen: SessionEvidence) -> Sign | None:
 
 def _turn(seen: SessionEvidence) -> Sign:
     """Recognise a turn of an agent's conversation, or of a client that does not identify itself."""
-    request, messages = seen.request, seen.request.messages
-    kept, readings = without_volatile(messages), asking(messages)
-    found = readings[0] if readings else Reading()
-    who = "OpenClaw's agent"
+    messages, readings = seen.request.messages, asking(seen.request.messages)
+    newest = readings[0] if readings else Reading()
     # A model without tools gets none in its user's turns either; helpers stamp no message.
-    if seen.agent and not request.tools and not (found.stamped or found.queued):
-        return Sign(RequestKind.UTILITY, f"{who}, but neither tools nor a user's message")
-    said = outright(found.words)
-    if said is not None and not said.asks and len(readings) == 1:
+    if seen.agent and not (seen.request.tools or newest.stamped or newest.queued):
+        return Sign(RequestKind.UTILITY, "OpenClaw, but neither tools nor a user's message")
+    verdict = outright(newest.words)
+    if verdict is not None and not verdict.asks and len(readings) == 1:
         return Sign(RequestKind.VERDICT, "the user's words are a verdict and nothing else")
     if seen.agent and nudged(messages):
-        return Sign(RequestKind.REASK, f"{who} asks again after an empty reply")
-    if kept[-1:] and is_result(kept[-1]):
+        return Sign(RequestKind.REASK, "OpenClaw asks again after an empty reply")
+    if any(map(is_result, without_volatile(messages)[-1:])):
         return Sign(RequestKind.TOOL, "it ends in the result of a tool")
     if not seen.agent:
         return Sign(RequestKind.CLIENT, "nothing marks it as a side call")
-    if found.retry:
-        return Sign(RequestKind.RETRY, f"{who}, with the user's message in the frame of a retry")
-    what = "a user's message and its timestamp" if found.stamped else "no automatic message"
-    return Sign(RequestKind.USER, f"{who}, with {what}")
+    if newest.retry:
+        return Sign(RequestKind.RETRY, "OpenClaw, with the user's message in the frame of a retry")
+    return Sign(RequestKind.USER, "OpenClaw, with a user's message")
 
 
 def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str, str, bool]:
@@ -323,34 +311,29 @@ def _without_boundary(value: str, session_id: str | None) -> str:
     """
     if session_id is not None and f"{session_id}:".startswith(value[: len(session_id) + 1]):
         return session_id  # also where OpenClaw has cut the value to 64 characters
-    name, colon, number = value.rpartition(":")
-    return name if name and _BOUNDARY.fullmatch(colon + number) else value
+    return _BOUNDARY.sub("", value) or value
 
 
 def is_episode(headers: Mapping[str, str]) -> bool:
     """Whether X-Turn-Type marks a request as a step of an episode; a person's request has priority
     over it, whatever else it turns out to be."""
-    return _said(headers) == _EPISODE
-
-
-def _said(headers: Mapping[str, str]) -> str:
-    return headers.get("x-turn-type", "").strip().lower()
+    return headers.get("x-turn-type", "").strip().lower() == _EPISODE
 
 
 def _turn_type(headers: Mapping[str, str]) -> Kind | None:
     """The kind that the client names; a step of an episode is a main turn."""
-    value = _said(headers)
+    value = headers.get("x-turn-type", "").strip().lower()
     if value not in ("", _EPISODE, *Kind):
         raise RequestError(
             "The header X-Turn-Type must be main, side or episode.", param="X-Turn-Type"
         )
-    return Kind.MAIN if value == _EPISODE else Kind(value) if value else None
+    return Kind.MAIN if is_episode(headers) else Kind(value) if value else None
 
 
 def _attempt(headers: Mapping[str, str]) -> Attempt | None:
     """Read task and group; a group makes an episode."""
     size = headers.get("x-group-size", "").strip()
-    if size and not (size.isascii() and size.isdigit() and 0 < int(size[:9]) <= LARGEST_GROUP):
+    if size and not (_NUMBER.fullmatch(size) and 0 < int(size) <= LARGEST_GROUP):
         raise RequestError(
             f"The header X-Group-Size must be a number from 1 to {LARGEST_GROUP}.",
             param="X-Group-Size",
@@ -375,7 +358,7 @@ def _opening(seen: SessionEvidence) -> str:
     a harness writes beside the words changes: dates, lists of files. So does the system prompt of a
     known harness, whose name stands for it.
     """
-    hasher, harness = hashlib.sha256(), _harness(seen)
+    hasher, harness = hashlib.sha256(), seen.harness
     for message in seen.request.messages:
         text: str = message["content"]
         if message["role"] == "user":

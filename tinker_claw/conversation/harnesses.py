@@ -132,6 +132,16 @@ class Harness:
     """A line behind that heading, which says where the conversation takes place: `local`, `direct`,
     or another group name. None: the harness runs on its owner's machine, and nobody else writes."""
 
+    def sent(self, program: str, system: str) -> bool:
+        """Whether a request is this harness's.
+
+        Args:
+            program: its User-Agent, in lower case.
+        """
+        named = program.startswith(tuple(self.agents))
+        named |= system.lstrip().startswith(tuple(self.systems))
+        return named or (self.section != "" and self.section in system)
+
     def where(self, system: str) -> str:
         """Name the group of `source` that a system prompt matches; "": none, or it names several
         places."""

@@ -151,16 +151,6 @@ def same(one: Sequence[str], other: Sequence[str]) -> bool:
     return any(a == b for a, b in zip(readings(one), readings(other), strict=True))
 
 
-def closest(chains: Sequence[Sequence[str]], seen: Sequence[str]) -> int | None:
-    """Index of the chain that is equal in the strictest reading, the first of several."""
-    known = [readings(chain) for chain in chains]
-    for way, reading in enumerate(readings(seen)):
-        for at, ways in enumerate(known):
-            if ways[way] == reading:
-                return at
-    return None
-
-
 def ends(known: Sequence[str], tail: Sequence[str]) -> bool:
     """Whether a chain of digests ends with `tail` in any reading."""
     pairs = zip(readings(known), readings(tail), strict=True)

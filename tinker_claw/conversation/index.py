@@ -10,18 +10,16 @@ has the last turns of a session. All sizes are bounded.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 from cachetools import LRUCache
 
 from tinker_claw.conversation.history import (
     Conversation,
-    closest,
     digest,
     ends,
     readings,
@@ -30,7 +28,7 @@ from tinker_claw.conversation.history import (
 from tinker_claw.errors import RequestError
 from tinker_claw.ledger.turns import LastTurn, TurnTable
 from tinker_claw.served import Identity, RequestKind
-from tinker_claw.types import Attempt, Kind, Lost, Message, Told, noted
+from tinker_claw.types import Attempt, Kind, Message, Told, noted
 
 IDLE_S: Final = 6 * 3600.0
 """A session without a request for so long is closed until it goes on: a working day's breaks do
@@ -89,7 +87,6 @@ class _Session:
     """When its last request came in, seconds since 1970."""
     name: tuple[str, str] | None = None
     """User and key; None: it was open when the process started, and has not come back."""
-    pages: set[bytes] = field(default_factory=set[bytes])
     attempt: Attempt | None = None
     """Task and group that its requests named; None: none, or none since the process started."""
 
@@ -104,7 +101,7 @@ class ConversationIndex:
         self._turns = turns
         self._idle_s = idle_s
         self._now = now
-        self._pages: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._pages = LRUCache[bytes, tuple[int, int]](PAGES)
         self._streams = LRUCache[int, Stream](STREAM_TOKENS, getsizeof=_size)
         self._ids: dict[tuple[str, str], int] = {}
         self._traces = LRUCache[tuple[str, str], int](TRACES)
@@ -172,7 +169,7 @@ class ConversationIndex:
         if not before or any(asked.intersection(turn.history) for turn in before):
             return session_id
         name = session.name
-        self._forget(session_id)
+        self._drop({session_id})
         new = self._turns.begin_anew(session_id)
         self._touch(new, name)
         if identity.trace is not None:
@@ -181,12 +178,12 @@ class ConversationIndex:
 
     def end(self, session_id: int) -> None:
         """Close a session that its client has ended."""
-        self._forget(session_id)
+        self._drop({session_id})
         self._turns.close([session_id])
 
     def forget(self, session_id: int) -> None:
         """Forget a session's turns, including those being answered just now."""
-        self._forget(session_id)
+        self._drop({session_id})
         for traces in (self._traces, self._unfiled):
             for trace in [trace for trace, at in traces.items() if at == session_id]:
                 del traces[trace]
@@ -207,8 +204,7 @@ class ConversationIndex:
             idle.append(session_id)
         if idle:
             self._turns.close(idle)
-            for session_id in idle:
-                self._forget(session_id)
+            self._drop(set(idle))
 
     def add(
         self,
@@ -219,15 +215,10 @@ class ConversationIndex:
         stream: Stream | None,
     ) -> None:
         """Remember a turn by the digests of its messages and of its reply."""
-        for page in dict.fromkeys(_pages(session_id, (*history, reply))):
-            self._drop(page)
+        for page in _pages(session_id, (*history, reply)):
             self._pages[page] = (turn_id, session_id)
-            if session_id in self._open:
-                self._open[session_id].pages.add(page)
         if stream is not None:
             self._streams[turn_id] = stream
-        while len(self._pages) > PAGES:
-            self._drop(next(iter(self._pages)))
 
     def find(
         self, session_id: int, said: Conversation, *, compacted: bool = True
@@ -245,11 +236,9 @@ class ConversationIndex:
             if entry := self._pages.get(page):
                 return self._after(entry[0], said)
         turns = self._turns.latest(session_id)
-        waiting = [turn for turn in turns if not turn.settled]
-        found, turn_id = closest([turn.chain for turn in waiting], chain), None
-        if found is not None:
-            turn_id = waiting[found].turn_id
-        elif cut is not None:
+        waiting = (turn for turn in turns if not turn.settled)
+        turn_id = next((turn.turn_id for turn in waiting if same(turn.chain, chain)), None)
+        if turn_id is None and cut is not None:
             turn_id = self._before_summary(session_id, turns, said.chain(cut, at + 1))
         return None if turn_id is None else self._after(turn_id, said)
 
@@ -271,22 +260,17 @@ class ConversationIndex:
             turn_id, said.messages[at], said.messages[at + 1 :], self._streams.get(turn_id)
         )
 
-    def lost(self, session_id: int, said: Conversation) -> Lost | None:
-        """Why a request continues no known turn, although one waits for its next state; None: none
-        waits, or it continues none."""
+    def is_lost(self, session_id: int, said: Conversation) -> bool:
+        """Whether a request answers a reply whose turn is not found, although one waits for its
+        next state."""
         at = said.reply_at
         turns = self._turns.latest(session_id, most=_SEARCHED) if at is not None else []
         if at is None or all(turn.settled or turn.followed for turn in turns):
-            return None
+            return False
         if turns[0].history == said.digests:
-            return None  # it was counted when it was first sent
+            return False  # it was counted when it was first sent
         reply = said.chain(at, at + 1)
-        if any(same([t.reply_digest], reply) for t in self._side(session_id)):
-            return None
-        if said.summarised is not None:
-            return Lost.COMPACTED
-        given = any(same([turn.reply_digest], reply) for turn in turns)
-        return Lost.EDITED if given else Lost.UNKNOWN
+        return not any(same([turn.reply_digest], reply) for turn in self._side(session_id))
 
     def _before_summary(
         self, session_id: int, turns: Sequence[LastTurn], left: Sequence[str]
@@ -310,22 +294,16 @@ class ConversationIndex:
         self._ids[name] = session_id
         self._open[session_id] = session
 
-    def _forget(self, session_id: int) -> None:
-        session = self._open.pop(session_id, None)
-        if session is None:
-            return
-        if session.name is not None:
-            self._ids.pop(session.name, None)
-        for page in session.pages:
-            self._drop(page, listed=False)
-
-    def _drop(self, page: bytes, *, listed: bool = True) -> None:
-        turn_id, session_id = self._pages.pop(page, (None, None))
-        if turn_id is None or session_id is None:
-            return
-        self._streams.pop(turn_id, None)
-        if listed and session_id in self._open:
-            self._open[session_id].pages.discard(page)
+    def _drop(self, sessions: set[int]) -> None:
+        """Drop sessions from memory, with the names and streams of their turns."""
+        for session_id in sessions:
+            session = self._open.pop(session_id, None)
+            if session is not None and session.name is not None:
+                self._ids.pop(session.name, None)
+        for page, (turn_id, session_id) in list(self._pages.items()):
+            if session_id in sessions:
+                del self._pages[page]
+                self._streams.pop(turn_id, None)
 
 
 def _size(stream: Stream) -> int:
@@ -338,20 +316,3 @@ def _pages(session_id: int, chain: Sequence[str]) -> Iterator[bytes]:
     called they are the same."""
     for reading in readings(chain):
         yield hashlib.sha256(f"{session_id} {' '.join(reading)}".encode()).digest()[:16]
-
-
-def exact_digest(
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]],
-    switches: Sequence[tuple[str, Any]],
-) -> str:
-    """Digest of everything that a prompt is rendered from, without any normalisation."""
-    digest = hashlib.sha256(json.dumps([len(messages), list(switches)]).encode())
-    for message in messages:
-        digest.update(noted(_written, message))
-    digest.update(noted(_written, tools))
-    return digest.hexdigest()
-
-
-def _written(said: Any) -> bytes:
-    return hashlib.sha256(json.dumps(said).encode()).digest()

@@ -6,19 +6,22 @@ Rule: nothing is sampled and nothing is written here; what cannot be a prompt is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from tinker_claw.conversation.attribution import last_asked
-from tinker_claw.conversation.index import Continuation, exact_digest
+from tinker_claw.conversation.index import Continuation
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.limits import no_room
 from tinker_claw.images import images_in
 from tinker_claw.served import Prompt
-from tinker_claw.types import Message
+from tinker_claw.types import Message, noted
 
 
 async def build_prompt(
@@ -133,3 +136,20 @@ def new_messages(messages: Sequence[Message]) -> Sequence[Message]:
     """The messages since the last reply."""
     at = next((n for n, m in enumerate(reversed(messages)) if m["role"] == "assistant"), None)
     return messages if at is None else messages[len(messages) - at :]
+
+
+def exact_digest(
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    switches: Sequence[tuple[str, Any]],
+) -> str:
+    """Digest of everything that a prompt is rendered from, without any normalisation."""
+    digest = hashlib.sha256(json.dumps([len(messages), list(switches)]).encode())
+    for message in messages:
+        digest.update(noted(_written, message))
+    digest.update(noted(_written, tools))
+    return digest.hexdigest()
+
+
+def _written(said: Any) -> bytes:
+    return hashlib.sha256(json.dumps(said).encode()).digest()

@@ -13,7 +13,6 @@ from functools import lru_cache
 
 from tinker_claw.conversation.attribution import attached_to, newest_asked, read
 from tinker_claw.conversation.history import digest
-from tinker_claw.conversation.index import exact_digest
 from tinker_claw.errors import ContextLengthError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, Route, parts_of
 from tinker_claw.formats.body import shown, without_halves
@@ -21,6 +20,7 @@ from tinker_claw.formats.parts import READS_TEXT, UNREAD, without_images
 from tinker_claw.gateway.deps import HALF, GatewayDeps
 from tinker_claw.gateway.limits import ALWAYS_READ, CHARS_PER_TOKEN, Caller, hopeless
 from tinker_claw.gateway.privacy import note_marks
+from tinker_claw.gateway.prompt import exact_digest
 from tinker_claw.images import Image, images_in, placed
 from tinker_claw.render.format import ASKED, SOUGHT
 from tinker_claw.render.renderer import Renderer

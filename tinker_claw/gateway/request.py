@@ -27,7 +27,6 @@ from tinker_claw.conversation.attribution import (
 from tinker_claw.conversation.classify import identify
 from tinker_claw.conversation.history import Conversation, heard
 from tinker_claw.conversation.index import Continuation
-from tinker_claw.conversation.lessons import with_lessons
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
@@ -35,6 +34,7 @@ from tinker_claw.formats.body import shown
 from tinker_claw.gateway import always
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.feedback import record
+from tinker_claw.gateway.lessons import with_lessons
 from tinker_claw.gateway.limits import Caller
 from tinker_claw.gateway.privacy import AFTERWARDS, without
 from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
@@ -311,13 +311,13 @@ async def _place(deps: GatewayDeps, asked: _Incoming) -> tuple[Place, Continuati
     session_id = deps.index.session(asked.user, identity)
     conversed = partial(Conversation.of, request.messages)
     conversation = await deps.compute.aside(conversed) if asked.large else conversed()
-    link, lost = None, None
+    link, lost = None, False
     if known:
         session_id = deps.index.anew(session_id, identity, conversation)
     if identity.kind is Kind.MAIN:
         link = deps.index.find(session_id, conversation, compacted=known)
         if link is None and known:
-            lost = deps.index.lost(session_id, conversation)
+            lost = deps.index.is_lost(session_id, conversation)
     last = last_said(request.messages)
     new = new_messages(request.messages)
     holds, secrets = deps.privacy.search(request, asked.named)

@@ -127,10 +127,8 @@ def _learning(rows: Rows) -> Record:
 def _not_understood(rows: Rows) -> Record:
     """Sums over what was not understood, or was not the owner's."""
     return {
-        # Requests that could not be tied to the turn that they answer, by cause.
-        "lost_next_states": rows.pairs(
-            "SELECT lost, COUNT(*) FROM turns WHERE lost IS NOT NULL GROUP BY lost"
-        ),
+        # Requests that could not be tied to a reply.
+        "lost_next_states": rows.one("SELECT COUNT(*) FROM turns WHERE lost IS NOT NULL"),
         "unclear": rows.pairs(
             "SELECT client, COUNT(*) FROM turns WHERE asked_by = 'unknown' GROUP BY client"
         ),

@@ -180,8 +180,8 @@ class TurnView:
     completion_tokens: int
     has_hint_place: bool
     fallback: str | None
-    lost: str | None
-    """Why the request could not be tied to the turn that it answers, as `types.Lost`."""
+    lost: int | None
+    """1: the request could not be tied to a reply."""
     untrained_because: str | None
     blanked: str | None
     """forgotten or dropped: its texts and tokens are gone."""
@@ -189,8 +189,8 @@ class TurnView:
     """Role of the next state; None: none has come."""
     passed_by: int | None
     """Next main turn of the session, where this one still waits for a next state."""
-    passed_lost: str | None
-    """Why that turn could not be tied to the turn that it answers, as `types.Lost`."""
+    passed_lost: int | None
+    """1: that turn's request could not be tied to a reply."""
     judged: bool
     verdict: Vote | None
     """Verdict; None for a judged turn: no vote was valid."""

@@ -89,7 +89,7 @@ CREATE TABLE turns (
   call              TEXT NOT NULL DEFAULT '', -- what the request was for: user turn, tool loop, recap ...
   kind_reason       TEXT NOT NULL,
   fallback          TEXT,                -- why a version other than the current one answered; NULL: the current one did
-  lost              TEXT,                -- why no turn got this request as its next state, though one waits; NULL otherwise
+  lost              INTEGER,             -- 1: it could not be tied to a reply, though a turn waits for its next state; NULL otherwise
   trace             TEXT,                -- the client's trace id, where it sent one
   client            TEXT NOT NULL DEFAULT '', -- the agent's program
   voices            TEXT NOT NULL DEFAULT '[]', -- JSON: writer, name and length in characters of each new piece

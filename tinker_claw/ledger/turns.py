@@ -272,7 +272,7 @@ class TurnTable(LedgerTable):
             "policy_version": turn.version,
             "fallback": turn.fallback,
             "response_id": turn.response_id,
-            "lost": place.lost,
+            "lost": place.lost or None,
             "asked_by": place.asked_by,
             "request_text": place.text,
             "reply_text": turn.reply_text,

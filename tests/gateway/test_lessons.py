@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.ledger import new_turn
-from tinker_claw.conversation.lessons import Lessons
 from tinker_claw.errors import UndoError
+from tinker_claw.gateway.lessons import Lessons
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import MOST, State, read_lessons
 from tinker_claw.types import Vote, Wish
