@@ -488,9 +488,8 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         replies = "1 reply" if said["replies"] == 1 else f"{said['replies']} replies"
         told = f"{replies} and {plural(said['sessions'], 'session')} rated outright"
         yield "feedback", f"{told}; the judge disagreed on {said['unlike']} of the replies"
-    if seen["lost_next_states"]:
-        count = plural(seen["lost_next_states"], "message")
-        yield "lost", f"{count} could not be tied to a reply"
+    if lost := seen["lost_next_states"]:
+        yield "lost", f"{plural(lost, 'message')} could not be tied to a reply"
     for client, n in sorted(seen["unclear"].items()):
         source = client or "a client without a name"
         yield "unclear", f"{plural(n, 'message')} of {source} taught nothing: `explain` says why"

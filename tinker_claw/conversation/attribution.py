@@ -341,9 +341,10 @@ def newest_asked(messages: Sequence[Message]) -> Message | None:
     """The newest message of a user that asks for the reply; None: the results of tools do."""
     kept = reversed(without_volatile(messages))
     since = list(takewhile(lambda message: message["role"] != "assistant", kept))
-    users = [message for message in since if message["role"] == "user"]
-    asks = (message for message in users if attached_to(message) or not read(message).note)
-    return None if any(map(is_result, since)) else next(asks, None)
+    if any(map(is_result, since)):
+        return None
+    users = (message for message in since if message["role"] == "user")
+    return next((m for m in users if attached_to(m) or not read(m).note), None)
 
 
 def attached_to(message: Message) -> list[Attached]:

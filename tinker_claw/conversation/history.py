@@ -151,6 +151,13 @@ def same(one: Sequence[str], other: Sequence[str]) -> bool:
     return any(a == b for a, b in zip(readings(one), readings(other), strict=True))
 
 
+def closest(chains: Sequence[Sequence[str]], seen: Sequence[str]) -> int | None:
+    """Index of the chain that is equal in the strictest reading, the first of several."""
+    known = list(zip(*map(readings, chains), strict=True))
+    pairs = zip(known, readings(seen), strict=False)
+    return next((ways.index(reading) for ways, reading in pairs if reading in ways), None)
+
+
 def ends(known: Sequence[str], tail: Sequence[str]) -> bool:
     """Whether a chain of digests ends with `tail` in any reading."""
     pairs = zip(readings(known), readings(tail), strict=True)

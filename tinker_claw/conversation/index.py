@@ -20,6 +20,7 @@ from cachetools import LRUCache
 
 from tinker_claw.conversation.history import (
     Conversation,
+    closest,
     digest,
     ends,
     readings,
@@ -236,9 +237,11 @@ class ConversationIndex:
             if entry := self._pages.get(page):
                 return self._after(entry[0], said)
         turns = self._turns.latest(session_id)
-        waiting = (turn for turn in turns if not turn.settled)
-        turn_id = next((turn.turn_id for turn in waiting if same(turn.chain, chain)), None)
-        if turn_id is None and cut is not None:
+        waiting = [turn for turn in turns if not turn.settled]
+        at_turn, turn_id = closest([turn.chain for turn in waiting], chain), None
+        if at_turn is not None:
+            turn_id = waiting[at_turn].turn_id
+        elif cut is not None:
             turn_id = self._before_summary(session_id, turns, said.chain(cut, at + 1))
         return None if turn_id is None else self._after(turn_id, said)
 
