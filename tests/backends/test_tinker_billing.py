@@ -7,11 +7,22 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from tests.support.backends import CONTEXT
+from tests.support.faults import Fault
+from tests.support.gateways import gateway
+from tests.support.table_server import model_files
 from tests.support.tinker import served, start_tinker
+from tests.support.tinker_dialects import Uncancelling
+from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.meter import charged
+from tinker_claw.billing.prices import Price
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Trainer
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import MODEL_DIR
+from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams, Usage
 
 PROMPT = tuple(range(40))
@@ -72,6 +83,61 @@ async def test_cancelled_request_ends_at_the_service(tmp_path: Path) -> None:
         assert account.usage == Usage(prefill=40)
         (done,) = await sampler.sample(PROMPT, SamplingParams(max_tokens=4, seed=1))
     assert account.usage.sampled == len(done.tokens)
+    await trainer.aclose()
+
+
+async def test_cancelled_request_is_billed_where_the_service_samples_on(tmp_path: Path) -> None:
+    there = served(tmp_path, speaking=Uncancelling(), root=tmp_path / "served", table=True)
+    trainer = await start_tinker(tmp_path)
+    sampler = await trainer.publish()
+    there.faulty.seen.clear()
+    there.faulty.spoil(Fault("retrieve_future", "again", of="Sample"))
+    with charged() as account:
+        asked = asyncio.create_task(sampler.sample(PROMPT, SamplingParams(max_tokens=5, seed=1)))
+        await until(lambda: there.faulty.seen["retrieve_future"] > 1)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert account.usage == Usage(prefill=40)
+        there.faulty.behave()
+        await until(lambda: account.usage.sampled > 0)
+    assert there.faulty.seen["cancel_future"] == 0
+    assert account.usage.prefill + account.usage.cached == 40
+    assert account.usage.sampled <= 5
+    await trainer.aclose()
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+async def test_client_that_hangs_up_pays_what_the_service_sampled(
+    tmp_path: Path, renderer: Renderer, cancels: bool
+) -> None:
+    """In the ledger, without a turn: no token of the reply came."""
+    speaking = (lambda app: app) if cancels else Uncancelling()
+    vocabulary = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json")).get_vocab_size()
+    model = model_files(tmp_path / "model", vocabulary, CONTEXT)
+    options = {"root": tmp_path / "served", "table": True, "model": str(model)}
+    there = served(tmp_path, speaking=speaking, **options)
+    trainer = await start_tinker(tmp_path)
+    sampler = await trainer.publish()
+    there.faulty.seen.clear()
+    there.faulty.spoil(Fault("retrieve_future", "again", of="Sample"))
+
+    def spending(ledger: Ledger) -> Spending:
+        return Spending(Price(1.0, 0.2, 2.0, 3.0), ledger.spend, Telemetry(None))
+
+    async with gateway(tmp_path / "data", renderer, sampler, spending=spending) as world:
+        asking = asyncio.create_task(world.ask("hi", max_tokens=5))
+        await until(lambda: there.faulty.seen["retrieve_future"] > 1)
+        asking.cancel()
+        await until(lambda: world.ledger.spend.total().usage.prefill > 0)
+        assert world.ledger.spend.total().usage.sampled == 0
+        there.faulty.behave()
+        if cancels:
+            await until(lambda: there.faulty.seen["cancel_future"] == 1)
+        else:
+            await until(lambda: world.ledger.spend.total().usage.sampled > 0)
+            assert there.faulty.seen["cancel_future"] == 0
+        assert world.turns() == []
     await trainer.aclose()
 
 

@@ -104,6 +104,19 @@ class Flattened:
         return message.SerializeToString()
 
 
+class Uncancelling:
+    """Offers no cancellation of samples, as services that know no such request."""
+
+    def __call__(self, app: App) -> App:
+        async def speaking(scope: Scope, receive: Receive, send: Send) -> None:
+            path = scope.get("path", "").rsplit("/", 1)[-1]
+            if path == "dynamic_config":
+                return await _answer(send, 200, {"sample_cancel_enabled": False})
+            await app(scope, receive, send)
+
+        return speaking
+
+
 class Delisted:
     """Serves its model until `gone`: then it lists another, and refuses what is asked for."""
 
