@@ -118,7 +118,7 @@ FOREGROUND = {"subagent_type": "general-purpose", "run_in_background": False}
         (OpenCode, "task", {"subagent_type": "general"}, ["subagent", "title"]),
     ],
 )
-async def test_a_sub_agent_is_a_side_call_and_its_prompt_the_harness_s(
+async def test_a_sub_agent_is_a_side_call_and_its_prompt_another_agent_s(
     tmp_path: Path, renderer: Renderer, kind: Any, tool: str, options: Json, sides: list[str]
 ) -> None:
     call = json.dumps({"name": tool, "arguments": AGENT | options})
@@ -139,8 +139,10 @@ async def test_a_sub_agent_is_a_side_call_and_its_prompt_the_harness_s(
         calls = dict(zip((turn.id for turn in turns), world.column("call"), strict=True))
         assert sorted({calls[turn.id] for turn in of_sides}) == sides
         (part,) = (turn for turn in of_sides if calls[turn.id] == "subagent")
-        assert part.asked_by is Writer.HARNESS
-        assert all(json.loads(voices) for voices in world.column("voices"))
+        assert part.asked_by is Writer.MEMBER, "nobody's of whom something is learned"
+        voices = [json.loads(told) for told in world.column("voices")]
+        assert all(voices)
+        assert "the prompt of another agent" in [what for _, what, _ in voices[part.id - 1]]
         main = [turn for turn in turns if turn.kind is Kind.MAIN]
         assert [turn.request_text for turn in main] == [DELEGATE, DELEGATE, CORRECTED]
         states = [world.ledger.turns.next_state(turn.id) for turn in main]
