@@ -62,6 +62,7 @@ ASKED_TO_SUM_UP = {
         f"<analysis>Well.</analysis>\n<state_snapshot>{SUMMARY}</state_snapshot>"
     ),
     "Summarize this session for continuation.": SUMMARY,
+    "You are a summarization agent creating": SUMMARY,
 }
 ASKED_FOR_MEMORY = {"Managed memory has TWO directories.": MEMORY}
 GOES_ON = {"Continue if you have next steps": "There are none."}
@@ -275,6 +276,24 @@ async def test_the_title_that_hermes_asks_for_is_no_turn(
         states = [next_state(world, turn) for turn in turns]
         assert [state and state.role for state in states] == ["user", "tool", "user", None]
         assert states[2] == NextState("user", CORRECTED), "judges the reply that was wrong"
+
+
+async def test_words_after_a_compaction_of_hermes_answer_the_turn_before_it(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """It keeps the first messages and the last, and names no session."""
+    title = {f"Assistant: {REPLIES[HELLO]}": "A sum"}
+    count = {f"Please count to {number}.": "One, two." for number in ("two", "six")}
+    sampler = listens(renderer, title | ASKED_TO_SUM_UP | REPLIES | count)
+    async with started(tmp_path, renderer, sampler) as world:
+        agent = Hermes.create(tmp_path / "home", world.url, "demo", KEY)
+        talk = (HELLO, *count, ASKED, CORRECTED, PRAISED)
+        with agent.at_a_terminal() as typist:
+            typed = (*talk[:-2], "/compress", *talk[-2:])
+            await asyncio.to_thread(type_all, typist, world, sampler, typed)
+
+        assert any(SUMMARY in turn.reply_text for turn in world.turns()), "it was summed up"
+        assert_only_words_count(world, talk)
 
 
 async def test_summary_of_cline_on_a_terminal_is_nobodys_word(

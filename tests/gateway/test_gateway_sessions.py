@@ -508,6 +508,36 @@ async def test_a_compaction_keeps_the_session_and_the_reply_that_it_leaves_gets_
         assert world.next_states()[4] == NextState("user", "bye")
 
 
+async def test_a_summary_in_the_place_of_a_reply_keeps_the_session(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """Hermes sums up between the first messages and the last, so that roles alternate."""
+    texts = ["hi", "one", "more", "two", "and then?", "three", "no, four"]
+    summary = "[CONTEXT COMPACTION — REFERENCE ONLY] Earlier turns were compacted. More: two."
+    hermes = {"role": "system", "content": "You are Hermes Agent.\nYou are a CLI AI Agent."}
+
+    def talk(*said: str) -> list[Any]:
+        roles = (user, assistant)
+        return [hermes, *(roles[at % 2](text) for at, text in enumerate(said))]
+
+    async with gateway(tmp_path, renderer) as world:
+        world.say(*texts[1::2], "four", "five")
+        for end in (1, 3, 5):
+            await world.reply({"messages": talk(*texts[:end])})
+        left = [*texts[:1], summary, *texts[4:]]
+        await world.reply({"messages": talk(*left)})
+        await world.reply({"messages": talk(*left, "four", "thanks")})
+        states = world.next_states()
+        assert [state and state.text for state in states.values()] == [
+            *("more", "and then?", "no, four", "thanks", None),
+        ]
+        assert len({turn.session_id for turn in world.turns()}) == 1
+        assert set(world.column("lost")) == {None}
+        # Where it leaves nothing of a reply, the words behind it answer the last one.
+        await world.reply({"messages": talk(*left[:1], summary, "and now?")})
+        assert world.next_states()[5] == NextState("user", "and now?")
+
+
 async def test_what_a_compaction_leaves_must_be_the_end_of_the_last_turn(
     tmp_path: Path, renderer: Renderer
 ) -> None:

@@ -52,6 +52,8 @@ class Block:
     """Kind of request that the text makes, a value of `RequestKind`; None: it asks for nothing."""
     summary: bool = False
     """It stands for messages that were compacted."""
+    replies: bool = False
+    """The harness may put it in the place of a reply, too."""
     answered: bool = False
     """The harness writes the assistant's reply to it, too."""
 

@@ -25,10 +25,14 @@ from tinker_claw.conversation.attribution import (
     without_volatile,
     words_of,
 )
+from tinker_claw.conversation.harnesses import HARNESSES
 from tinker_claw.conversation.openclaw import is_silent, is_volatile
 from tinker_claw.formats.fields import as_message
 from tinker_claw.types import Message, NextState, Reply, Writer, noted
 
+_SUMMARIES = tuple(
+    block.opens for harness in HARNESSES for block in harness.blocks if block.replies
+)
 _TOOL = "tool "
 """Prefix of the digest of a tool's result."""
 _CALLS = " for "
@@ -122,6 +126,8 @@ class Conversation:
             before, ours, answered = message, answered, False
             if not (nudged or (ours and message["role"] == "assistant")):
                 kept.append(message)
+            if message["role"] == "assistant" and message["content"].startswith(_SUMMARIES):
+                summarised = len(kept)
         typed = [m["role"] == "user" and not is_result(m) for m in kept]
         starts = [at for at in range(len(kept)) if not (at and typed[at] and typed[at - 1])]
         rows = pairwise((*starts, len(kept)))
