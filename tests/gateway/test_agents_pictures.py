@@ -14,7 +14,7 @@ from PIL import Image as Pillow
 from examples.day.npm import npm
 from examples.day.openclaw import OpenClaw
 from tests.gateway.test_openclaw import scripted
-from tests.support.coding_agents import ClaudeCode, Codex
+from tests.support.coding_agents import ClaudeCode, Codex, OpenCode
 from tests.support.gateways import World, gateway
 from tests.support.pictures import picture, seeing_renderer
 from tinker_claw.gateway.request import PICTURED, UNASKED
@@ -48,12 +48,19 @@ def codex(url: str, home: Path) -> Callable[[str], str]:
     return Codex.create(home, url, "demo", "any").say
 
 
+def opencode(url: str, home: Path) -> Callable[[str], str]:
+    agent = OpenCode.create(home, url, "demo", "any")
+    agent.see()
+    return agent.say
+
+
 @pytest.mark.parametrize(
     ("start", "tool", "argument"),
     [
         (openclaw, "read", "path"),
         (claude_code, "Read", "file_path"),
         (codex, "view_image", "path"),
+        (opencode, "read", "filePath"),
     ],
 )
 async def test_a_picture_that_a_tool_read_is_answered_judged_kept_to_train_and_forgotten(
@@ -172,7 +179,7 @@ async def test_a_picture_that_was_refused_ends_no_session(
         assert "[image/png, 1 kB: this model reads text only]" in renderer.decode(turn.prompt)
 
 
-@pytest.mark.parametrize("kind", [ClaudeCode, Codex])
+@pytest.mark.parametrize("kind", [ClaudeCode, Codex, OpenCode])
 async def test_a_picture_that_the_user_attached_is_answered_and_recorded(
     tmp_path: Path, kind: Any
 ) -> None:
@@ -183,13 +190,15 @@ async def test_a_picture_that_the_user_attached_is_answered_and_recorded(
     ) as world:  # fmt: skip
         agent = kind.create(tmp_path / "home", world.url, "demo", "any")
         (agent.workspace / "picture.png").write_bytes(FILE)
-        if isinstance(agent, Codex):
+        if not isinstance(agent, ClaudeCode):
             agent.attached = agent.workspace / "picture.png"
+        if isinstance(agent, OpenCode):
+            agent.see()
         asked = "What does @picture.png show?"
         assert await asyncio.to_thread(agent.say, asked) == SEEN
-        (turn,) = world.turns()
+        (turn,) = (turn for turn in world.turns() if turn.kind is Kind.MAIN)
         line, _, words = turn.request_text.partition("\n")
         assert line.startswith(LINE)
         assert words == asked, "what the harness wrote around the image is not the user's"
         shows_it(world, turn)
-        assert world.column("untrained_because") == [PICTURED]
+        assert world.column("untrained_because")[turn.id - 1] == PICTURED

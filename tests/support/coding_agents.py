@@ -230,6 +230,8 @@ class Codex(Agent):
 class OpenCode(Agent):
     mode: str = field(default="build", init=False)
     """Agent mode, or `plan`, in which it may change nothing."""
+    attached: Path | None = field(default=None, init=False)
+    """Image that goes with the questions."""
 
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> OpenCode:
@@ -268,10 +270,17 @@ class OpenCode(Agent):
 
     def shrink(self, tokens: int) -> None:
         """Let it think that this many tokens fit into the context, from now on."""
-        told = self._told()
-        provider, _, model = told["model"].partition("/")
-        told["provider"][provider]["models"][model]["limit"]["context"] = tokens
-        (self.workspace / "opencode.json").write_text(json.dumps(told))
+        self._configure(limit={"context": tokens, "output": 4096})
+
+    def see(self) -> None:
+        """Let it send images, as docs/clients.md says."""
+        self._configure(modalities={"input": ["text", "image"], "output": ["text"]})
+
+    def _configure(self, **settings: Any) -> None:
+        config = self._told()
+        provider, _, model = config["model"].partition("/")
+        config["provider"][provider]["models"][model].update(settings)
+        (self.workspace / "opencode.json").write_text(json.dumps(config))
 
     def _told(self) -> dict[str, Any]:
         return json.loads((self.workspace / "opencode.json").read_text())
@@ -279,7 +288,8 @@ class OpenCode(Agent):
     def _command(self, message: str) -> list[str]:
         # Words: it puts an argument with blanks between quotation marks.
         words = ["opencode", "run", "--agent", self.mode]
-        return [*words, *(["--continue"] if self.begun else []), *message.split()]
+        words += ["--continue"] if self.begun else []
+        return [*words, *message.split(), *(["-f", str(self.attached)] if self.attached else [])]
 
     def _said(self, out: str) -> str:
         return out.strip().splitlines()[-1]
