@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -112,13 +113,12 @@ async def test_client_that_hangs_up_pays_what_the_service_sampled(
     tmp_path: Path, renderer: Renderer, cancels: bool
 ) -> None:
     """In the ledger, without a turn: no token of the reply came."""
-    speaking = (lambda app: app) if cancels else Uncancelling()
     vocabulary = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json")).get_vocab_size()
     model = model_files(tmp_path / "model", vocabulary, CONTEXT)
     options = {"root": tmp_path / "served", "table": True, "model": str(model)}
-    there = served(tmp_path, speaking=speaking, **options)
+    there = served(tmp_path, **options, **({} if cancels else {"speaking": Uncancelling()}))
     trainer = await start_tinker(tmp_path)
-    sampler = await trainer.publish()
+    sampler: Any = await trainer.publish()
     there.faulty.seen.clear()
     there.faulty.spoil(Fault("retrieve_future", "again", of="Sample"))
 

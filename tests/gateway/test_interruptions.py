@@ -26,8 +26,9 @@ from tests.gateway.test_openclaw import Listener
 from tests.support.coding_agents import PATIENCE_S, ClaudeCode, Codex
 from tests.support.fakes import Script
 from tests.support.gateways import gateway, spell
-from tests.support.terminals import on_a_terminal
+from tests.support.terminals import Terminal, on_a_terminal
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import Tokens
 
 pytestmark = [
     pytest.mark.agents,
@@ -69,6 +70,9 @@ class OnTerminal:
 
     call = json.dumps({"name": "Bash", "arguments": {"command": COMMAND, "description": "Wait"}})
 
+    def __init__(self, terminal: Terminal) -> None:
+        self.terminal = terminal
+
     @classmethod
     @contextmanager
     def started(cls, home: Path, url: str) -> Generator[Chat]:
@@ -76,9 +80,7 @@ class OnTerminal:
         command = [*agent.interactive(), "--allowedTools", "Bash"]
         with on_a_terminal(command, agent.workspace, agent.surroundings()) as terminal:
             terminal.until(agent.ready)
-            chat = cls()
-            chat.terminal = terminal
-            yield chat
+            yield cls(terminal)
 
     def send(self, message: str, done: Done) -> None:
         self.terminal.types(message)
@@ -173,8 +175,11 @@ async def test_a_correction_behind_an_interruption_reaches_the_reply_that_it_mea
         "in its reply": Script(bees, holds_after=line),
         "in a call": Script(spell(renderer, f"Wait.\n<tool_call>\n{kind.call}\n</tool_call>")),
     }[when]
-    answers = {said: [spell(renderer, text)] for said, text in REPLIES.items()}
-    sampler = Listener(renderer, {**answers, STOPPED: [reply]})
+    answers: dict[str, list[Script | Tokens]] = {
+        said: [spell(renderer, text)] for said, text in REPLIES.items()
+    }
+    answers[STOPPED] = [reply]
+    sampler = Listener(renderer, answers)
     started: Callable[[Path, str], AbstractContextManager[Chat]] = kind.started
     home = tmp_path / "home"
     async with gateway(
