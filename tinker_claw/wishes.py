@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 _Span = tuple[int, int]
 """Where a text begins and ends in another."""
@@ -220,3 +220,15 @@ def _dots(text: str) -> Iterator[int]:
 def _ends_sentence(text: str, at: int) -> bool:
     """Return whether a "。" stands there, with a blank or what closes a sentence behind it."""
     return text[at] == "。" and not text[at + 1 : at + 2].strip(f"。 {_CLOSERS}")
+
+
+FRAME = (
+    "Wishes of the user from earlier conversations. Follow each where it applies; of two that "
+    "disagree, the later one. What the user asks in this conversation comes first."
+)
+"""The sentence above them."""
+
+
+def lesson_text(lessons: Iterable[str]) -> str:
+    """Return what a system prompt says of lessons, the newest last."""
+    return "\n".join([FRAME, *(f"- {text}" for text in lessons)])

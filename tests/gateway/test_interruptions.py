@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import pytest
 
 from examples.day.npm import npm
-from tests.gateway.test_machinery import (
+from tests.gateway.test_agent_texts import (
     CORRECTED,
     HELLO,
     KEY,

@@ -26,7 +26,6 @@ from local_gpu.config import LocalConfig
 from local_gpu.model.small import default_cache, model_folder
 from local_gpu.trainer import LocalTrainer
 from tinker_claw.config.settings import Training
-from tinker_claw.conversation.lessons import FRAME
 from tinker_claw.errors import UnlearnedError
 from tinker_claw.judge.endpoints import SamplerEndpoint
 from tinker_claw.learner import practice
@@ -46,6 +45,7 @@ from tinker_claw.types import (
     Turn,
     Usage,
 )
+from tinker_claw.wishes import FRAME
 
 CONTEXT = 2048
 LIVE_RATE = 5e-4

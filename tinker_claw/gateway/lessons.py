@@ -9,19 +9,10 @@ from tinker_claw.formats.base import Joined
 from tinker_claw.ledger.lessons import MOST, NOT_TOLD, Lesson, LessonTable, State
 from tinker_claw.telemetry import log
 from tinker_claw.types import Message
+from tinker_claw.wishes import lesson_text
 
 MOST_TOKENS = 320
 """Most tokens of a session's lessons, with the sentence above them."""
-FRAME = (
-    "Wishes of the user from earlier conversations. Follow each where it applies; of two that "
-    "disagree, the later one. What the user asks in this conversation comes first."
-)
-"""The sentence above them."""
-
-
-def lesson_text(lessons: Iterable[Lesson]) -> str:
-    """Return what a system prompt says of lessons."""
-    return "\n".join([FRAME, *(f"- {lesson.text}" for lesson in lessons)])
 
 
 def with_lessons(
@@ -33,7 +24,7 @@ def with_lessons(
         as_system: False: the chat format takes no system prompt, so they open the first message
             of the user.
     """
-    text, given = lesson_text(lessons), list(messages)
+    text, given = lesson_text(one.text for one in lessons), list(messages)
     if as_system:
         at = sum(1 for _ in takewhile(lambda one: one["role"] == "system", given)) - 1
         if at < 0:
@@ -83,6 +74,6 @@ class Lessons:
                 continue
             if lesson.state is not State.TOLD and lesson.id in practised:
                 continue  # these weights do it untold
-            if len(self._tokens(lesson_text([*chosen, lesson]))) <= MOST_TOKENS:
+            if len(self._tokens(lesson_text(one.text for one in [*chosen, lesson]))) <= MOST_TOKENS:
                 chosen.append(lesson)
         return [lesson.id for lesson in reversed(chosen)]

@@ -26,7 +26,6 @@ from random import Random
 from statistics import fmean, median
 from typing import Any
 
-from tinker_claw.conversation.lessons import lesson_text
 from tinker_claw.errors import RefusedError, UnlearnedError
 from tinker_claw.learner.gate import Gate
 from tinker_claw.learner.lesson_replies import Asked, LessonReplies, Reply
@@ -35,6 +34,7 @@ from tinker_claw.ledger.lessons import Lesson, State
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
 from tinker_claw.types import Datum, LossPass, StepReport, Usage
+from tinker_claw.wishes import lesson_text
 
 STEPS = (4, 6, 8)
 """Optimizer steps of a run after which the policy is checked; the first that passes ends it."""
@@ -149,7 +149,7 @@ class Practice:
         have = (State.PROVISIONAL, State.LEARNED)
         lessons = self._parts.ledger.lessons.of_user(lesson.user)
         learned = [other for other in lessons if other.state in have]
-        text = lesson_text([*reversed(learned), lesson])
+        text = lesson_text(one.text for one in [*reversed(learned), lesson])
         asked = self._replies.fitting(turn_ids[:MOST], text)
         if len(asked) < FEWEST:
             return None
