@@ -50,8 +50,9 @@ DRAWN = 16
 """Replies of the told base that are sampled, at least: to few prompts several each."""
 FEWEST_ACCEPTED = 6
 """Fewest replies of the told base that follow the lesson."""
-APART = 0.75
-"""Share of pairs in which a told reply must follow the lesson better than an untold one."""
+APART = 0.65
+"""Share of pairs in which a told reply must follow the lesson better than an untold one; .5 is chance,
+and of 16 and 16 replies its standard error is .1."""
 CHECKED = 12
 """Replies of each kind in a check."""
 CONTRARY = 4
