@@ -51,8 +51,8 @@ DRAWN = 16
 FEWEST_ACCEPTED = 6
 """Fewest replies of the told base that follow the lesson."""
 APART = 0.65
-"""Share of pairs in which a told reply must follow the lesson better than an untold one; .5 is chance,
-and of 16 and 16 replies its standard error is .1."""
+"""Share of pairs in which a told reply must follow the lesson better than an untold one. Chance is
+.5, with a standard error of .1 over 16 and 16 replies."""
 CHECKED = 12
 """Replies of each kind in a check."""
 CONTRARY = 4
