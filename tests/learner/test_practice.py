@@ -322,6 +322,22 @@ async def test_a_contrary_anchor_comes_from_the_untold_base_where_the_told_one_d
         assert o.lesson.state is State.PROVISIONAL, "obeyed as often as by the told base: never"
 
 
+async def test_a_request_that_repeats_the_lesson_is_not_one_for_the_opposite(
+    tmp_path: Path,
+) -> None:
+    def repeats(prompt: Tokens) -> Tokens:
+        return FOLLOWS if REQUEST[0] in prompt else told_base(prompt)
+
+    trainer = Learns(base=repeats)
+    async with owner(tmp_path, trainer) as o:
+        o.wishes()
+        o.is_pleased()
+        await practised(o)
+        trained = {d.tokens for passes in trainer.steps for d in passes[0].datums}
+        assert trained == {(1, 2, 3, 4, *FOLLOWS)}, "no anchors"
+        assert json.loads(o.steps()[0]["metrics"])["practice"]["contrary"] == 0
+
+
 async def test_a_lesson_that_the_told_base_does_not_follow_is_not_practised(tmp_path: Path) -> None:
     trainer = Learns(base=lambda prompt: IGNORES)
     async with owner(tmp_path, trainer) as o:

@@ -38,6 +38,7 @@ _OPPOSITES_SHOWN: Final = (
     ("Never use exclamation marks.", "Use exclamation marks in this one."),
     ("Schlag nie Fleisch vor.", "Diesmal bitte mit Fleisch."),
     ("Begin with a question.", "Don't begin with a question here."),
+    ("Use at most ten words.", "Take as many words as you need this time."),
 )
 
 

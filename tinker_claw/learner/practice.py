@@ -209,7 +209,7 @@ class Practice:
         base, replies = self._parts.base, self._replies
         opposites = await replies.opposites(plan.lesson.text, CONTRARY)
         check_wanted()
-        bounds, kept, anchors = await self._examples(plan, opposites)
+        bounds, kept, anchors, opposites = await self._examples(plan, opposites)
         check_wanted()
         tests = list(islice(cycle(plan.held_out), CHECKED))
         check = _Check(plan.lesson.text, bounds, tests, replies.against(tests, opposites))
@@ -241,9 +241,10 @@ class Practice:
 
     async def _examples(
         self, plan: PracticePlan, opposites: Sequence[str]
-    ) -> tuple[_Bounds, list[Reply], list[Reply]]:
-        """Return the bounds of what follows, the told base's replies that follow the lesson, and
-        the anchors; all of them behind prompts without the lesson.
+    ) -> tuple[_Bounds, list[Reply], list[Reply], list[str]]:
+        """Return the bounds of what follows, the told base's replies that follow the lesson, the
+        anchors, and the requests that are for the opposite; replies are behind prompts without the
+        lesson.
 
         Raises:
             UnlearnedError: too few replies follow it.
@@ -262,8 +263,12 @@ class Practice:
                 f"untold in {len(_above(bound, untold, untold_scores))} of {len(untold)}: too "
                 "little to learn from"
             )
+        # A small model now and then repeats the wish in place of its opposite.
+        tried = await replies.sample(base, replies.against(plan.practised, opposites))
+        follow = _above(bound, tried, await replies.scores(wish, tried))
+        opposites = [one for one in opposites if not _mostly(one, follow, tried)]
         if not opposites:
-            return _Bounds(bound, 0.0), kept, []
+            return _Bounds(bound, 0.0), kept, [], []
         against = replies.against(plan.practised, opposites)
         contrary = [await replies.sample(base, against, text) for text in (plan.text, None)]
         scores = [await replies.scores(None, some) for some in contrary]
@@ -274,7 +279,8 @@ class Practice:
         # A base that is told may not obey: then one that is not told.
         obeyed = {id(reply.asked) for reply in anchors}
         rest = _above(bounds.opposite, contrary[1], scores[1])
-        return bounds, kept, anchors + [one for one in rest if id(one.asked) not in obeyed]
+        anchors += [one for one in rest if id(one.asked) not in obeyed]
+        return bounds, kept, anchors, opposites
 
     async def _checked(self, check: _Check, candidate: Sampler, told: Behaviour) -> dict[str, Any]:
         """Return the figures of a version that passes.
@@ -329,6 +335,12 @@ class _Check:
     bounds: _Bounds
     tests: Sequence[Asked]
     against: Sequence[Asked]
+
+
+def _mostly(sentence: str, some: Sequence[Reply], replies: Sequence[Reply]) -> bool:
+    """Return whether most replies to messages with this sentence are among some of them."""
+    count, of = (sum(r.asked.opposite == sentence for r in group) for group in (some, replies))
+    return 2 * count > of
 
 
 def _middle(one: Sequence[float], other: Sequence[float]) -> float:
@@ -397,7 +409,7 @@ def _usage(asked: Sequence[Asked]) -> Usage:
     long as those of these messages in the mean."""
     prompt = sum(len(one.prompt) for one in asked) // len(asked)
     reply = sum(len(one.turn.completion.tokens) for one in asked) // len(asked)
-    sampled = DRAWN + 5 * len(asked) + 2 * CHECKED * (1 + len(STEPS))
+    sampled = DRAWN + 6 * len(asked) + 2 * CHECKED * (1 + len(STEPS))
     return Usage(
         prefill=sampled * (prompt + QUESTION + reply),  # sampled, and asked about
         sampled=sampled * (reply + 2),
