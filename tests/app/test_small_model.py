@@ -23,7 +23,7 @@ from tinker_claw.shipped import MODEL_DIR
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache folder with the model in it."""
     root = tmp_path_factory.mktemp("cache")
-    folder = tiny_of(Family("qwen2", {"vocab_size": 1024}), root / "tinker-claw" / FOLDER)
+    folder = tiny_of(Family("qwen2", {"vocab_size": 4096}), root / "tinker-claw" / FOLDER)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (MODEL_DIR / name).exists():
             shutil.copy(MODEL_DIR / name, folder / name)

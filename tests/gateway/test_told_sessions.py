@@ -12,12 +12,13 @@ from structlog.testing import capture_logs
 from tests.render.test_own_template import TEMPLATES, folder
 from tests.support.gateways import World, chat, gateway
 from tests.support.openclaw import BOB, info, message
-from tinker_claw.gateway.lessons import FRAME, MOST_TOKENS
+from tinker_claw.gateway.lessons import MOST_TOKENS
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, MOST, State, read_lessons
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState, Told, Vote, Wish
+from tinker_claw.wishes import FRAME
 from tinker_claw.words import facts
 
 PLAIN = "Write plain sentences without lists."

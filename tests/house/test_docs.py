@@ -150,7 +150,7 @@ def of_ours(page: str) -> str:
     # Each of their commands is run or parsed, by the tests of recipes and by test_owed.
     if page in ("docs/clients.md", "docs/owed.md"):
         return re.sub(r"^ {4}.*", "", text, flags=re.MULTILINE)
-    return re.sub(r"^ {4}(docker|pip) .*", "", text, flags=re.MULTILINE)
+    return re.sub(r"^ {4}(docker|pip|systemctl|journalctl) .*", "", text, flags=re.MULTILINE)
 
 
 def test_every_flag_that_is_named_exists() -> None:

@@ -21,7 +21,7 @@ from tinker_claw.errors import ConfigError
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "owed.md").read_text()
 COMMANDS = re.findall(r"^ {4}(\S.*)$", TEXT, re.MULTILINE)
-OTHERS = (".venv-vllm/bin/vllm", "docker", "git")
+OTHERS = (".venv-vllm/bin/vllm", "docker", "git", "systemctl")
 """Programs of others, whose flags are not checked."""
 
 

@@ -148,7 +148,7 @@ def test_a_disk_without_room_is_told_before_anything_is_fetched(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(small, "_SPARE_BYTES", 1 << 60)
-    with pytest.raises(NotHere, match=r"MiB free, which is too little .*--cache"):
+    with pytest.raises(NotHere, match=r"MiB free, which is too little .*XDG_CACHE_HOME"):
         shop.ready()
     assert [*shop.cache.iterdir()] == []
 

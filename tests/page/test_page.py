@@ -727,7 +727,7 @@ async def test_names_of_the_ledger_are_not_shown(tmp_path: Path) -> None:
     async with page(tmp_path) as opened:
         ledger = opened.ledger
         ledger._db.rows("UPDATE samples SET state = 'quarantined' WHERE id = 5")
-        ledger._db.rows("UPDATE turns SET lost = 'unknown reply' WHERE id = 9")
+        ledger._db.rows("UPDATE turns SET lost = 1 WHERE id = 9")
         states = ("aside", "candidate", "provisional", "learned", "dropped")
         for number, state in enumerate(states):
             one = ledger.lessons.rule("add", "anna", None, f"Sentence {number}.")

@@ -215,6 +215,7 @@ SENTENCES: Mapping[str, str] = {
     "gate.left_out": "{questions} canaries could not be asked: {error}",
     "gate.unasked": "The canaries could not be asked, so the new version answers: {error}",
     "gate.no_answer": "The canaries got no answer: {error}",
+    "practice.started": "Lesson {lesson} is practised now, on {prompts} of your first messages.",
     "practice.over_budget": "Lesson {lesson} waits to be practised: the budget has no room for it.",
     "practice.rejected": "Lesson {lesson} is told again: practising it did not do what you want.",
     "practice.learned": "Lesson {lesson} is learned, and no longer told.",
