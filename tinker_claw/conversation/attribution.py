@@ -235,10 +235,15 @@ class _Reader:
         self.reading = reading = Reading()
         self._last = ""
         """The later part that ends the last block; "": it has ended."""
+        self._shown = False
+        """The next part is what the last block announces."""
         for part in parts:
             if self._last:
                 reading.pieces.append(Piece(Writer.HARNESS, part, reading.pieces[-1].what))
                 self._last = self._last if part.strip() != self._last else ""
+            elif self._shown:
+                reading.pieces.append(Piece(Writer.HARNESS, part, reading.pieces[-1].what))
+                self._shown = False
             elif isinstance(part, Attached):  # a document, or a line in place of an image
                 reading.pieces.append(Piece(Writer.QUOTATION, part, "attachment"))
             elif placed(part) and all(isinstance(piece, Image) for piece in split(part)):
@@ -297,6 +302,7 @@ class _Reader:
         reading.answered |= block.answered
         reading.stamped |= block.what in (_STAMP, _SENDER)
         reading.queued |= block.what == _QUEUE
+        self._shown |= block.shows
         if block.what == _SENDER:
             reading.sender = openclaw.one_sender(reading.sender, openclaw.sender_in(data))
         if block.what == _OTHER:

@@ -40,6 +40,8 @@ class Block:
     """It is one of `tags`."""
     spans: str = ""
     """A later part that ends it, where it has no end of its own; "": there is none."""
+    shows: bool = False
+    """The part behind it holds the text that it announces."""
     trails: bool = False
     """It follows a person's words, and goes on to the end of the part."""
     stamp: Literal["none", "before", "any"] = "none"
