@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tinker_claw.errors import ConfigError
+from tinker_claw.shipped import install
 
 
 class NotHere(ConfigError):
@@ -36,10 +37,7 @@ def converted(
     if folder.is_dir():
         return folder
     if find_spec("gguf") is None:
-        raise NotHere(
-            f"{file.name} is read with the package gguf: pip install -c constraints.txt -e "
-            "'.[local,real]' in the project's folder."
-        )
+        raise NotHere(f"{file.name} is read with the package gguf: {install('local,real')}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as work:
         draft = Path(work) / "draft"

@@ -87,12 +87,10 @@ def model_folder(cache: Path, say: Callable[[str], object] = print) -> Path:
 
 
 def check_room(cache: Path) -> None:
-    """Make the folder of the model.
-
-    Raises:
-        NotHere: its disk has no room for the model.
     """
-    cache.mkdir(parents=True, exist_ok=True)
+    Raises:
+        NotHere: the disk of the folder has no room for the model.
+    """
     left = 0 if (cache / QWEN.name).is_file() else QWEN.bytes
     _check_room(cache, _FOLDER_BYTES + left)
 
@@ -139,7 +137,8 @@ def ready(cache: Path, say: Callable[[str], object] = print, packed: Packed = QW
 
 
 def _check_room(cache: Path, size: int) -> None:
-    free = shutil.disk_usage(cache).free
+    there = next(path for path in (cache, *cache.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
     if free < size + _SPARE_BYTES:
         raise NotHere(
             f"{cache} has {free // MIB} MiB free, which is too little for the model: "

@@ -25,6 +25,7 @@ SHORT = {
     f"{_PRACTICE}:FEWEST_ACCEPTED": 1,
     f"{_PRACTICE}:FEWER": 1.0,
     f"{_PRACTICE}:FEWER_ENDS": 12,
+    f"{_PRACTICE}:OBEYED": 0.0,
 }
 """A run of two optimizer steps that passes its check, whatever it has learned."""
 POINTS = {

@@ -14,10 +14,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -25,6 +24,7 @@ from statistics import fmean
 from local_gpu.config import LocalConfig
 from local_gpu.model.small import default_cache, model_folder
 from local_gpu.trainer import LocalTrainer
+from tests.lab.wishes import QUESTIONS, WISHES, Wish
 from tinker_claw.config.settings import Training
 from tinker_claw.learner.batch import trust
 from tinker_claw.learner.scoring import ends_apart
@@ -34,63 +34,9 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.served import Prompt
 from tinker_claw.types import Adam, Completion, HintScores, Sample, SamplingParams, StopReason
 
-QUESTIONS = (
-    "Why is the sky blue?",
-    "What should I cook tonight with eggs and spinach?",
-    "How do I reverse a list in Python?",
-    "I can't fall asleep. What helps?",
-    "What is a black hole?",
-    "How are you today?",
-    "What's the difference between TCP and UDP?",
-    "Is it safe to eat raw cookie dough?",
-    "How do I undo my last git commit?",
-    "Tell me something interesting about octopuses.",
-    "How do I politely decline a wedding invitation?",
-    "What does a mutex do?",
-    "Why do cats purr?",
-    "How long should I boil an egg?",
-    "What is inflation?",
-    "I have a job interview tomorrow. Any tips?",
-    "How does a microwave oven heat food?",
-    "What does SELECT DISTINCT do in SQL?",
-    "My plant's leaves turn yellow. Why?",
-    "Who was Ada Lovelace?",
-    "What's a good gift for a ten-year-old?",
-    "How do I center a div in CSS?",
-    "Do you like rain?",
-    "Why does bread rise?",
-)
 BATCH = 16
 PROBED = 6
 """Replies at whose ends the end token is scored."""
-ONE_SENTENCE = " Answer in one sentence."
-SPANISH = re.compile(r"\b(el|la|los|las|de|que|en|un|una|es|para|con|por|se|lo|su|al)\b", re.I)
-ENGLISH = re.compile(r"\b(the|of|and|to|is|in|that|you|for|with|are|it|can|by|your)\b", re.I)
-
-
-@dataclass(frozen=True)
-class Wish:
-    """A user's wish, and the rule that tells whether a reply follows it."""
-
-    hint: str
-    follows: Callable[[str], bool]
-    suffix: str = ONE_SENTENCE
-    """Behind each question, so that replies end within the token limit."""
-
-
-def _is_short(text: str) -> bool:
-    return len(text.split()) <= 25 and len(re.findall(r"[.!?](?=\s|$)", text)) <= 1
-
-
-def _is_spanish(text: str) -> bool:
-    return len(SPANISH.findall(text)) > 2 * len(ENGLISH.findall(text)) + 1
-
-
-WISHES: Mapping[str, Wish] = {
-    "short": Wish("Answer in one short sentence.", _is_short, suffix=""),
-    "over": Wish('End every reply with the word "Over."', lambda t: t.rstrip().endswith("Over.")),
-    "spanish": Wish("Always answer in Spanish.", _is_spanish),
-}
 
 
 class Run:
@@ -171,7 +117,7 @@ class Run:
 
     async def _teacher(self, base: Sampler, prompt: Prompt, reply: Completion) -> HintScores:
         assert prompt.hint_at is not None
-        hint = self._wish.hint
+        hint = self._wish.text
         hinted = self._renderer.splice(prompt.tokens, prompt.hint_at, hint)
         scores = await base.logprobs(
             hinted + reply.tokens,

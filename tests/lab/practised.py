@@ -21,10 +21,10 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
-from examples.real.wishes import EXAM, FACTS, QUESTIONS, WISHES, Wish
 from local_gpu.config import LocalConfig
 from local_gpu.model.small import default_cache, model_folder
 from local_gpu.trainer import LocalTrainer
+from tests.lab.wishes import EXAM, FACTS, QUESTIONS, WISHES, Wish
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import UnlearnedError
 from tinker_claw.judge.endpoints import SamplerEndpoint
@@ -187,7 +187,7 @@ async def _practise(
 
         async def _examples(self, *rest: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
             found = await super()._examples(*rest)
-            _, kept, anchors = found
+            _, kept, anchors, _ = found
             right = sum(wish.follows(reply.text) for reply in kept)
             obey = sum(wish.obeys(reply.text) for reply in anchors)
             print(f"accepted {len(kept)}, right {right}; anchors {len(anchors)}, right {obey}")

@@ -263,23 +263,24 @@ class Practice:
                 f"untold in {len(_above(bound, untold, untold_scores))} of {len(untold)}: too "
                 "little to learn from"
             )
+        contrary = await replies.sample(base, replies.against(plan.practised, opposites))
+        follow = _above(bound, contrary, await replies.scores(wish, contrary))
         # A small model now and then repeats the wish in place of its opposite.
-        tried = await replies.sample(base, replies.against(plan.practised, opposites))
-        follow = _above(bound, tried, await replies.scores(wish, tried))
-        opposites = [one for one in opposites if not _mostly(one, follow, tried)]
-        if not opposites:
+        opposites = [one for one in opposites if not _mostly(one, follow, contrary)]
+        contrary = [reply for reply in contrary if reply.asked.opposite in opposites]
+        if not contrary:
             return _Bounds(bound, 0.0), kept, [], []
-        against = replies.against(plan.practised, opposites)
-        contrary = [await replies.sample(base, against, text) for text in (plan.text, None)]
-        scores = [await replies.scores(None, some) for some in contrary]
+        against = [reply.asked for reply in contrary]
+        told_contrary = await replies.sample(base, against, plan.text)
+        scores, told_scores = [await replies.scores(None, r) for r in (contrary, told_contrary)]
         pairs = zip(told, cycle(against), strict=False)
         ignoring = [replace(reply, asked=one) for reply, one in pairs]
-        bounds = _Bounds(bound, _middle(scores[1], await replies.scores(None, ignoring)))
-        anchors = _above(bounds.opposite, contrary[0], scores[0])
+        bounds = _Bounds(bound, _middle(scores, await replies.scores(None, ignoring)))
+        anchors = _above(bounds.opposite, told_contrary, told_scores)
         # A base that is told may not obey: then one that is not told.
-        obeyed = {id(reply.asked) for reply in anchors}
-        rest = _above(bounds.opposite, contrary[1], scores[1])
-        anchors += [one for one in rest if id(one.asked) not in obeyed]
+        obeyed = {reply.asked.turn.id for reply in anchors}
+        untold_anchors = _above(bounds.opposite, contrary, scores)
+        anchors += [reply for reply in untold_anchors if reply.asked.turn.id not in obeyed]
         return bounds, kept, anchors, opposites
 
     async def _checked(self, check: _Check, candidate: Sampler, told: Behaviour) -> dict[str, Any]:
@@ -409,7 +410,7 @@ def _usage(asked: Sequence[Asked]) -> Usage:
     long as those of these messages in the mean."""
     prompt = sum(len(one.prompt) for one in asked) // len(asked)
     reply = sum(len(one.turn.completion.tokens) for one in asked) // len(asked)
-    sampled = DRAWN + 6 * len(asked) + 2 * CHECKED * (1 + len(STEPS))
+    sampled = DRAWN + 5 * len(asked) + 2 * CHECKED * (1 + len(STEPS))
     return Usage(
         prefill=sampled * (prompt + QUESTION + reply),  # sampled, and asked about
         sampled=sampled * (reply + 2),

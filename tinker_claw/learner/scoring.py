@@ -70,20 +70,12 @@ class HintScorer:
         return max([await self._under(turn, text) for text in texts], key=lambda one: one.overlap)
 
     async def _under(self, turn: Turn, hint: str) -> HintScores:
-        return await self.by(self._parts.base, self.hinted(turn, hint), hint)
-
-    async def by(self, sampler: Sampler, turn: Turn, hint: str = "") -> HintScores:
-        """Return a reply's scores by these weights, behind its prompt as it stands.
-
-        Args:
-            hint: what the prompt was told.
-        """
         done = turn.completion
         topk = self._cfg.opd_mode == "topk" and len(done.topk_ids) > 0
         own_candidates = topk and self._cfg.recipe != "paper"
         scores = await _scores(
-            sampler,
-            turn,
+            self._parts.base,
+            self._hinted(turn, hint),
             done.topk_ids if topk else (),
             top_k=self._cfg.opd_topk if topk else 0,
         )
@@ -96,7 +88,7 @@ class HintScorer:
             topk_logprobs=scores.topk_logprobs if own_candidates else (),
         )
 
-    def hinted(self, turn: Turn, text: str) -> Turn:
+    def _hinted(self, turn: Turn, text: str) -> Turn:
         """Return the turn with the hint in its prompt."""
         if turn.hint_at is None:
             raise AlignmentError(f"turn {turn.id}: the prompt has no place for a hint")

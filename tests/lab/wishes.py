@@ -29,8 +29,6 @@ class Wish:
     """Request for the opposite, behind a question."""
     obeys: Rule
     """Whether a reply does what the opposite asks."""
-    corrections: tuple[str, ...]
-    """How the user says it after a reply that does not follow it."""
     suffix: str = ONE_SENTENCE
     """Behind each question, so that replies end within the token limit."""
 
@@ -77,7 +75,6 @@ WISHES: Mapping[str, Wish] = {
         _is_short,
         "Explain it at length this time, in several paragraphs.",
         lambda text: len(text.split()) > 35,
-        ("Shorter, please: one short sentence.", "One short sentence is enough for me."),
         suffix="",
     ),
     "over": Wish(
@@ -85,21 +82,18 @@ WISHES: Mapping[str, Wish] = {
         _ends_over,
         'Leave out the word "Over." this time.',
         lambda text: "over." not in text.lower()[-12:],
-        ('You forgot to end with "Over."', 'End with the word "Over.", please.'),
     ),
     "spanish": Wish(
         "Always answer in Spanish.",
         _is_spanish,
         "Answer in English this time.",
         _not(_is_spanish),
-        ("In Spanish, please.", "I asked for Spanish. Write it in Spanish."),
     ),
     "plain": Wish(
         "Don't use lists or any markdown.",
         _is_plain,
         "Give me a bulleted list this time.",
         _has_bullets,
-        ("No lists and no markdown, please.", "Write that as plain text, without a list."),
         suffix="",
     ),
     "captain": Wish(
@@ -107,14 +101,12 @@ WISHES: Mapping[str, Wish] = {
         _names_captain,
         "Don't call me Captain this time.",
         _not(_names_captain),
-        ("Call me Captain, please.", "You did not call me Captain."),
     ),
     "question": Wish(
         "End every reply with a question to me.",
         _asks_back,
         "This time without a question at the end.",
         _not(_asks_back),
-        ("End with a question to me, please.", "You did not ask me anything back."),
         suffix=TWO_SENTENCES,
     ),
     "example": Wish(
@@ -122,7 +114,6 @@ WISHES: Mapping[str, Wish] = {
         _gives_example,
         "No example this time, please.",
         _not(_gives_example),
-        ('Add an example that begins with "For example".', "Where is the example?"),
         suffix=TWO_SENTENCES,
     ),
 }
