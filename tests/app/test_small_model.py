@@ -14,6 +14,7 @@ from tests.support.lives import life
 from tests.support.models import Family, tiny_of
 from tests.support.stories import run
 from tinker_claw.backends import local
+from tinker_claw.backends.model_files import absent
 from tinker_claw.config.load import load
 from tinker_claw.errors import ConfigError
 from tinker_claw.shipped import MODEL_DIR
@@ -73,3 +74,8 @@ def test_small_is_in_bfloat16_where_the_processor_computes_in_it(
 
 def test_what_the_processor_says_is_what_torch_says() -> None:
     assert local.computes_bfloat16() == torch.cpu._is_avx512_bf16_supported()
+
+
+def test_small_is_no_model_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert absent(load(["--model-name", "small", "--backend", "local"])) == []

@@ -152,6 +152,12 @@ def _candidate(terminal: Terminal, event: Mapping[str, Any]) -> str:
     return f"Hold this in later sessions? {keep}{_words_of(terminal, event['lesson'])}"
 
 
+def _practising(_: Terminal, event: Mapping[str, Any]) -> str:
+    cost = "" if event.get("usd") is None else f", for ${event['usd']:.2f} at most"
+    prompts = f"{event['prompts']} of your first messages"
+    return f"Lesson {event['lesson']} is practised now on {prompts}{cost}."
+
+
 def _words_of(terminal: Terminal, lesson: int) -> str:
     words = None if terminal.quiet else terminal.lesson(lesson)
     return "" if words is None else f": {quoted(words)}"
@@ -185,6 +191,7 @@ LINES: Mapping[str, Callable[[Terminal, Mapping[str, Any]], str]] = {
     "step": _stepped,
     "lesson.first_told": _first_told,
     "lesson.candidate": _candidate,
+    "practice.started": _practising,
     "layout": lambda _, event: f"{event['gpus'][0].upper()}{event['gpus'][1:]}.",
     "spend.estimate": _estimated,
     "version.refused": _refused,
@@ -215,7 +222,6 @@ SENTENCES: Mapping[str, str] = {
     "gate.left_out": "{questions} canaries could not be asked: {error}",
     "gate.unasked": "The canaries could not be asked, so the new version answers: {error}",
     "gate.no_answer": "The canaries got no answer: {error}",
-    "practice.started": "Lesson {lesson} is practised now, on {prompts} of your first messages.",
     "practice.over_budget": "Lesson {lesson} waits to be practised: the budget has no room for it.",
     "practice.rejected": "Lesson {lesson} is told again: practising it did not do what you want.",
     "practice.learned": "Lesson {lesson} is learned, and no longer told.",

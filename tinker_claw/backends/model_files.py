@@ -72,6 +72,7 @@ def absent(settings: Settings) -> list[str]:
     wanted = {settings.run.tokenizer or _named(settings)}
     if settings.run.backend == "local":
         wanted.add(_named(settings))
+    wanted.discard(SMALL)  # not from the hub
     return sorted(name for name in wanted if not _local_text(name, "config.json"))
 
 
