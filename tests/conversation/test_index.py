@@ -13,6 +13,7 @@ import pytest
 from tests.conversation.test_classify import parsed, told
 from tests.support.ledger import new_turn
 from tests.support.openclaw import assistant, openclaw, user
+from tinker_claw.conversation import index as index_module
 from tinker_claw.conversation.history import Conversation, reply_digest
 from tinker_claw.conversation.index import FORGOTTEN, STREAM_TOKENS, ConversationIndex, Stream
 from tinker_claw.ledger.ledger import Ledger
@@ -204,6 +205,27 @@ def test_ten_thousand_of_them_weigh_less_than_200_megabytes_and_no_more_than_a_t
     assert max(seen["sizes"]) < 200, seen
     # A turn that has no successor leaves a few hundred bytes until its session is closed.
     assert seen["sizes"][-1] - seen["sizes"][0] < 30, seen
+
+
+def test_a_forgotten_session_leaves_no_ids_although_its_turns_are_no_longer_found_by_name(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "PAGES", 1)
+    book = ConversationIndex(ledger.turns, HOUR)
+    first, second = (book.session("me", named(key)) for key in ("a", "b"))
+    turns = list[int]()
+    for session in (first, second):
+        chain = Conversation.of(FIRST).digests, reply_digest(Reply("yo"))
+        turn = new_turn(ledger, session_id=session, history=chain[0], reply_digest=chain[1])
+        turns.append(ledger.turns.add(turn))
+        put(book, session, FIRST, turns[-1], size=10)
+    book.forget(first)
+    link = book.find(first, Conversation.of(ANSWERED))
+    assert link is not None
+    assert (link.turn_id, link.stream) == (turns[0], None)
+    other = book.find(second, Conversation.of(ANSWERED))
+    assert other is not None
+    assert other.stream is not None
 
 
 def test_what_was_forgotten_is_remembered_for_those_who_are_being_answered(ledger: Ledger) -> None:

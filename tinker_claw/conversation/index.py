@@ -103,7 +103,7 @@ class ConversationIndex:
         self._idle_s = idle_s
         self._now = now
         self._pages = LRUCache[bytes, tuple[int, int]](PAGES)
-        self._streams = LRUCache[int, Stream](STREAM_TOKENS, getsizeof=_size)
+        self._streams = LRUCache[int, _Kept](STREAM_TOKENS, getsizeof=_size)
         self._ids: dict[tuple[str, str], int] = {}
         self._traces = LRUCache[tuple[str, str], int](TRACES)
         self._unfiled = LRUCache[tuple[str, str], int](TRACES)
@@ -188,7 +188,7 @@ class ConversationIndex:
         for traces in (self._traces, self._unfiled):
             for trace in [trace for trace, at in traces.items() if at == session_id]:
                 del traces[trace]
-        for turn in [turn for turn, stream in self._streams.items() if stream.told]:
+        for turn in [turn for turn, (_, stream) in self._streams.items() if stream.told]:
             del self._streams[turn]  # the lesson may have come from this session
         self._forgotten[session_id] = time.monotonic()
 
@@ -219,7 +219,7 @@ class ConversationIndex:
         for page in _pages(session_id, (*history, reply)):
             self._pages[page] = (turn_id, session_id)
         if stream is not None:
-            self._streams[turn_id] = stream
+            self._streams[turn_id] = session_id, stream
 
     def find(
         self, session_id: int, said: Conversation, *, compacted: bool = True
@@ -259,9 +259,8 @@ class ConversationIndex:
         at = said.reply_at
         if at is None:
             return None
-        return Continuation(
-            turn_id, said.messages[at], said.messages[at + 1 :], self._streams.get(turn_id)
-        )
+        _, stream = self._streams.get(turn_id, (0, None))
+        return Continuation(turn_id, said.messages[at], said.messages[at + 1 :], stream)
 
     def is_lost(self, session_id: int, said: Conversation) -> bool:
         """Whether a request answers a reply whose turn is not found, although one waits for its
@@ -303,14 +302,19 @@ class ConversationIndex:
             session = self._open.pop(session_id, None)
             if session is not None and session.name is not None:
                 self._ids.pop(session.name, None)
-        for page, (turn_id, session_id) in list(self._pages.items()):
-            if session_id in sessions:
-                del self._pages[page]
-                self._streams.pop(turn_id, None)
+        for page in [page for page, (_, at) in self._pages.items() if at in sessions]:
+            del self._pages[page]
+        for turn_id in [turn for turn, (at, _) in self._streams.items() if at in sessions]:
+            del self._streams[turn_id]
 
 
-def _size(stream: Stream) -> int:
+_Kept = tuple[int, Stream]
+"""A stream with its session."""
+
+
+def _size(kept: _Kept) -> int:
     """Size of a stream in tokens, at most that of the cache, so that any stream fits."""
+    _, stream = kept
     return min(len(stream.prompt) + len(stream.tokens), STREAM_TOKENS)
 
 
