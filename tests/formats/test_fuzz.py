@@ -20,8 +20,8 @@ import pytest
 from tests.lab.mutations import Mutants
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import MODEL, World, gateway, read_events, spell
-from tinker_claw.conversation.index import PAGES, STREAM_TOKENS
 from tinker_claw.formats.body import ROOM
+from tinker_claw.gateway.index import PAGES, STREAM_TOKENS
 from tinker_claw.render.prompt_cache import CAPACITY
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import SamplingParams, TokenChunk, Tokens

@@ -41,7 +41,7 @@ ROOMS = (
     "tinker_claw/methods/passes.py",
     "tinker_claw/conversation/attribution.py",
     "tinker_claw/conversation/openclaw.py",
-    "tinker_claw/conversation/index.py",
+    "tinker_claw/gateway/index.py",
     "tinker_claw/conversation/history.py",
     "tinker_claw/privacy/redact.py",
     "tinker_claw/privacy/marker.py",

@@ -21,13 +21,13 @@ from tinker_claw.app.server import in_background
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Chats, Gateway, User
-from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats import spoken
 from tinker_claw.formats.base import Format
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.fallback import Serving, lineage
+from tinker_claw.gateway.index import IDLE_S, ConversationIndex
 from tinker_claw.gateway.lessons import Lessons
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners

@@ -24,7 +24,6 @@ from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.canaries import Canary, in_force
 from tinker_claw.config.settings import Settings
-from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.errors import LedgerError
 from tinker_claw.formats import spoken
 from tinker_claw.gateway.app import create_app
@@ -32,6 +31,7 @@ from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.fallback import Serving, lineage
 from tinker_claw.gateway.feedback import record
+from tinker_claw.gateway.index import IDLE_S, ConversationIndex
 from tinker_claw.gateway.lessons import Lessons
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners

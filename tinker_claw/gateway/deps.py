@@ -10,9 +10,9 @@ from cachetools import LRUCache
 
 from tinker_claw.billing.budget import Spending
 from tinker_claw.config.settings import Gateway
-from tinker_claw.conversation.index import ConversationIndex
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.fallback import Serving
+from tinker_claw.gateway.index import ConversationIndex
 from tinker_claw.gateway.lessons import Lessons
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from tinker_claw.billing.meter import Account, charged
 from tinker_claw.conversation.attribution import without_volatile
 from tinker_claw.conversation.history import reply_digest
-from tinker_claw.conversation.index import Stream
 from tinker_claw.errors import ClawError
 from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts
 from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.gateway.index import Stream
 from tinker_claw.gateway.privacy import OF_THE_SYSTEM, without
 from tinker_claw.gateway.prompt import exact_digest
 from tinker_claw.gateway.request import Job

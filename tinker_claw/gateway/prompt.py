@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any
 
 from tinker_claw.conversation.attribution import last_asked
-from tinker_claw.conversation.index import Continuation
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest
 from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.gateway.index import Continuation
 from tinker_claw.gateway.limits import no_room
 from tinker_claw.images import images_in
 from tinker_claw.served import Prompt

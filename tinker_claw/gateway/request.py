@@ -26,7 +26,6 @@ from tinker_claw.conversation.attribution import (
 )
 from tinker_claw.conversation.classify import identify
 from tinker_claw.conversation.history import Conversation, heard
-from tinker_claw.conversation.index import Continuation
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
@@ -34,6 +33,7 @@ from tinker_claw.formats.body import shown
 from tinker_claw.gateway import always
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.feedback import record
+from tinker_claw.gateway.index import Continuation
 from tinker_claw.gateway.lessons import with_lessons
 from tinker_claw.gateway.limits import Caller
 from tinker_claw.gateway.privacy import AFTERWARDS, without

@@ -13,9 +13,9 @@ import pytest
 from tests.conversation.test_classify import parsed, told
 from tests.support.ledger import new_turn
 from tests.support.openclaw import assistant, openclaw, user
-from tinker_claw.conversation import index as index_module
 from tinker_claw.conversation.history import Conversation, reply_digest
-from tinker_claw.conversation.index import FORGOTTEN, STREAM_TOKENS, ConversationIndex, Stream
+from tinker_claw.gateway import index as index_module
+from tinker_claw.gateway.index import FORGOTTEN, STREAM_TOKENS, ConversationIndex, Stream
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.served import Identity
 from tinker_claw.types import Message, Reply
@@ -154,7 +154,8 @@ from pathlib import Path
 from tests.support.captures import load
 from tinker_claw.conversation.classify import identify
 from tinker_claw.conversation.history import Conversation, reply_digest
-from tinker_claw.conversation.index import ConversationIndex, Stream
+from tinker_claw.gateway import index as index_module
+from tinker_claw.gateway.index import ConversationIndex, Stream
 from tinker_claw.formats.chat import parse_chat
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.types import Reply
