@@ -201,6 +201,9 @@ def test_words_are_told_from_what_coding_agents_write(parts: list[str], said: st
         "Continue working on the current task from yesterday.",
         "Your response was cut off because it was too long. Shorter, please.",
         "I committed the changes with git hash ab12, and the build fails.",
+        "Output from the last run\nis wrong. Sort it.",
+        "Here is the content of the page that I mean:\n\nShorter, please.",
+        "^C KeyboardInterrupt is what I get. Catch it.",
     ],
 )
 def test_a_person_may_begin_as_a_harness_does(text: str) -> None:
