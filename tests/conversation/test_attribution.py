@@ -204,6 +204,7 @@ def test_words_are_told_from_what_coding_agents_write(parts: list[str], said: st
         "Output from the last run\nis wrong. Sort it.",
         "Here is the content of the page that I mean:\n\nShorter, please.",
         "^C KeyboardInterrupt is what I get. Catch it.",
+        "See file:///tmp/a.md\nIt is wrong.",
     ],
 )
 def test_a_person_may_begin_as_a_harness_does(text: str) -> None:
