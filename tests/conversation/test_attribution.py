@@ -204,6 +204,7 @@ def test_words_are_told_from_what_coding_agents_write(parts: list[str], said: st
         "Output from the last run\nis wrong. Sort it.",
         "Here is the content of the page that I mean:\n\nShorter, please.",
         "^C KeyboardInterrupt is what I get. Catch it.",
+        "Here is a summary of the conversation to date: too long. Shorter.",
         "Hm.\n\nMessage from @bob. Tell him no.",
         "File: a.md\nIt is wrong.",
         "I ran the following shell command: ls. It fails.",
