@@ -201,6 +201,15 @@ def test_words_are_told_from_what_coding_agents_write(parts: list[str], said: st
         "Continue working on the current task from yesterday.",
         "Your response was cut off because it was too long. Shorter, please.",
         "I committed the changes with git hash ab12, and the build fails.",
+        "Output from the last run\nis wrong. Sort it.",
+        "Here is the content of the page that I mean:\n\nShorter, please.",
+        "^C KeyboardInterrupt is what I get. Catch it.",
+        "Here is a summary of the conversation to date: too long. Shorter.",
+        "Hm.\n\nMessage from @bob. Tell him no.",
+        "File: a.md\nIt is wrong.",
+        "I ran the following shell command: ls. It fails.",
+        "Look at it.\n\n````md\nx\n````\n\nShorter, please.",
+        "See file:///tmp/a.md\nIt is wrong.",
     ],
 )
 def test_a_person_may_begin_as_a_harness_does(text: str) -> None:

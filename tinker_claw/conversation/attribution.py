@@ -91,9 +91,9 @@ class Reading:
         if self.queued and not self.retry:
             return "[Queued user message …]"
         words = words_of([piece for piece in self.pieces if piece.what != _IMAGE], Writer.OWNER)
-        if any(mark in words for mark in self.marks):
-            lines = words.splitlines()
-            return next(line.strip() for line in lines for mark in self.marks if mark in line)
+        mark = next((mark for mark in self.marks if mark in words), None)
+        if mark is not None:
+            return next(line.strip() for line in words.splitlines() if mark.strip() in line)
         odd = odd_line(words)
         return odd or (None if quotable(words).strip(" …\n") or not words else words.strip()[:80])
 
