@@ -16,6 +16,7 @@ from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.ledger.outcome import Contents, Record, RunView, SampleView, TurnView
 from tinker_claw.ledger.samples import KEPT_BARE
+from tinker_claw.methods import METHODS, Signal
 from tinker_claw.served import OPENING
 from tinker_claw.types import Kind, StopReason, Vote, Writer
 from tinker_claw.why import Why
@@ -442,6 +443,10 @@ _JUDGE_ALONE = (
     "nobody has rated a reply outright, so a judge that is always wrong would not show: "
     "rate a reply now and then (/good, /bad)"
 )
+_UNHEARD = (
+    "in the newest 100 judged messages of {user} the judge found {rejections} rejections and "
+    "{hints} hints, where people reject about 11: `make judge` measures a judge"
+)
 
 
 def facts(seen: Record) -> Iterator[tuple[str, str]]:
@@ -488,6 +493,10 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         replies = "1 reply" if said["replies"] == 1 else f"{said['replies']} replies"
         told = f"{replies} and {plural(said['sessions'], 'session')} rated outright"
         yield "feedback", f"{told}; the judge disagreed on {said['unlike']} of the replies"
+    hinted = method not in METHODS or Signal.HINT in METHODS[method].needs
+    for owner in seen["unheard"]:
+        if owner["few"] or hinted:
+            yield "unheard", _UNHEARD.format(**owner)
     if lost := seen["lost_next_states"]:
         yield "lost", f"{plural(lost, 'message')} could not be tied to a reply"
     for client, n in sorted(seen["unclear"].items()):

@@ -17,14 +17,16 @@ from tinker_claw.judge.fence import TOLD, Part, draw_mark, fence, shorten
 from tinker_claw.judge.prompts import (
     BY_USER,
     Asked,
+    Schema,
     form_of,
     object_in,
-    object_of,
     own_words,
+    schema_of,
     text_in,
+    with_examples,
 )
 from tinker_claw.prose import quotable
-from tinker_claw.types import Message, Wish
+from tinker_claw.types import Wish
 from tinker_claw.wishes import hidden, own_sentences
 
 Shown: TypeAlias = Sequence[tuple[tuple[str, ...], tuple[str, ...]]]
@@ -104,34 +106,34 @@ _OUTCOMES_SHOWN: Final[Shown] = (
         ("No rhymes", "never any rhymes", AGAIN),
     ),
 )
+_KINDS: Final[Mapping[str, Schema]] = {
+    "scope": {"type": "string", "enum": [*_SCOPES]},
+    "outcome": {"type": "string", "enum": [*_OUTCOMES]},
+}
+"""Fields of an answer that are no free text."""
 
 
-def standing(said: str, draw: Callable[[], str] = draw_mark) -> Asked:
+def standing(said: str) -> Asked:
     """Ask whether the owner's words are a standing wish."""
     asks = _STANDING, "Does the message hold a standing wish?"
-    enums = {"scope": [*_SCOPES]}
-    return _asked(asks, _OF_STANDING, enums, _STANDING_SHOWN, [said], draw)
+    return _asked(asks, _OF_STANDING, _STANDING_SHOWN, [said])
 
 
-def becomes(lesson: str, said: str, draw: Callable[[], str] = draw_mark) -> Asked:
+def becomes(lesson: str, said: str) -> Asked:
     """Ask what becomes of a lesson by the owner's words."""
     asks = _BECOMES, "What becomes of the earlier wish?"
-    enums = {"outcome": [*_OUTCOMES]}
-    return _asked(asks, _OF_OUTCOME, enums, _OUTCOMES_SHOWN, [lesson, said], draw)
+    return _asked(asks, _OF_OUTCOME, _OUTCOMES_SHOWN, [lesson, said])
 
 
 def _asked(
     asks: tuple[str, str],
     fields: Mapping[str, str],
-    enums: Mapping[str, Sequence[str]],
     shown: Shown,
     texts: Sequence[str],
-    draw: Callable[[], str],
 ) -> Asked:
     """
     Args:
         asks: what is asked, before the texts and behind them.
-        enums: the only values of a field, by name.
         texts: the message, and before it the earlier wish, if it is about one.
     """
 
@@ -143,22 +145,14 @@ def _asked(
         fenced, mark = fence(parts, draw)
         return f"{fenced}\n\n{asks[1]}", mark
 
-    def answer(values: Sequence[str]) -> Message:
-        text = json.dumps(dict(zip(fields, values, strict=True)), ensure_ascii=False)
-        return {"role": "assistant", "content": text}
+    def answer(values: Sequence[str]) -> str:
+        return json.dumps(dict(zip(fields, values, strict=True)), ensure_ascii=False)
 
-    messages: list[Message] = [
-        {"role": "system", "content": f"{asks[0]}\n\n{form_of(fields)}"},
-    ]
-    for example, values in shown:
-        messages.append({"role": "user", "content": case(example, lambda: "example")[0]})
-        messages.append(answer(values))
-    asked, mark = case(texts, draw)
-    told = f"{TOLD.format(mark=mark)}\n\n{asked}"
-    messages.append({"role": "user", "content": told})
-    kinds = {name: {"type": "string"} for name in fields}
-    kinds |= {name: {"type": "string", "enum": values} for name, values in enums.items()}
-    return messages, object_of(kinds)
+    examples = [(case(few, lambda: "example")[0], answer(values)) for few, values in shown]
+    messages = with_examples(f"{asks[0]}\n\n{form_of(fields)}", examples)
+    asked, mark = case(texts, draw_mark)
+    messages.append({"role": "user", "content": f"{TOLD.format(mark=mark)}\n\n{asked}"})
+    return messages, schema_of(fields, _KINDS)
 
 
 def choose_wish(answers: Sequence[str], owner: str) -> Wish | None:

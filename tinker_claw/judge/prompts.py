@@ -16,7 +16,6 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast
@@ -50,8 +49,6 @@ MIN_QUOTE_BYTES: Final = 6
 """Bytes from which a shorter quote counts, too: two signs, each a word's half or whole."""
 REPAIRED_WORDS: Final = range(4, 61)
 """Numbers of words of a quote in which one may be wrong or missing."""
-MOST_REPAIRED_FROM: Final = 2000
-"""Most words of a message in which such a quote is looked for: more would take seconds."""
 _WORD: Final = re.compile(r"[^\W\u3040-\u9fff\uac00-\ud7af]+|[\u3040-\u9fff\uac00-\ud7af]|…")
 """A word, a sign of writing without blanks, or the gap that `quotable` leaves."""
 _NAME_CHARS: Final = 64
@@ -119,9 +116,9 @@ _OF_RESULTS: Final = {
     "reasoning": "one short sentence: what came next, and whether it shows that the reply worked",
     "rating": "1, 0 or -1",
 }
-_VALUES: Final[Mapping[str, Schema]] = {
+_KINDS: Final[Mapping[str, Schema]] = {
     "does": {"type": "string", "enum": [*EFFECTS]},
-    "rating": {"type": "integer", "enum": [-1, 0, 1]},
+    "rating": {"type": "integer", "enum": [*RATINGS]},
 }
 """Fields of an answer that are no free text."""
 _CLOSING: Final = {
@@ -197,9 +194,9 @@ def ask(
     fields = _OF_MESSAGE if by_user else _OF_RESULTS
     system = f"{prompts.user if by_user else prompts.tools}\n\n{form_of(fields)}"
     case = f"{case}\n\n{_CLOSING[state.role]}\nAnswer as JSON with {', '.join(fields)}."
-    schema = object_of({name: _VALUES.get(name, {"type": "string"}) for name in fields})
     system = f"{system}\n\n{TOLD.format(mark=mark)}"
-    return [{"role": "system", "content": system}, _shown(case, images)], schema
+    messages = [{"role": "system", "content": system}, _shown(case, images)]
+    return messages, schema_of(fields, _KINDS)
 
 
 def form_of(fields: Mapping[str, str]) -> str:
@@ -208,10 +205,19 @@ def form_of(fields: Mapping[str, str]) -> str:
     return f"Answer with one JSON object and nothing else. Its fields, in this order:\n{lines}"
 
 
-def object_of(kinds: Mapping[str, Any]) -> Schema:
-    """Return the schema of an object with these fields, and no others."""
-    closed = {"required": [*kinds], "additionalProperties": False}
-    return {"type": "object", "properties": kinds, **closed}
+def with_examples(system: str, shown: Iterable[tuple[str, str]]) -> list[Message]:
+    """Return the messages of a question before it is asked: examples are turns of their own."""
+    messages: list[Message] = [{"role": "system", "content": system}]
+    for asked, answer in shown:
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    return messages
+
+
+def schema_of(fields: Iterable[str], kinds: Mapping[str, Schema]) -> Schema:
+    """Return the schema of an object with these fields and no others: texts, but for `kinds`."""
+    each = {name: kinds.get(name, {"type": "string"}) for name in fields}
+    closed = {"required": [*each], "additionalProperties": False}
+    return {"type": "object", "properties": each, **closed}
 
 
 def _shown(case: str, images: Images) -> Message:
@@ -292,25 +298,18 @@ def own_words(quote: str, owner: str) -> str:
     missing.
     """
     wanted, found = _WORD.findall(quote.casefold()), [*_WORD.finditer(owner)]
-    letters, n = "".join(wanted), len(wanted)
+    letters, parts = "".join(wanted), [f" {word}" for word in wanted]
     if len(letters) < MIN_QUOTE_CHARS and len(letters.encode()) < MIN_QUOTE_BYTES:
         return ""
-    words = [word[0].casefold() for word in found]
-    before, exact, _ = f" {' '.join(words)} ".partition(f" {' '.join(wanted)} ")
-    spans = [(at := before.count(" "), at + n)] if exact else []
-    if not spans and n in REPAIRED_WORDS and len(words) <= MOST_REPAIRED_FROM:
-        near = ((at, at + k) for k in (n, n - 1, n + 1) for at in range(len(words) - k + 1))
-        spans = [(at, end) for at, end in near if _is_near(wanted, words[at:end])]
-    return owner[found[spans[0][0]].start() : found[spans[0][1] - 1].end()] if spans else ""
-
-
-def _is_near(wanted: Sequence[str], words: Sequence[str]) -> bool:
-    """Return whether one word at most is wrong, missing or too many."""
-    if "…" in words and "…" not in wanted:
-        return False
-    pairs = (zip(wanted, words, strict=False), zip(wanted[::-1], words[::-1], strict=False))
-    alike = (sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], some)) for some in pairs)
-    return sum(alike) >= max(len(wanted), len(words)) - 1
+    patterns, text = ["".join(parts)], "".join(f" {word[0].casefold()}" for word in found)
+    for at in range(len(parts)) if len(parts) in REPAIRED_WORDS else ():
+        for behind in (at + 1, at):
+            patterns.append(f"{''.join(parts[:at])}(?: [^ …]+)?{''.join(parts[behind:])}")
+    for pattern in patterns:
+        if match := re.search(f"{pattern}(?![^ ])", text):
+            first, behind = (text.count(" ", 0, end) for end in match.span())
+            return owner[found[first].start() : found[behind - 1].end()]
+    return ""
 
 
 def text_in(said: Mapping[str, Any], name: str) -> str:
