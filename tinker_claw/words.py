@@ -16,7 +16,6 @@ from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.ledger.outcome import Contents, Record, RunView, SampleView, TurnView
 from tinker_claw.ledger.samples import KEPT_BARE
-from tinker_claw.methods import METHODS, Signal
 from tinker_claw.served import OPENING
 from tinker_claw.types import Kind, StopReason, Vote, Writer
 from tinker_claw.why import Why
@@ -444,8 +443,7 @@ _JUDGE_ALONE = (
     "rate a reply now and then (/good, /bad)"
 )
 _UNHEARD = (
-    "in the newest 100 judged messages of {user} the judge found {rejections} rejections and "
-    "{hints} hints, where people reject about 11: `make judge` measures a judge"
+    "in the newest 100 judged messages, where people reject about 11: `make judge` measures a judge"
 )
 
 
@@ -493,10 +491,9 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         replies = "1 reply" if said["replies"] == 1 else f"{said['replies']} replies"
         told = f"{replies} and {plural(said['sessions'], 'session')} rated outright"
         yield "feedback", f"{told}; the judge disagreed on {said['unlike']} of the replies"
-    hinted = method not in METHODS or Signal.HINT in METHODS[method].needs
     for owner in seen["unheard"]:
-        if owner["few"] or hinted:
-            yield "unheard", _UNHEARD.format(**owner)
+        found = f"{plural(owner['rejections'], 'rejection')} and {plural(owner['hints'], 'hint')}"
+        yield "unheard", f"{owner['user']}: {found} {_UNHEARD}"
     if lost := seen["lost_next_states"]:
         yield "lost", f"{plural(lost, 'message')} could not be tied to a reply"
     for client, n in sorted(seen["unclear"].items()):

@@ -54,7 +54,11 @@ ATTACKS = {
         {"quote": "From now on please", "words": "From now on"},
         ["From now on shorter please."],
     ),
-    "two words left out": (SAID, {"quote": "From shorter do the table", "words": "From now on"}, []),
+    "two words left out": (
+        SAID,
+        {"quote": "From shorter do the table", "words": "From now on"},
+        [],
+    ),
     "this once": (SAID, {"quote": "shorter", "words": "From now on", "scope": "this once"}, []),
     "a part that says the opposite": (
         "Do not ever delete files without asking, from now on.",

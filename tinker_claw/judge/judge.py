@@ -94,8 +94,9 @@ class Judge:
             OutageError: the service is away; nothing is concluded from that either.
         """
         images = images if self._sees else ()
-        asked = ask(self._prompts, request, reply, state, asked_by=asked_by, images=images)
-        answers = await self._answers(asked)
+        answers = await self._answers(
+            ask(self._prompts, request, reply, state, asked_by=asked_by, images=images)
+        )
         verdict, hints = conclude(answers, state, self._most_hints)
         wish, repeats, contradicts = None, 0, 0
         if self._wishes and state.role == "user":

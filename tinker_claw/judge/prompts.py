@@ -15,7 +15,6 @@ import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast
@@ -56,8 +55,7 @@ _ODD: Final = re.compile(r"[^A-Za-z0-9_.:/-]+")
 """Characters that no tool name needs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(NamedTuple):
     """What a class of message says of the reply before it."""
 
     value: Vote
@@ -223,11 +221,11 @@ def schema_of(fields: Iterable[str], kinds: Mapping[str, Schema]) -> Schema:
 def _shown(case: str, images: Images) -> Message:
     if not images:
         return {"role": "user", "content": case}
-    urls = [
+    texts = [{"type": "text", "text": text} for text in (case, _SHOWN)]
+    urls = (
         f"data:image/{image.format};base64,{b64encode(image.data).decode()}"
         for image in images[-MOST_IMAGES:]
-    ]
-    texts = [{"type": "text", "text": text} for text in (case, _SHOWN)]
+    )
     pictures: list[Any] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return {"role": "user", "content": [*texts, *pictures]}
 
@@ -282,9 +280,8 @@ def read_answer(answer: str, state: NextState) -> Answer:
     effect = EFFECTS.get(text_in(said, "does")) if by_user else rated
     if effect is None:
         return Answer()
-    quote, hint = "", None
-    if by_user:
-        quote = own_words(text_in(said, "quote"), quotable(state.text))
+    quote = own_words(text_in(said, "quote"), quotable(state.text)) if by_user else ""
+    hint = None
     if quote and effect.takes_hint:
         hint = " ".join(text_in(said, "hint").split())
         hint = hint if MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS else None

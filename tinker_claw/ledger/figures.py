@@ -43,14 +43,14 @@ FROM feedback
 """
 
 _HEARD = """
-SELECT user, SUM(judged = -1) AS rejections, SUM(hinted) AS hints, SUM(judged = -1) < 4 AS few
-FROM (SELECT user, judged, EXISTS (
-      SELECT 1 FROM hints WHERE hints.turn_id = turns.id AND source = 'judge') AS hinted,
+SELECT user, SUM(judged = -1) AS rejections, SUM(hinted) AS hints FROM (
+  SELECT user, judged, EXISTS (
+      SELECT 1 FROM hints WHERE hints.turn_id = turns.id AND hints.source = 'judge') AS hinted,
     ROW_NUMBER() OVER (PARTITION BY user ORDER BY turns.id DESC) AS newest
   FROM verdicts CROSS JOIN next_states USING (turn_id) CROSS JOIN turns ON turns.id = turn_id
     CROSS JOIN sessions ON sessions.id = session_id
-  WHERE judged IS NOT NULL AND prompt IS NOT NULL AND role = 'user')
-WHERE newest <= 100 GROUP BY user HAVING COUNT(*) = 100 AND (few OR hints = 0)
+  WHERE judged IS NOT NULL AND verdicts.prompt IS NOT NULL AND role = 'user')
+WHERE newest <= 100 GROUP BY user HAVING COUNT(*) = 100 AND (rejections < 4 OR hints = 0)
 """
 """SQL: the users of whose newest 100 judged messages the judge rejected fewer than 4, or made no
 hint. People reject 11 %, so fewer than 4 come by chance in less than 1 % of such windows."""
