@@ -16,8 +16,6 @@ from tinker_claw.judge.prompts import EFFECTS
 from tinker_claw.types import NextState, Vote
 
 FOLDER: Final = Path(__file__).parent
-SEED: Final = 2026
-"""Seed of the draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +83,12 @@ def read_lessons() -> list[Case]:
 
 def drawn(cases: Sequence[Case]) -> tuple[list[Case], list[Case]]:
     """Return the third on which prompts are chosen, and the rest, in the order of the draw."""
-    digests = {case.key: sha256(f"{SEED} {case.key}".encode()).digest() for case in cases}
-    order = sorted(cases, key=lambda case: digests[case.key])
+
+    def place(case: Case) -> bytes:
+        name = "case" if case.set == "lessons" else case.set  # as drawn before other sets came
+        return sha256(f"2026 {name} {case.id}".encode()).digest()
+
+    order = sorted(cases, key=place)
     return order[: len(order) // 3], order[len(order) // 3 :]
 
 
