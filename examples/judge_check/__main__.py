@@ -43,10 +43,10 @@ async def _run(settings: JudgeSettings, own: argparse.Namespace) -> None:
     sets = [drawn(_read(name, own.cache))[not own.third] for name in own.sets.split(",")]
     cases = [case for some in sets for case in some[: own.most or None]]
     bases = {case.base for case in cases}
-    asked = [*cases, *(case for case in read_own() if case.id in bases)]
+    work = [*cases, *(case for case in read_own() if case.id in bases)]
     async with HttpEndpoint(settings.judge_url, settings, temperature=own.temperature) as endpoint:
         judge = Judge(endpoint, settings, most_hints=1, prompts=prompts)
-        rows = await ask_all(judge, by, asked, own.cache / "answers.jsonl", own.at_once)
+        rows = await ask_all(judge, by, work, own.cache / "answers.jsonl", own.at_once)
     print(f"{by}, {'a third' if own.third else 'the rest'}\n", *table(cases, rows), sep="\n")
     print(f"\nA case takes {fmean(row.seconds for row in rows.values()):.1f} s.")
     if own.show:

@@ -22,7 +22,7 @@ from tinker_claw.judge.judge import Judge, conclude
 from tinker_claw.judge.prompts import EFFECTS, object_in, read_answer, text_in
 from tinker_claw.types import Vote
 
-HEARD = ("lessons", "wishes")
+WISH_SETS = ("lessons", "wishes")
 """Sets of which it is asked whether a message is a wish that lasts."""
 
 
@@ -35,7 +35,7 @@ class Row:
     set: str
     id: int
     answers: Sequence[Any]
-    """The votes' texts; of `HEARD` whether it lasts, and the lessons repeated and taken back."""
+    """The votes' texts; of `WISH_SETS` whether it lasts, and what it repeats and takes back."""
     seconds: float
 
 
@@ -43,7 +43,7 @@ Rows = Mapping[tuple[str, int], Row]
 """Rows by set and id."""
 
 
-class Found(NamedTuple):
+class Reading(NamedTuple):
     """What follows from the answers about a case."""
 
     does: str
@@ -83,27 +83,27 @@ async def ask_all(judge: Judge, by: str, cases: Sequence[Case], file: Path, at_o
 
 
 async def _answers(judge: Judge, case: Case) -> Sequence[Any]:
-    if case.set in HEARD:
+    if case.set in WISH_SETS:
         wish, repeats, contradicts = await judge.hear(case.state.text, case.lessons)
         return [wish is not None and not repeats, repeats, contradicts]
     return (await judge.judge(case.request, case.reply, case.state)).answers
 
 
-def found_in(case: Case, row: Row) -> Found:
+def reading_of(case: Case, row: Row) -> Reading:
     """Return what follows from the answers about a judged case."""
     verdict, hints = conclude(row.answers, case.state, most_hints=1)
     classes = Counter(text_in(object_in(answer), "does") for answer in row.answers)
     quotes = (read_answer(answer, case.state).quote for answer in row.answers)
-    return Found(classes.most_common(1)[0][0], verdict.value, hints, (*quotes,))
+    return Reading(classes.most_common(1)[0][0], verdict.value, hints, (*quotes,))
 
 
-def usable(case: Case, found: Found) -> bool:
+def usable(case: Case, reading: Reading) -> bool:
     """Return whether a hint came through that speaks of what the user asked for."""
     if case.asks:
-        return any(word in hint.casefold() for hint in found.hints for word in case.asks)
+        return any(word in hint.casefold() for hint in reading.hints for word in case.asks)
     start, end = case.span
-    places = [(case.state.text.find(quote), len(quote)) for quote in found.quotes if quote]
-    return bool(found.hints) and any(at < end and start < at + n for at, n in places)
+    places = [(case.state.text.find(quote), len(quote)) for quote in reading.quotes if quote]
+    return bool(reading.hints) and any(at < end and start < at + n for at, n in places)
 
 
 def table(cases: Sequence[Case], rows: Rows) -> Iterator[str]:
@@ -112,7 +112,7 @@ def table(cases: Sequence[Case], rows: Rows) -> Iterator[str]:
     yield "|---|---|---|"
     for name in dict.fromkeys(case.set for case in cases):
         some = [case for case in cases if case.set == name]
-        figures = _heard if name in HEARD else _moved if name == "injections" else _judged
+        figures = _wishes if name in WISH_SETS else _moved if name == "injections" else _judged
         for what, hits in figures(some, rows):
             if hits:
                 yield f"| {name} | {what} | {wilson(sum(hits), len(hits))} |"
@@ -123,22 +123,24 @@ Figure = tuple[str, Sequence[bool]]
 
 
 def _judged(cases: Sequence[Case], rows: Rows) -> Iterator[Figure]:
-    both = [(case, found_in(case, rows[case.key])) for case in cases]
-    yield "right verdict", [found.value == case.value for case, found in both]
-    yield "rejections found", [found.value == -1 for case, found in both if case.value == -1]
-    yield "others called −1", [found.value == -1 for case, found in both if case.value != -1]
+    both = [(case, reading_of(case, rows[case.key])) for case in cases]
+    yield "right verdict", [reading.value == case.value for case, reading in both]
+    yield "rejections found", [reading.value == -1 for case, reading in both if case.value == -1]
+    yield "others called −1", [reading.value == -1 for case, reading in both if case.value != -1]
     for name in EFFECTS:
-        of_class = [found.does == name for case, found in both if case.does == name]
+        of_class = [reading.does == name for case, reading in both if case.does == name]
         yield f"right class: {name}", of_class
-    yield "usable hints", [usable(case, found) for case, found in both if case.asks_hint]
-    idle = [bool(found.hints) for case, found in both if not case.asks_hint and case.value != -1]
+    yield "usable hints", [usable(case, reading) for case, reading in both if case.asks_hint]
+    idle = [
+        bool(reading.hints) for case, reading in both if not case.asks_hint and case.value != -1
+    ]
     yield "hints where nothing asks for one", idle
 
 
 def _moved(cases: Sequence[Case], rows: Rows) -> Iterator[Figure]:
     moved, reached = list[bool](), list[bool]()
     for case in cases:
-        now, before = (found_in(case, rows[key]) for key in (case.key, ("own", case.base)))
+        now, before = (reading_of(case, rows[key]) for key in (case.key, ("own", case.base)))
         hinted = any(case.payload.lower() in hint.lower() for hint in now.hints)
         by_hint = case.aims == "hint"
         moved.append(hinted if by_hint else now.value != before.value)
@@ -147,7 +149,7 @@ def _moved(cases: Sequence[Case], rows: Rows) -> Iterator[Figure]:
     yield "got what they wanted", reached
 
 
-def _heard(cases: Sequence[Case], rows: Rows) -> Iterator[Figure]:
+def _wishes(cases: Sequence[Case], rows: Rows) -> Iterator[Figure]:
     for at, name in enumerate(("lasts", "repeats", "contradicts")):
         pairs = [(getattr(case, name), rows[case.key].answers[at]) for case in cases]
         yield f"{name}: found", [got == wanted for wanted, got in pairs if wanted]
@@ -158,6 +160,6 @@ def wrong(cases: Iterable[Case], rows: Rows) -> Iterator[str]:
     """Lines on what was judged otherwise than labelled."""
     for case in cases:
         row = rows[case.key]
-        if case.set in HEARD or found_in(case, row)[:2] == (case.does, case.value):
+        if case.set in WISH_SETS or reading_of(case, row)[:2] == (case.does, case.value):
             continue
         yield f"{case.set} {case.id}: {case.does or case.value}, found {row.answers[0]}"

@@ -20,7 +20,7 @@ from tinker_claw.judge.lessons import (
 )
 from tinker_claw.judge.prompts import (
     INCLUDED,
-    Asked,
+    JudgeQuestion,
     Prompts,
     ask,
     choose_hints,
@@ -124,15 +124,15 @@ class Judge:
         # Whoever takes a wish for two earlier ones has understood none of them.
         return wish, again[0] if len(again) == 1 else 0, 0
 
-    async def _answers(self, asked: Asked) -> list[str]:
-        return await self._endpoint.answers(asked[0], self.votes, asked[1])
+    async def _answers(self, question: JudgeQuestion) -> list[str]:
+        return await self._endpoint.answers(question[0], self.votes, question[1])
 
 
 def conclude(
     answers: Sequence[str], state: NextState, most_hints: int
 ) -> tuple[Verdict, tuple[str, ...]]:
     """Return the verdict and the hints, best first, that follow from the answers about a turn."""
-    found = [read_answer(answer, state) for answer in answers]
-    verdict, read = majority(found), sum(one.value is not None for one in found)
-    hints = choose_hints([one.hint for one in found], read, most_hints)
+    votes = [read_answer(answer, state) for answer in answers]
+    verdict, read = majority(votes), sum(vote.value is not None for vote in votes)
+    hints = choose_hints([vote.hint for vote in votes], read, most_hints)
     return verdict, hints if verdict.value != 1 else ()

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from tinker_claw.judge.fence import TOLD, Part, draw_mark, fence, shorten
 from tinker_claw.judge.prompts import (
     BY_USER,
-    Asked,
+    JudgeQuestion,
     Schema,
     form_of,
     object_in,
@@ -113,13 +113,13 @@ _KINDS: Final[Mapping[str, Schema]] = {
 """Fields of an answer that are no free text."""
 
 
-def standing(said: str) -> Asked:
+def standing(said: str) -> JudgeQuestion:
     """Ask whether the owner's words are a standing wish."""
     asks = _STANDING, "Does the message hold a standing wish?"
     return _asked(asks, _OF_STANDING, _STANDING_SHOWN, [said])
 
 
-def becomes(lesson: str, said: str) -> Asked:
+def becomes(lesson: str, said: str) -> JudgeQuestion:
     """Ask what becomes of a lesson by the owner's words."""
     asks = _BECOMES, "What becomes of the earlier wish?"
     return _asked(asks, _OF_OUTCOME, _OUTCOMES_SHOWN, [lesson, said])
@@ -130,7 +130,7 @@ def _asked(
     fields: Mapping[str, str],
     shown: Shown,
     texts: Sequence[str],
-) -> Asked:
+) -> JudgeQuestion:
     """
     Args:
         asks: what is asked, before the texts and behind them.

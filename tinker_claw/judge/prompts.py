@@ -31,7 +31,7 @@ CUT: Final = "\n[cut off before its end]"
 
 Schema: TypeAlias = Mapping[str, Any]
 """JSON schema of an answer."""
-Asked: TypeAlias = tuple[list[Message], Schema]
+JudgeQuestion: TypeAlias = tuple[list[Message], Schema]
 """The messages of a question, and the schema of an answer."""
 
 _FENCED_JSON: Final = re.compile(r"```(?:json)?\s*(\{.*\})\s*```", re.DOTALL)
@@ -176,7 +176,7 @@ def ask(
     asked_by: Writer = Writer.OWNER,
     images: Images = (),
     draw: Callable[[], str] = draw_mark,
-) -> Asked:
+) -> JudgeQuestion:
     """Ask about one turn.
 
     Args:
@@ -274,16 +274,16 @@ def read_answer(answer: str, state: NextState) -> Answer:
     Only a user's words give a hint, and only with a quote of them: an answer may repeat what
     somebody else has written.
     """
-    said, by_user = object_in(answer), state.role == "user"
-    rating = said.get("rating")
+    fields, by_user = object_in(answer), state.role == "user"
+    rating = fields.get("rating")
     rated = RATINGS.get(rating) if type(rating) in (int, float) else None
-    effect = EFFECTS.get(text_in(said, "does")) if by_user else rated
+    effect = EFFECTS.get(text_in(fields, "does")) if by_user else rated
     if effect is None:
         return Answer()
-    quote = own_words(text_in(said, "quote"), quotable(state.text)) if by_user else ""
+    quote = own_words(text_in(fields, "quote"), quotable(state.text)) if by_user else ""
     hint = None
     if quote and effect.takes_hint:
-        hint = " ".join(text_in(said, "hint").split())
+        hint = " ".join(text_in(fields, "hint").split())
         hint = hint if MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS else None
     return Answer(effect.value, effect.weight, hint, quote)
 
@@ -294,18 +294,18 @@ def own_words(quote: str, owner: str) -> str:
     Case, blanks and marks may differ, and in a quote of four words or more one word may be wrong or
     missing.
     """
-    wanted, found = _WORD.findall(quote.casefold()), [*_WORD.finditer(owner)]
+    wanted, words = _WORD.findall(quote.casefold()), [*_WORD.finditer(owner)]
     letters, parts = "".join(wanted), [f" {word}" for word in wanted]
     if len(letters) < MIN_QUOTE_CHARS and len(letters.encode()) < MIN_QUOTE_BYTES:
         return ""
-    patterns, text = ["".join(parts)], "".join(f" {word[0].casefold()}" for word in found)
+    patterns, text = ["".join(parts)], "".join(f" {word[0].casefold()}" for word in words)
     for at in range(len(parts)) if len(parts) in REPAIRED_WORDS else ():
         for behind in (at + 1, at):
             patterns.append(f"{''.join(parts[:at])}(?: [^ …]+)?{''.join(parts[behind:])}")
     for pattern in patterns:
         if match := re.search(f"{pattern}(?![^ ])", text):
             first, behind = (text.count(" ", 0, end) for end in match.span())
-            return owner[found[first].start() : found[behind - 1].end()]
+            return owner[words[first].start() : words[behind - 1].end()]
     return ""
 
 

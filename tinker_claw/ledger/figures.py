@@ -42,7 +42,7 @@ SELECT COUNT(DISTINCT CASE WHEN final = 0 THEN turn_id END) AS replies,
 FROM feedback
 """
 
-_HEARD = """
+_UNHEARD = """
 SELECT user, SUM(judged = -1) AS rejections, SUM(hinted) AS hints FROM (
   SELECT user, judged, EXISTS (
       SELECT 1 FROM hints WHERE hints.turn_id = turns.id AND hints.source = 'judge') AS hinted,
@@ -130,7 +130,7 @@ def _learning(rows: Rows) -> Record:
         # Turns with a hint.
         "hints": rows.one("SELECT COUNT(*) FROM hints WHERE rank = 0"),
         # Users whom the judge hardly hears.
-        "unheard": [dict(row) for row in rows.rows(_HEARD)],
+        "unheard": [dict(row) for row in rows.rows(_UNHEARD)],
         "samples": rows.pairs("SELECT state, COUNT(*) FROM samples GROUP BY state"),
         "steps": (taken := read(rows, "steps", Filter(), LAST_STEPS)),
         # The gate's results for their versions, newest first.
