@@ -84,17 +84,14 @@ _USER: Final = """\
 You see what a user asked an AI assistant, its reply, and the user's next message. What does that \
 message do?
 accepts: thanks, praises, agrees. "Great, that works!"
-goes_on: asks the next question or task, answers, or changes the topic. "And how old do they get?"
-corrects: shows that the reply is wrong or not as asked, and says what it should be. "No, a spider \
-has eight legs."
-complains: shows that it is wrong or useless, or wants it done again, and does not say how. "Still \
-the same error."
-new_style: wants a good reply in another style, length, language or form. "Now as a letter to my \
-boss."
-new_content: wants something else added, left out or changed in it. "Add a part about bees."
-cannot_tell: puts it off, is still thinking, or is unclear. "Let me see."
+goes_on: asks or tells the next thing, or changes the topic. "And how old do they get?"
+corrects: says what is wrong in the reply, or what it should be. "No, eight legs."
+complains: shows that it is wrong or useless, not how it should be. "Still the same error."
+new_style: wants a good reply in another style, length, language or form. "Now as a letter."
+new_content: wants something in it added, left out or changed. "Add a part about bees."
+cannot_tell: puts it off, or is unclear. "Let me see."
 
-If it says how the assistant should write or do it, write that as the hint."""
+If it says how the reply should be, write that as the hint."""
 """Plain and short: a small model answers longer instructions worse."""
 _TOOLS: Final = """\
 You see what a user asked an AI assistant, its reply, and what came next: the results of the tools
@@ -107,7 +104,7 @@ The rating is
 
 _OF_MESSAGE: Final = {
     "quote": "the words of the message that show it, copied letter for letter",
-    "does": ", ".join(EFFECTS),
+    "does": "one of the seven words above",
     "hint": "one order to the assistant, which begins with a verb, or empty",
 }
 _OF_RESULTS: Final = {
