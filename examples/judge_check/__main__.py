@@ -23,7 +23,7 @@ from subprocess import CalledProcessError
 
 from examples import as_ctrl_c
 from examples.judge_check import real
-from examples.judge_check.cases import Case, drawn, read_injections, read_lessons, read_own
+from examples.judge_check.cases import Case, drawn, first, read_injections, read_lessons, read_own
 from examples.judge_check.measure import ask_all, table, wrong
 from examples.judge_check.model import served
 from local_gpu.model.small import default_cache
@@ -41,7 +41,7 @@ async def _run(settings: JudgeSettings, own: argparse.Namespace) -> None:
     prompts = Prompts.read(settings.judge_prompts) if settings.judge_prompts else INCLUDED
     by = f"{prompts.version} {settings.asked_model} m{settings.prm_m} T{own.temperature:g}"
     sets = [drawn(_read(name, own.cache))[not own.third] for name in own.sets.split(",")]
-    cases = [case for some in sets for case in some[: own.most or None]]
+    cases = [case for some in sets for case in first(some, own.each)[: own.most or None]]
     bases = {case.base for case in cases}
     work = [*cases, *(case for case in read_own() if case.id in bases)]
     async with HttpEndpoint(settings.judge_url, settings, temperature=own.temperature) as endpoint:
@@ -73,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--sets", default="own,injections,real", help="also: lessons, wishes")
     made.add_argument("--most", type=int, default=40, help="cases of each set; 0: all (40)")
+    made.add_argument("--each", type=int, help="most cases of each class of messages")
     made.add_argument("--third", action="store_true", help="those on which prompts are chosen")
     made.add_argument("--show", action="store_true", help="name what was judged otherwise")
     made.add_argument("--at-once", type=int, default=8, help="questions asked at a time (8)")

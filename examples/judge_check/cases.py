@@ -6,6 +6,7 @@ Rule: the judge's prompts are chosen on the first third in that order, and measu
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
@@ -90,6 +91,16 @@ def drawn(cases: Sequence[Case]) -> tuple[list[Case], list[Case]]:
 
     order = sorted(cases, key=place)
     return order[: len(order) // 3], order[len(order) // 3 :]
+
+
+def first(cases: Sequence[Case], most: int | None) -> list[Case]:
+    """Return the cases, at most so many of each class of messages."""
+    counts, kept = Counter[str](), list[Case]()
+    for case in cases:
+        counts[case.does] += 1
+        if most is None or counts[case.does] <= most:
+            kept.append(case)
+    return kept
 
 
 def read_lines(name: str) -> list[dict[str, Any]]:
