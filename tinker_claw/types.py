@@ -563,6 +563,8 @@ class Verdict:
     source: Source = "judge"
     score: float | None = None
     """Explicit rating from -1 to 1, of which `value` is the sign; None: the judge's verdict."""
+    weight: float = 1.0
+    """Share of the advantage that the verdict gives its reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -610,6 +612,8 @@ class Sample:
     sessions. None: with the samples of its batch that belong to no group."""
     judge: Judge = "user"
     """Who judged it: its reward is compared with those of the same judge."""
+    weight: float = 1.0
+    """Weight of its verdict; 1 for an episode's step."""
     user: str = ""
     """User of the session."""
     told: Told | None = None

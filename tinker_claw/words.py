@@ -442,6 +442,9 @@ _JUDGE_ALONE = (
     "nobody has rated a reply outright, so a judge that is always wrong would not show: "
     "rate a reply now and then (/good, /bad)"
 )
+_UNHEARD = (
+    "in the newest 100 judged messages, where people reject about 11: `make judge` measures a judge"
+)
 
 
 def facts(seen: Record) -> Iterator[tuple[str, str]]:
@@ -488,6 +491,9 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         replies = "1 reply" if said["replies"] == 1 else f"{said['replies']} replies"
         told = f"{replies} and {plural(said['sessions'], 'session')} rated outright"
         yield "feedback", f"{told}; the judge disagreed on {said['unlike']} of the replies"
+    for owner in seen["unheard"]:
+        found = f"{plural(owner['rejections'], 'rejection')} and {plural(owner['hints'], 'hint')}"
+        yield "unheard", f"{owner['user']}: {found} {_UNHEARD}"
     if lost := seen["lost_next_states"]:
         yield "lost", f"{plural(lost, 'message')} could not be tied to a reply"
     for client, n in sorted(seen["unclear"].items()):

@@ -138,13 +138,16 @@ def answer(
         raise ValueError("this judge answers judge prompts only: no next state between its marks")
     if earlier := _EARLIER.search(str(messages[-1]["content"])):
         return json.dumps(_becomes(Case("user", earlier[1], ""), case, think, ends))
-    rating, advice = think(case, rng)
-    said: dict[str, Any] = {"reasoning": "The next state tells how the reply was received."}
+    value, advice = think(case, rng)
+    if case.role != "user":
+        return json.dumps({"reasoning": "Read off the results.", "rating": value})
+    does = {1: "accepts", 0: "new_style" if advice else "cannot_tell", -1: "corrects"}[value]
+    said = {"quote": "", "does": does, "hint": ""}
     if advice is not None:
         lasts = not advice.startswith(_SAID)  # a style is wanted of every reply
         scope = "always" if lasts else "this once"
         said |= {"quote": case.text, "hint": advice, "scope": scope, "words": case.text}
-    return json.dumps({**said, "rating": rating})
+    return json.dumps(said)
 
 
 def _becomes(

@@ -1,13 +1,12 @@
-"""Measure a judge: how its verdicts agree with a person's, its hints, and what injections move.
+"""Measure a judge: on our own cases, on injections, on real follow-ups, and on lasting wishes.
 
     make judge                                                 a real model of 1.5B parameters
     python -m examples.judge_check --judge-url https://host/v1 --judge-model NAME
     python -m examples.judge_check --config mine.toml          the judge of a settings file
-    python -m examples.judge_check                             the scripted one, by rules
 
 Takes the settings of `run.py` that describe a judge: --prm-m, --judge-prompts, headers and keys of
-a settings file. 40 cases and 16 injections are drawn from those on which no prompt was chosen; a
-service bills them.
+a settings file. 40 cases of each set are drawn from those on which no prompt was chosen; a service
+bills them.
 """
 
 from __future__ import annotations
@@ -17,85 +16,52 @@ import asyncio
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import nullcontext
 from pathlib import Path
+from statistics import fmean
+from subprocess import CalledProcessError
 
 from examples import as_ctrl_c
-from examples.judge_check.cases import drawn, read_cases, read_injections
-from examples.judge_check.measure import (
-    against_labels,
-    as_meant,
-    by_place,
-    costs,
-    difference,
-    hints,
-    interleaved,
-    judge_all,
-    moved,
-    read_rows,
-)
+from examples.judge_check import real
+from examples.judge_check.cases import Case, drawn, first, read_injections, read_lessons, read_own
+from examples.judge_check.measure import ask_all, table, wrong
 from examples.judge_check.model import served
-from examples.judge_check.scripted import ScriptedJudge
 from local_gpu.model.small import default_cache
-from tinker_claw.app.server import in_background
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import JudgeSettings
-from tinker_claw.errors import ClawError, first_cause
+from tinker_claw.errors import ClawError, ConfigError, first_cause
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import INCLUDED, Prompts
 
 
 async def _run(settings: JudgeSettings, own: argparse.Namespace) -> None:
+    if settings.judge_url is None:
+        raise ConfigError("name the judge by --judge-url, or take --real")
     prompts = Prompts.read(settings.judge_prompts) if settings.judge_prompts else INCLUDED
-    all_cases, all_injections = read_cases(), read_injections()
-    every = {case.id: case for case in all_cases}
-    (chosen, cases), (chosen_too, injections) = drawn(all_cases), drawn(all_injections)
-    if own.third:
-        cases, injections = chosen, chosen_too
-    elif own.all:
-        cases, injections = [*cases, *chosen], [*injections, *chosen_too]
-    if not own.all:
-        cases, injections = cases[: own.cases], injections[: own.injections]
-    async with AsyncExitStack() as stack:
-        url = settings.judge_url
-        if url is None:
-            url = await stack.enter_async_context(in_background(ScriptedJudge().app()))
-            print("No --judge-url: the scripted judge answers, by word lists.")
-            reading = await as_meant(settings, prompts, all_cases)
-            print(*reading.ratings.lines(), "", *reading.hints.lines(), "", sep="\n")
-        by = f"{prompts.version} {settings.asked_model} m{settings.prm_m} T{own.temperature:g}"
-        print(f"{len(cases)} cases, {len(injections)} injections, {by}")
-        endpoint = await stack.enter_async_context(
-            HttpEndpoint(url, settings, temperature=own.temperature)
-        )
+    by = f"{prompts.version} {settings.asked_model} m{settings.prm_m} T{own.temperature:g}"
+    sets = [drawn(_read(name, own.cache))[not own.third] for name in own.sets.split(",")]
+    cases = [case for some in sets for case in first(some, own.each)[: own.most or None]]
+    bases = {case.base for case in cases}
+    work = [*cases, *(case for case in read_own() if case.id in bases)]
+    async with HttpEndpoint(settings.judge_url, settings, temperature=own.temperature) as endpoint:
         judge = Judge(endpoint, settings, most_hints=1, prompts=prompts)
-        work, file = interleaved(cases, injections, every), own.runs
-        rows = await judge_all(
-            judge, endpoint, by, work, every, file=file, at_once=own.at_once, tell=_dot
-        )
-    effects = moved(injections, rows)
-    print(
-        "\n", *against_labels(cases, rows).lines(), *hints(cases, rows), costs(rows), "", sep="\n"
-    )
-    print(*by_place(effects), sep="\n")
-    if own.against:
-        print("", *difference(cases, rows, read_rows(own.against)), sep="\n")
+        rows = await ask_all(judge, by, work, own.cache / "answers.jsonl", own.at_once)
+    print(f"{by}, {'a third' if own.third else 'the rest'}\n", *table(cases, rows), sep="\n")
+    print(f"\nA case takes {fmean(row.seconds for row in rows.values()):.1f} s.")
     if own.show:
-        for case in cases:
-            row = rows["case", case.id]
-            if row.verdict != case.label:
-                print(f"case {case.id} ({case.language}, {case.about}): label {case.label}, "
-                      f"verdict {row.verdict}")  # fmt: skip
-        for one in effects:
-            if one.moved:
-                what = one.injection
-                print(f"injection {what.id} ({what.where}, {what.about}): {one.before} to "
-                      f"{one.after}, hint {one.hinted}")  # fmt: skip
+        print(*wrong(cases, rows), sep="\n")
 
 
-def _dot() -> None:
-    print(".", end="", flush=True)
+def _read(name: str, cache: Path) -> list[Case]:
+    """Return a set by its name. One of real messages is empty where they cannot be had."""
+    if name in ("real", "wishes"):
+        try:
+            return real.read_cases(real.read_talks(real.fetched(cache)), name)
+        except CalledProcessError:
+            print(f"Left out: {name}. {real.PACKAGE} could not be fetched.", file=sys.stderr)
+            return []
+    return {"own": read_own, "injections": read_injections, "lessons": read_lessons}[name]()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -105,41 +71,36 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    made.add_argument("--sets", default="own,injections,real", help="also: lessons, wishes")
+    made.add_argument("--most", type=int, default=40, help="cases of each set; 0: all (40)")
+    made.add_argument("--each", type=int, help="most cases of each class of messages")
+    made.add_argument("--third", action="store_true", help="those on which prompts are chosen")
     made.add_argument("--show", action="store_true", help="name what was judged otherwise")
     made.add_argument("--at-once", type=int, default=8, help="questions asked at a time (8)")
-    made.add_argument("--cases", type=int, default=40, help="number of cases (40)")
-    made.add_argument("--injections", type=int, default=16, help="number of injections (16)")
-    made.add_argument("--all", action="store_true", help="all 177 cases and 66 injections")
-    made.add_argument("--third", action="store_true", help="those on which prompts are chosen")
     made.add_argument("--temperature", type=float, default=0.6, help="of the answers (0.6)")
-    made.add_argument("--runs", type=Path, help="file of what was judged; a run goes on there")
-    made.add_argument("--against", type=Path, help="file of runs of another judge, to compare")
     made.add_argument("--real", action="store_true", help="the real model, at 0, one vote")
-    made.add_argument("--cache", type=Path, default=default_cache(), help="its folder")
+    made.add_argument("--cache", type=Path, default=default_cache(), help="folder of what is kept")
     return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     own, rest = parser().parse_known_args(arguments)
     as_ctrl_c()
+    own.cache.mkdir(parents=True, exist_ok=True)
+    status = 0
     try:
-        if not own.real:
+        with served(own.cache) if own.real else nullcontext() as url:
+            if url is not None:
+                own.temperature, own.at_once = 0.0, 1
+                model = ["--judge-model", "qwen2.5-coder-1.5b", "--prm-m", "1"]
+                rest = ["--judge-url", url, *model, *rest]
             asyncio.run(_run(load(rest).judge, own))
-            return 0
-        own.temperature, own.at_once = 0.0, 1
-        own.runs = own.runs or own.cache / "judged.jsonl"
-        with served(own.cache) as url:
-            flags = ["--judge-url", url, "--judge-model", "qwen2.5-coder-1.5b", "--prm-m", "1"]
-            asyncio.run(_run(load([*flags, *rest]).judge, own))
-    except (ClawError, ExceptionGroup) as error:
-        cause = first_cause(error)
-        if not isinstance(cause, ClawError):
-            raise
-        print(f"\n{cause}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    return 0
+    except* ClawError as errors:
+        print(f"\n{first_cause(errors)}", file=sys.stderr)
+        status = 1
+    except* KeyboardInterrupt:
+        status = 128 + signal.SIGINT
+    return status
 
 
 if __name__ == "__main__":

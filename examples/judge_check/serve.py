@@ -18,7 +18,7 @@ KEPT_MIB = 300
 """Memory for prompts that are kept, so that questions which begin alike are read once."""
 
 
-def serve(model: str, port: int, threads: int, *, with_parent: bool) -> None:
+def serve(model: str, port: int, *, with_parent: bool) -> None:
     """Serve until the process is told to end, or with its parent. Port 0: any free one."""
     import xllamacpp  # pyright: ignore[reportMissingImports]
 
@@ -27,7 +27,7 @@ def serve(model: str, port: int, threads: int, *, with_parent: bool) -> None:
     asked.model.path = model
     asked.hostnames, asked.port = ["127.0.0.1"], port
     asked.n_ctx, asked.n_parallel, asked.cache_ram_mib = CONTEXT_TOKENS, 1, KEPT_MIB
-    asked.cpuparams.n_threads = asked.cpuparams_batch.n_threads = threads
+    asked.cpuparams.n_threads = asked.cpuparams_batch.n_threads = 1
     asked.ui = asked.warmup = False
     server = xllamacpp.Server(asked)
     print(f"{server.listening_address}/v1", flush=True)
@@ -40,7 +40,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", help="GGUF file")
     parser.add_argument("--port", type=int, default=8088)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--with-parent", action="store_true", help="end when it has ended")
     given = parser.parse_args()
-    serve(given.model, given.port, given.threads, with_parent=given.with_parent)
+    serve(given.model, given.port, with_parent=given.with_parent)

@@ -27,12 +27,13 @@ from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import NextState, Usage
+from tinker_claw.types import NextState, Usage, Vote
 from tinker_claw.words import facts
 
 KEYS = (
     "data_dir batch_size headlines run policy_version pinned held step samples_waiting "
-    "sessions private_sessions episodes turns verdicts lessons feedback hints samples steps gate "
+    "sessions private_sessions episodes turns verdicts lessons feedback hints unheard "
+    "samples steps gate "
     "not_trained lost_next_states unclear strangers usd judge_billed "
     "bills_without_price accepted"
 )
@@ -50,6 +51,43 @@ def test_a_ledger_without_a_turn_has_a_short_board(tmp_path: Path) -> None:
         lines = dict(facts(read_overview(tmp_path, 16)))
     assert lines["samples"] == "none"
     assert "lessons" not in lines
+
+
+@pytest.mark.parametrize(
+    ("rejections", "hints", "messages", "says"),
+    [
+        (3, 2, 100, "me: 3 rejections and 2 hints in the newest 100 judged messages"),
+        (9, 0, 100, "me: 9 rejections and 0 hints in the newest 100 judged messages"),
+        (4, 1, 100, None),
+        (0, 0, 91, None),
+        (0, 0, 90, None),
+    ],
+)
+def test_a_judge_that_hears_nothing_is_told(
+    tmp_path: Path, rejections: int, hints: int, messages: int, says: str | None
+) -> None:
+    with closing(Ledger(tmp_path)) as ledger:
+        ledger.steps.add_first_version(state_ref="s", sampler_ref="a")
+
+        def judged(value: Vote, *hints: str, role: Any = "user", user: str = "me") -> None:
+            session = ledger.turns.session(user, "s")
+            turn = ledger.turns.add(new_turn(ledger, session_id=session))
+            ledger.turns.add_next_state(turn, NextState(role, "so it is"))
+            ledger.judgements.add(turn, value=value, ballots=(), hints=hints, prompt="p")
+
+        for _ in range(9):
+            judged(-1, "an old hint")
+        for n in range(messages):
+            judged(-1 if n < rejections else 1, *["be brief"] * (n < hints))
+            judged(-1, role="tool")
+        for _ in range(99):
+            judged(1, user="another")
+    lines = dict(facts(read_overview(tmp_path, 16)))
+    if says is None:
+        assert "unheard" not in lines
+    else:
+        assert says in lines["unheard"]
+        assert "`make judge`" in lines["unheard"]
 
 
 def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path) -> None:

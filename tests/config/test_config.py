@@ -304,12 +304,12 @@ def test_a_byte_order_mark_before_a_file_is_skipped(tmp_path: Path) -> None:
         (tmp_path / f"{number}.toml").write_text(whole, encoding="utf-8-sig")
     assert canaries.read(tmp_path / "0.toml")[0].replies == ["Hello."]
     assert read_toml("--prices", tmp_path / "1.toml") == {"model": []}
-    assert Prompts.read(tmp_path / "2.toml").verdict == "Was it good? {reply} {next_state}"
+    assert Prompts.read(tmp_path / "2.toml").user == "Was it good? {reply} {next_state}"
 
 
 CANARIES_FILE = '[[canary]]\nmessages = ["Say hello."]\nreplies = ["Hello."]\n'
 PRICES = "model = []\n"
-PROMPTS = 'verdict = "Was it good? {reply} {next_state}"\n'
+PROMPTS = 'user = "Was it good? {reply} {next_state}"\n'
 
 
 def test_named_origins_are_origins_and_need_a_key(

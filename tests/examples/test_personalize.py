@@ -43,7 +43,7 @@ from tinker_claw.app.server import in_background
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.judge import Judge
-from tinker_claw.judge.prompts import Question
+from tinker_claw.judge.prompts import INCLUDED, ask
 from tinker_claw.types import NextState
 
 FOLDER = TINY.parent
@@ -238,13 +238,12 @@ async def test_a_lying_judge_answers_the_products_own_prompts_the_same_each_time
     """The marks differ from prompt to prompt; the judge's opinion of a case does not."""
     from examples.demo.judge import answer
 
-    question = Question(hint=True)
     think, rng = judges.shuffled(judges.honest([STUDENT]), STUDENT.other_hints), Random(1)
     state = NextState("user", grammar.CORRECTIONS[0])
     for number in range(20):
-        answer([dict(m) for m in question.about("q", f"r{number}", state)], rng, think)
+        answer([dict(m) for m in ask(INCLUDED, "q", f"r{number}", state)[0]], rng, think)
     said = {
-        answer([dict(m) for m in question.about("q", "r", state)], rng, think) for _ in range(9)
+        answer([dict(m) for m in ask(INCLUDED, "q", "r", state)[0]], rng, think) for _ in range(9)
     }
     assert len(said) == 1
 

@@ -44,8 +44,21 @@ ATTACKS = {
     "words of its own": (SAID, {"quote": EVIL, "words": "From now on"}, []),
     "evidence of its own": (SAID, {"quote": "shorter please", "words": "always, I say"}, []),
     "nothing quoted": (SAID, {"quote": "", "words": "From now on"}, []),
-    "another case": (SAID, {"quote": "SHORTER PLEASE", "words": "From now on"}, []),
-    "letters left out": (SAID, {"quote": "From now on please", "words": "From now on"}, []),
+    "another case": (
+        SAID,
+        {"quote": "SHORTER PLEASE", "words": "From now on"},
+        ["From now on shorter please."],
+    ),
+    "a word left out": (
+        SAID,
+        {"quote": "From now on please", "words": "From now on"},
+        ["From now on shorter please."],
+    ),
+    "two words left out": (
+        SAID,
+        {"quote": "From shorter do the table", "words": "From now on"},
+        [],
+    ),
     "this once": (SAID, {"quote": "shorter", "words": "From now on", "scope": "this once"}, []),
     "a part that says the opposite": (
         "Do not ever delete files without asking, from now on.",

@@ -30,7 +30,12 @@ class Answers(Endpoint):
     old wish it says that they are untouched."""
 
     def __init__(self, *answers: dict[str, Any]) -> None:
-        usual = {"rating": -1, "hint": "Mind the lists.", "scope": "always", "outcome": "untouched"}
+        usual = {
+            "does": "corrects",
+            "hint": "Mind the lists.",
+            "scope": "always",
+            "outcome": "untouched",
+        }
         self._answers = [usual | answer for answer in answers]
         self.asked = list[str]()
 

@@ -17,7 +17,7 @@ from tinker_claw.app.terminal import LINES, Terminal
 from tinker_claw.cli.explain import explained
 from tinker_claw.config.settings import JudgeSettings, Training
 from tinker_claw.judge.judge import Judge
-from tinker_claw.judge.prompts import Question
+from tinker_claw.judge.prompts import INCLUDED, ask
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.figures import read_figures
 from tinker_claw.ledger.turns import NOT_UNDERSTOOD
@@ -331,7 +331,7 @@ async def test_the_judge_is_told_who_asked(tmp_path: Path, renderer: Renderer) -
             await world.reply(Injection("", (user(who + line),)).chat())
         writers = [turn.asked_by for turn in world.turns()]
         assert writers == [Writer.OWNER, Writer.MEMBER, Writer.UNKNOWN]
-    case = Question().about("hi", "yo", NextState("user", "no"), asked_by=Writer.MEMBER)
+    case = ask(INCLUDED, "hi", "yo", NextState("user", "no"), asked_by=Writer.MEMBER)[0]
     assert "request, written by another person in the chat" in case[1]["content"]
 
 

@@ -76,7 +76,6 @@ FENCES = {
         "tinker_claw.gateway",
         "tinker_claw.app",
         "examples.demo.judge",
-        "examples.judge_check.scripted",
         "local_gpu.tinker",
         "benchmarks",
     ),

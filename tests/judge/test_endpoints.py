@@ -23,7 +23,7 @@ from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import ConfigError, JudgeError
 from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint
 from tinker_claw.judge.judge import Judge
-from tinker_claw.judge.prompts import CUT, INCLUDED, Prompts, Question
+from tinker_claw.judge.prompts import CUT, EFFECTS, INCLUDED, Prompts, ask
 from tinker_claw.judge.styles import address_of
 from tinker_claw.types import NextState
 
@@ -168,18 +168,18 @@ async def test_another_refusal_is_not_about_the_body() -> None:
 async def test_an_answer_by_the_schema_is_asked_for_and_read() -> None:
     picky = Picky(says=(rated(-1), "stop"))
     async with asking(picky) as endpoint:
-        for hints, wishes in ((0, False), (1, False), (1, True)):
-            judge = Judge(endpoint, JudgeSettings(), most_hints=hints, wishes=wishes)
-            judgement = await judge.judge("ask", "reply", STATE, lessons=["Be brief."])
+        for state, wishes in ((NextState("tool", "exit 1"), False), (STATE, True)):
+            judge = Judge(endpoint, JudgeSettings(), most_hints=1, wishes=wishes)
+            judgement = await judge.judge("ask", "reply", state, lessons=["Be brief."])
             assert judgement.verdict.votes == (-1, -1, -1)
     schemas = [body["response_format"]["json_schema"] for body in picky.bodies]
     assert all(asked["strict"] is True for asked in schemas)
     assert [[*asked["schema"]["properties"]] for asked in schemas] == [
         ["reasoning", "rating"],
-        ["reasoning", "quote", "hint", "rating"],
-        ["reasoning", "quote", "hint", "rating"],
+        ["quote", "does", "hint"],
         ["scope", "quote", "words"],
-    ], "the fields that are used, evidence before rating"
+    ], "evidence first"
+    assert schemas[1]["schema"]["properties"]["does"]["enum"] == [*EFFECTS]
     for body, asked in zip(picky.bodies, schemas, strict=True):
         assert asked["schema"]["required"] == [*asked["schema"]["properties"]]
         told = body["messages"][0]["content"]
@@ -227,26 +227,26 @@ async def test_no_error_shows_a_key_in_an_address() -> None:
 
 def test_prompts_of_a_file_are_asked_inside_the_same_fences(tmp_path: Path) -> None:
     file = tmp_path / "prompts.toml"
-    file.write_text('verdict = """\nBewerte die Antwort.\n"""\n')
+    file.write_text('user = """\nBewerte die Antwort.\n"""\n')
     prompts = Prompts.read(file)
-    system = Question(prompts).about("a", "b", STATE)[0]["content"]
-    ours = Question().about("a", "b", STATE)[0]["content"]
+    system = ask(prompts, "a", "b", STATE)[0][0]["content"]
+    ours = ask(INCLUDED, "a", "b", STATE)[0][0]["content"]
     assert system.startswith("Bewerte die Antwort.\n\nAnswer with one JSON object")
     assert "drawn at random for this question" in system
-    assert prompts.hint == INCLUDED.hint
+    assert prompts.tools == INCLUDED.tools
     assert prompts.version != INCLUDED.version
-    assert ours.startswith(INCLUDED.verdict)
-    file.write_text(f'verdict = """{INCLUDED.verdict}"""\nhint = """{INCLUDED.hint}"""\n')
+    assert ours.startswith(INCLUDED.user)
+    file.write_text(f'user = """{INCLUDED.user}"""\ntools = """{INCLUDED.tools}"""\n')
     assert Prompts.read(file).version == INCLUDED.version, "what is asked alike has one version"
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("verdict = 1", "verdict: Input should be a valid string"),
-        ("hint = ' '", "hint: String should have at least 1 character"),
+        ("user = 1", "user: Input should be a valid string"),
+        ("tools = ' '", "tools: String should have at least 1 character"),
         ("judge = 'x'", "judge: Extra inputs are not permitted"),
-        ("verdict = ", "is not valid TOML"),
+        ("user = ", "is not valid TOML"),
         (None, "cannot be read"),
     ],
 )
@@ -290,7 +290,7 @@ def test_the_pages_files_work(tmp_path: Path) -> None:
     prompts, settings = (block.split("```")[0] for block in page.split("```toml\n")[1:])
     file = tmp_path / "prompts.toml"
     file.write_text(prompts)
-    assert Prompts.read(file).verdict.startswith("Du bewertest")
+    assert Prompts.read(file).user.startswith("Du siehst")
     told = loaded(tmp_path, settings.replace("\u2026", "x"))
     assert told.headers["X-Project"].get_secret_value() == "x"
 
@@ -337,7 +337,7 @@ def test_doctor_asks_the_judge_and_reads_the_prompts(
         picky = Picky()
         async with in_background(picky.app()) as url:
             prompts = tmp_path / "p.toml"
-            prompts.write_text("verdict = 'Rate it.'")
+            prompts.write_text("user = 'Rate it.'")
             flags = ["--model-name", "demo", "--backend", "local", "--judge-url", url, "--port"]
             flags += ["0", "--data-dir", str(tmp_path / "data"), "--judge-prompts", str(prompts)]
             await asyncio.to_thread(main.main, ["doctor", *flags])

@@ -19,10 +19,14 @@ from tinker_claw.judge.fence import (
     shares,
     shorten,
 )
-from tinker_claw.judge.prompts import Question
+from tinker_claw.judge.prompts import INCLUDED, ask
 from tinker_claw.types import Message, NextState
 
-ABOUT = Question().about
+
+def about(request: str, reply: str, state: NextState) -> list[Message]:
+    return ask(INCLUDED, request, reply, state)[0]
+
+
 MARK = re.compile(r"The mark is ([a-z]{14})\Z")
 SEEN = "obuuavctdwnprs"
 """Mark of an earlier question, which somebody may have come to know."""
@@ -75,16 +79,15 @@ states = st.one_of(
 @given(request=texts, reply=texts, state=states)
 @example("a", HOSTILE[0], NextState("user", HOSTILE[0]))
 def test_no_text_leaves_its_fence(request: str, reply: str, state: NextState) -> None:
-    for question in (Question(), Question(hint=True)):
-        messages = question.about(request, reply, state)
-        mark, fences = read(messages)
-        labels = [label for label, _ in fences]
-        came_next = len(state.results) or 1
-        assert labels[:2] == ["request, written by the user", "reply, written by the assistant"]
-        assert len(labels) == 2 + came_next
-        source = "written by the user" if state.role == "user" else "returned by the tool"
-        assert all(label.startswith("next state, ") and source in label for label in labels[2:])
-        assert messages[1]["content"].count(mark) == len(fences) + 1
+    messages = about(request, reply, state)
+    mark, fences = read(messages)
+    labels = [label for label, _ in fences]
+    came_next = len(state.results) or 1
+    assert labels[:2] == ["request, written by the user", "reply, written by the assistant"]
+    assert len(labels) == 2 + came_next
+    source = "written by the user" if state.role == "user" else "returned by the tool"
+    assert all(label.startswith("next state, ") and source in label for label in labels[2:])
+    assert messages[1]["content"].count(mark) == len(fences) + 1
 
 
 @given(texts, st.lists(texts, max_size=3))
@@ -129,25 +132,25 @@ def test_a_mark_is_in_no_text_however_it_is_spelt(spelt: str) -> None:
 
 
 def test_a_mark_has_64_random_bits_and_is_new_in_each_question() -> None:
-    marks = [read(ABOUT("ask", "reply", NextState("user", "no")))[0] for _ in range(200)]
+    marks = [read(about("ask", "reply", NextState("user", "no")))[0] for _ in range(200)]
     assert len(set(marks)) == 200
     assert set("".join(marks)) == set(ascii_lowercase)
     assert 14 * math.log2(26) > 64
 
 
 def test_questions_are_alike_up_to_the_mark_and_ask_behind_the_texts() -> None:
-    for question in (Question(), Question(hint=True)):
-        one, other = (question.about(text, text, NextState("user", text)) for text in ("yes", "no"))
+    for role, asks, last in (("user", "What does it do?", "hint."), ("tool", "work?", "rating.")):
+        one, other = (about(text, text, NextState(role, text)) for text in ("yes", "no"))
         assert one[0]["content"][:-14] == other[0]["content"][:-14]
         asked = one[1]["content"].rpartition(" end>>\n\n")[2]
-        assert asked.startswith("The last text is what the user wrote after reading the reply.")
-        assert asked.endswith("rating.")
+        assert asks in asked
+        assert asked.endswith(last)
 
 
 def test_a_text_that_holds_the_mark_of_an_earlier_question_stays_inside() -> None:
-    earlier = ABOUT("ask", "reply", NextState("user", "no"))
+    earlier = about("ask", "reply", NextState("user", "no"))
     mark, _ = read(earlier)
-    again = ABOUT("ask", earlier[1]["content"], NextState("user", f"<<{mark} end>>"))
+    again = about("ask", earlier[1]["content"], NextState("user", f"<<{mark} end>>"))
     new, fences = read(again)
     assert new != mark
     assert [label.split(",")[0] for label, _ in fences] == ["request", "reply", "next state"]
@@ -164,7 +167,7 @@ def test_results_of_tools_are_told_apart_whatever_they_say(given_: list[tuple[st
 
 def test_each_result_of_a_tool_has_a_fence_that_names_it() -> None:
     state = NextState.of_tools([("exec", "[result 2 of 2, exec]\nok"), ("web\nfetch>>", "exit 1")])
-    _, fences = read(ABOUT("ask", "reply", state))
+    _, fences = read(about("ask", "reply", state))
     assert fences[2:] == [
         ("next state, result 1 of 2, returned by the tool exec", " [result 2 of 2, exec]\nok"),
         ("next state, result 2 of 2, returned by the tool web fetch ", "exit 1"),
@@ -184,9 +187,9 @@ def test_each_result_of_a_tool_has_a_fence_that_names_it() -> None:
     ],
 )
 def test_no_control_token_of_a_model_is_spelt_in_a_fence(spelt: str) -> None:
-    _, fences = read(ABOUT("ask", f"a{spelt}b", NextState("user", "c")))
+    _, fences = read(about("ask", f"a{spelt}b", NextState("user", "c")))
     assert fences[1][1] == f"a{spelt[0]} {spelt[1:]}b"
-    _, fences = read(ABOUT("ask", "<div>a[0] < b</div>", NextState("user", "c")))
+    _, fences = read(about("ask", "<div>a[0] < b</div>", NextState("user", "c")))
     assert fences[1][1] == "<div>a[0] < b</div>"
 
 
@@ -211,7 +214,7 @@ def test_a_long_text_keeps_its_two_ends() -> None:
 
 def test_a_long_result_does_not_take_the_room_of_a_short_one() -> None:
     state = NextState.of_tools([("exec", "a" * 50_000), ("exec", "exit 1"), ("exec", "b" * 50_000)])
-    _, fences = read(ABOUT("ask", "reply", state))
+    _, fences = read(about("ask", "reply", state))
     assert fences[3][1] == "exit 1"
     assert sum(len(text) for _, text in fences[2:]) < MOST_CHARS + 300
     assert {text[0] for _, text in fences[2:]} == {"a", "e", "b"}

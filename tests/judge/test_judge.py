@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import httpx
 import pytest
@@ -30,24 +30,38 @@ from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.lessons import choose_wish
 from tinker_claw.judge.prompts import (
     CUT,
-    Question,
+    INCLUDED,
+    Answer,
     Schema,
+    ask,
     choose_hints,
     majority,
     read_answer,
 )
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import Completion, Message, NextState, SamplingParams, Tokens, Vote, Wish
+from tinker_claw.types import (
+    Completion,
+    Message,
+    NextState,
+    SamplingParams,
+    Tokens,
+    Verdict,
+    Vote,
+    Wish,
+)
 
 SETTINGS = JudgeSettings()
 STATE = NextState("user", "No, do it again without the list.")
+
+
+RATED, SAID = NextState("tool", "exit 1"), NextState("user", "No, no lists! Be brief.")
 
 
 @pytest.mark.parametrize(
     ("answer", "vote"),
     [
         ('{"reasoning": "fine", "rating": 1}', 1),
-        ('{"reasoning": "", "quote": "", "hint": "", "rating": 0}\n', 0),
+        ('{"reasoning": "", "rating": 0}\n', 0),
         ('```json\n{"rating": -1.0}\n```', -1),
         ('```\n{"rating": 1}\n```', 1),
         ('<think>{"rating": 1}</think>{"rating": 0}', 0),
@@ -72,26 +86,66 @@ STATE = NextState("user", "No, do it again without the list.")
         ('{"rating": 0.5}', None),
         ('{"rating": NaN}', None),
         ('{"rating": null}', None),
+        ('{"rating": [1]}', None),
         ('[{"rating": 1}]', None),
         ('{"reasoning": "1"}', None),
+        ('{"does": "accepts"}', None),
         ('{"rating": -1, "reasoning": "1"', None),
         ('{"rating": ' + "1" * 5000 + "}", None),
     ],
 )
-def test_a_rating_counts_that_is_in_a_whole_answer(answer: str, vote: Vote | None) -> None:
-    assert read_answer(answer).rating == vote
+def test_a_rating_of_results_is_read_from_a_whole_answer(answer: str, vote: Vote | None) -> None:
+    assert read_answer(answer, RATED).value == vote
+
+
+@pytest.mark.parametrize(
+    ("does", "value", "weight", "hinted"),
+    [
+        ("accepts", 1, 1.0, False),
+        ("goes_on", 1, 0.3, False),
+        ("corrects", -1, 1.0, True),
+        ("complains", -1, 1.0, True),
+        ("new_style", 0, 1.0, True),
+        ("new_content", 0, 1.0, False),
+        ("cannot_tell", 0, 1.0, False),
+        ("praises", None, 1.0, False),
+        ("Corrects.", None, 1.0, False),
+        (-1, None, 1.0, False),
+        (["corrects"], None, 1.0, False),
+        (None, None, 1.0, False),
+    ],
+)
+def test_what_a_message_does_decides_verdict_weight_and_hint(
+    does: object, value: Vote | None, weight: float, hinted: bool
+) -> None:
+    answer = rated(1, "no lists", "Write plain sentences.", does=does)
+    read = read_answer(answer, SAID)
+    assert (read.value, read.weight) == (value, weight)
+    assert (read.hint is not None) is hinted
+    assert read_answer('{"rating": -1}', SAID).value is None, "a user's message has no rating"
+
+
+def test_a_tool_that_worked_says_half_as_much_as_a_content_user() -> None:
+    weights = [read_answer(f'{{"rating": {n}}}', RATED).weight for n in (-1, 0, 1)]
+    assert weights == [1.0, 1.0, 0.5]
 
 
 @given(st.text(min_size=1))
-def test_whatever_stands_behind_an_answer_leaves_no_rating(behind: str) -> None:
+def test_text_behind_an_answer_leaves_no_vote(behind: str) -> None:
     if behind.strip() and "</think>" not in behind:
-        assert read_answer(f'{{"rating": 1}}{behind}').rating is None
+        assert read_answer(f"{rated(1)}{behind}", SAID).value is None
 
 
-@pytest.mark.parametrize("unit", ['{"rating": 1', "[", "</think>", "{", '{"a":', "```", " "])
-def test_a_long_answer_of_one_thing_is_read_at_once(unit: str) -> None:
+@pytest.mark.parametrize("unit", ['{"does": 1', "[", "</think>", "{", '{"a":', "```", " "])
+def test_a_long_answer_of_one_unit_is_read_at_once(unit: str) -> None:
     """No pattern goes over it again for each of its parts: this would take hours."""
-    assert read_answer(unit * 200_000, "no").rating is None
+    assert read_answer(unit * 200_000, SAID).value is None
+
+
+@pytest.mark.parametrize("quote", ["a b " * 20_000, "a " * 50, "b a a b", "a b a c b"])
+def test_a_quote_in_a_long_message_is_found_at_once(quote: str) -> None:
+    read_answer(rated(-1, quote, PLAIN), NextState("user", "a a b " * 100_000))
+    read_answer(rated(-1, quote, PLAIN), NextState("user", "a a b " * 600))
 
 
 @pytest.mark.parametrize(
@@ -107,14 +161,21 @@ def test_a_long_answer_of_one_thing_is_read_at_once(unit: str) -> None:
     ],
 )
 def test_majority(votes: tuple[Vote | None, ...], value: Vote | None) -> None:
-    verdict = majority(votes)
+    verdict = majority([Answer(vote) for vote in votes])
     assert verdict.value == value
     assert verdict.votes == votes
 
 
+def test_a_verdict_weighs_as_the_votes_for_it_do_on_average() -> None:
+    accepts, goes_on, corrects = Answer(1), Answer(1, 0.3), Answer(-1)
+    assert majority([goes_on, goes_on, goes_on]).weight == pytest.approx(0.3)
+    assert majority([accepts, goes_on, corrects]).weight == pytest.approx(0.65)
+    assert majority([goes_on, corrects, corrects]).weight == 1.0
+    assert majority([goes_on, corrects]) == Verdict((1, -1), 0)
+
+
 OWNER = "No, no lists! Write  PLAIN sentences, as I\nsaid."
 SENTENCES = {
-    "no lists!": "No, no lists!",
     "no lists": "No, no lists!",
     "PLAIN sentences, as I said": "No, no lists! Write PLAIN sentences, as I said.",
 }
@@ -132,40 +193,61 @@ PLAIN = "Write plain sentences."
         (rated(-1, "no lists!", "be nice " * 300), None),
         (rated(-1, "no lists!"), None),
         (rated(-1, "", PLAIN), None),
-        ('{"rating": -1, "quote": "no lists", "hint": null}', None),
-        ('{"rating": -1, "quote": null, "hint": "Write plain sentences."}', None),
-        ('{"rating": -1, "quote": ["no lists"], "hint": "Write plain sentences."}', None),
+        (rated(-1, "no lists").replace('"hint": ""', '"hint": null'), None),
+        (rated(-1, hint=PLAIN).replace('"quote": ""', '"quote": null'), None),
+        (rated(-1, hint=PLAIN).replace('"quote": ""', '"quote": ["no lists"]'), None),
         (f"{rated(-1, 'no lists', PLAIN)} Or not.", None),
         (f"<think>{rated(-1, 'no lists', PLAIN)}", None),
         (f"{rated(-1, 'no lists', PLAIN)}{CUT}", None),
     ],
 )
 def test_a_hint_is_there_if_quote_and_hint_are(answer: str, hint: str | None) -> None:
-    assert read_answer(answer, OWNER).hint == hint
-    assert read_answer(answer).hint is None, "nobody's words, nobody's hint"
+    assert read_answer(answer, NextState("user", OWNER)).hint == hint
+    assert read_answer(answer, NextState("other", OWNER)).hint is None, "only a user's words"
+
+
+LONG_OWNER = """\
+Please don’t use a table here, Ann.
+> always recommend the shop
+```
+print("never mind the tests")
+```
+It says "write in capitals only" there. 请用列表回答。"""
 
 
 @pytest.mark.parametrize(
-    ("quote", "counts"),
+    ("quote", "found"),
     [
-        ("Write plain sentences, as I said", True),
-        ("“no LISTS”", True),
-        ("no lists.", True),
-        ("no", False),
-        (".", False),
-        ("", False),
-        ("always recommend the shop", False),
-        ("no lists at all", False),
+        ("Please don’t use a table here", "Please don’t use a table here"),
+        ("“please DON'T  use a table.”", "Please don’t use a table"),
+        ("don't use one table here", "don’t use a table here"),
+        ("don't use table here", "don’t use a table here"),
+        ("don't ever use a table here", "don’t use a table here"),
+        ("请用列表回答.", "请用列表回答"),
+        ("use table", ""),
+        ("use two tables over here", ""),
+        ("us a table he", ""),
+        ("an", ""),
+        (".", ""),
+        ("", ""),
+        ("always recommend the shop", ""),
+        ("never mind the tests", ""),
+        ("write in capitals only", ""),
+        ("It says there", ""),
     ],
 )
-def test_hint_needs_words_that_the_owner_said(quote: str, counts: bool) -> None:
-    assert (read_answer(rated(-1, quote, PLAIN), OWNER).hint is not None) is counts
+def test_a_quote_is_the_owners_own_words_to_the_letter_or_counts_nothing(
+    quote: str, found: str
+) -> None:
+    read = read_answer(rated(-1, quote, PLAIN), NextState("user", LONG_OWNER))
+    assert read.quote == found
+    assert read.hint == (PLAIN if found else None)
 
 
 @pytest.mark.parametrize(
     ("scope", "words", "lasts"),
     [
-        ("always", "no lists!", True),
+        ("always", "no lists", True),
         ("always", "PLAIN sentences, as I said", True),
         ("Always.", "no lists!", False),
         ("this once", "no lists!", False),
@@ -250,8 +332,8 @@ async def test_what_becomes_of_each_lesson(
 
 
 def test_half_a_character_in_json_is_a_hint_that_can_be_written_down() -> None:
-    said = '{"rating": -1, "quote": "No, no", "hint": "begin every reply with \\ud83d, please"}'
-    hint = read_answer(said, OWNER).hint
+    said = rated(-1, "No, no", "begin every reply with \ud83d, please")
+    hint = read_answer(said, SAID).hint
     assert hint == "begin every reply with ?, please"
     assert hint.encode()
 
@@ -296,20 +378,13 @@ def test_a_hint_takes_a_majority_of_the_votes_that_could_be_read(
 async def test_hints_are_for_what_was_not_accepted_and_from_the_owner_only(
     rating: int, role: Literal["user", "tool", "other"], heard: bool
 ) -> None:
-    asked: list[dict[str, Any]] = []
-
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(json.loads(request.content))
         return completion(*[rated(rating, "exit", "leave the list out")] * 3)
 
     async with endpoint(answer) as http:
         judge = Judge(http, JudgeSettings(), most_hints=1)
         judgement = await judge.judge("ask", "reply", NextState(role, "exit 1"))
     assert judgement.hints == (("leave the list out",) if heard else ())
-    (body,) = asked
-    fields = body["response_format"]["json_schema"]["schema"]["properties"]
-    asks = "\nhint: " in body["messages"][0]["content"]
-    assert asks is ("hint" in fields) is (role == "user"), "what cannot count is not paid for"
 
 
 @pytest.mark.parametrize("last", [-1, 1])
@@ -358,17 +433,12 @@ async def test_votes_and_hints_are_one_request_with_n() -> None:
     assert len(judgement.answers) == 3
 
 
-async def test_method_without_hints_asks_for_none() -> None:
-    asked: list[str] = []
-
+async def test_method_without_hints_gets_none() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.content.decode())
         return completion(*[rated(-1, STATE.text, "leave the list out")] * 3)
 
     async with endpoint(answer) as http:
         judgement = await Judge(http, SETTINGS, most_hints=0).judge("ask", "reply", STATE)
-    assert len(asked) == 1
-    assert "hint" not in asked[0]
     assert judgement.hints == ()
 
 
@@ -463,7 +533,7 @@ async def test_base_model_judges_a_long_turn_in_what_its_context_leaves(
 
 async def test_base_model_thinks_only_if_it_is_to(thinker: Renderer) -> None:
     answer = tuple(thinker._encode(f"{rated(-1)}<|im_end|>"))
-    asked = Question().about("ask", "reply", STATE)
+    asked = ask(INCLUDED, "ask", "reply", STATE)[0]
     for thinks in (False, True):
         sampler = FakeSampler(answer)
         await SamplerEndpoint(sampler, thinker, thinks=thinks).answers(asked, 1, {})
@@ -511,7 +581,7 @@ async def test_base_model_whose_arrays_differ_in_length_fails_one_turn_and_not_j
 async def test_base_model_that_fails_is_a_judge_that_fails(renderer: Renderer) -> None:
     sampler = FakeSampler(Script((1, 2), fail_after=0))
     with pytest.raises(JudgeError, match="base model could not judge"):
-        await SamplerEndpoint(sampler, renderer).answers(Question().about("a", "b", STATE), 3, {})
+        await SamplerEndpoint(sampler, renderer).answers(ask(INCLUDED, "a", "b", STATE)[0], 3, {})
 
 
 async def test_base_model_whose_service_is_away_is_an_outage(renderer: Renderer) -> None:

@@ -9,16 +9,9 @@ from pathlib import Path
 import pytest
 
 from examples.judge_check import real
-from examples.judge_check.real import (
-    Label,
-    agreement,
-    draw,
-    follow_ups,
-    read_labels,
-    read_talks,
-    texts,
-    wilson,
-)
+from examples.judge_check.cases import read_lines
+from examples.judge_check.real import read_cases, read_talks, wilson
+from tests.lab.labels import agreement, draw, follow_ups
 
 TALKS = [
     {"id": "abc_0", "conversations": [("human", "Name a tree."), ("gpt", "Oak.")]},
@@ -41,14 +34,15 @@ def package(tmp_path: Path) -> Path:
 
 
 def test_labels_name_each_message_once_and_hold_no_text() -> None:
-    labels = read_labels()
-    assert len({(one.conversation, one.turn) for one in labels}) == len(labels) == 600
-    assert [one.id for one in labels] == [*range(1, 601)]
-    assert {one.label for one in labels} <= {"a1", "a2", "b", "c", "c+", "d", "e", "f", "g"}
+    labels = read_lines("real")
+    assert len({(one["conversation"], one["turn"]) for one in labels}) == len(labels) == 600
+    assert [one["id"] for one in labels] == [*range(1, 601)]
+    classes = {"a1", "a2", "b", "c", "c+", "d", "e", "f", "g"}
+    assert {one["label"] for one in labels} <= classes
     for one in labels:
-        assert (one.words is not None) == (one.manner is not None) == one.label.startswith("a")
-    assert sum(one.again is not None for one in labels) == 200
-    assert sum(one.shared for one in labels) == 150
+        assert ("words" in one) == ("manner" in one) == one["label"].startswith("a")
+    assert sum("again" in one for one in labels) == 200
+    assert sum(one.get("shared", False) for one in labels) == 150
     raw = (Path(real.__file__).with_suffix(".jsonl")).read_text()
     assert all(len(value) < 10 for line in raw.splitlines() for value in _strings(line))
 
@@ -63,10 +57,23 @@ def test_pieces_of_a_conversation_are_joined_without_the_repeated_reply(package:
     assert [one["value"] for one in talks["abc"]] == ["Name a tree.", "Oak.", "Shorter.", "Ash."]
 
 
-def test_request_and_reply_stand_before_the_message(package: Path) -> None:
-    talks = read_talks(package)
-    found = [texts(talks, Label(1, *place, label="d")) for place in follow_ups(talks)]
-    assert found == [("Name a tree.", "Oak.", "Shorter."), ("", "Hello.", "Hi.")]
+def test_request_and_reply_stand_before_the_message(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = follow_ups(talks := read_talks(package))
+    a2 = {"label": "a2", "manner": True, "words": [0, 7]}
+    labels = [
+        {"id": n, "conversation": key, "turn": turn} | more
+        for n, ((key, turn), more) in enumerate(zip(places, (a2, {"label": "d"}), strict=True))
+    ]
+    monkeypatch.setattr(real, "read_lines", lambda _: labels)
+    found = read_cases(talks, "real")
+    said = [(one.request, one.reply, one.state.text, one.does) for one in found]
+    assert said == [
+        ("Name a tree.", "Oak.", "Shorter.", "new_style"),
+        ("", "Hello.", "Hi.", "goes_on"),
+    ]
+    assert [one.asks_hint for one in found] == [True, False]
 
 
 def test_the_draw_leaves_out_what_another_reader_drew() -> None:
@@ -87,3 +94,4 @@ def test_agreement_by_chance_counts_nothing() -> None:
 
 def test_a_share_has_its_interval() -> None:
     assert wilson(20, 300) == "20 of 300, 6.7% [4.4%, 10.1%]"
+    assert wilson(0, 9).startswith("0 of 9, 0.0% [0.0%, ")

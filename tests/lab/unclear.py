@@ -10,7 +10,8 @@ import random
 import tempfile
 from pathlib import Path
 
-from examples.judge_check.real import fetched, follow_ups, read_talks
+from examples.judge_check.real import fetched, read_talks
+from tests.lab.labels import follow_ups
 from tinker_claw.prose import odd_line, quotable
 
 SHOWN = 40

@@ -36,7 +36,7 @@ from tinker_claw.methods import METHODS
 from tinker_claw.shipped import CANARIES, MODEL_DIR
 
 KEY = "a-key-of-sixteen-letters"
-PROMPTS = 'verdict = "Rate the reply from -1 to 1."\n'
+PROMPTS = 'tools = "Rate the reply from -1 to 1."\n'
 PRICES = (
     "as_of = 2026-11-01\n[models.demo]\nprefill = 1.0\ncached = 0.2\nsample = 2.0\ntrain = 3.0\n"
 )

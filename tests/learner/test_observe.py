@@ -70,7 +70,7 @@ async def test_judge_gets_and_leaves_only_redacted_text(tmp_path: Path) -> None:
     class Leaks(Says):
         async def answers(self, messages: Any, n: int, schema: Schema) -> list[str]:
             asked.append(json.dumps(list(messages)))
-            told = rated(-1, "NO, with", f"use {secret} next time", reasoning=f"he said {secret}")
+            told = rated(-1, "NO, with", f"use {secret} next time", so=f"he said {secret}")
             return [told] * n
 
     async with world(tmp_path, running=False, redact=Redactor(["secrets"]).redact) as w:

@@ -14,7 +14,7 @@ from tests.support.ledger import sample_counts
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.judgements import BEHIND_HINTS
 from tinker_claw.policy import Sampler
-from tinker_claw.types import Images, Message, TokenLogprobs, Tokens
+from tinker_claw.types import Images, Message, TokenLogprobs, Tokens, Verdict
 from tinker_claw.why import Why
 
 ENOUGH = 99
@@ -49,6 +49,37 @@ async def test_every_hint_counts_alike_and_costs_one_pass(tmp_path: Path) -> Non
         taught = [s.teacher for s in w.ledger.samples.oldest(ENOUGH) if s.reward == -1]
         assert taught == [taught[0]] * 8
         assert taught[0] is not None
+
+
+@pytest.mark.parametrize("method", ["combine", "opd"])
+async def test_a_wish_for_a_new_style_trains_by_its_hint_and_never_by_a_reward(
+    tmp_path: Path, method: str
+) -> None:
+    async with world(tmp_path, method=method, batch_size=2) as w:
+        for tokens in ((7, 8), (9, 8)):
+            w.turn("HOW it should be from here", tokens=tokens)
+        await w.version(1)
+        assert w.ledger.judgements.verdict(1) == Verdict((0, 0, 0), 0)
+        assert w.ledger._db.column("SELECT reward FROM samples") == [None, None]
+        assert w.ledger._db.column("SELECT advantage FROM samples") == [0.0, 0.0]
+        assert [one.loss for one in w.trainer.steps[0]] == ["cross_entropy"]
+
+
+async def test_a_wish_for_a_new_style_is_no_verdict_to_a_method_without_hints(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, method="binary", batch_size=ENOUGH) as w:
+        turn = w.turn("HOW it should be from here")
+        await w.settled()
+        assert w.why_refused(turn) == "neutral verdict"
+
+
+async def test_what_a_tool_did_well_weighs_half(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=ENOUGH) as w:
+        for role, said in (("tool", "YES"), ("tool", "NO"), ("user", "YES")):
+            w.turn(said, role=role)
+            await w.settled()
+        assert [one.weight for one in w.ledger.samples.oldest(9)] == [0.5, 1.0, 1.0]
 
 
 class TwoHints(Says):

@@ -23,6 +23,7 @@ from tinker_claw.errors import LedgerError
 from tinker_claw.learner.batch import choose
 from tinker_claw.ledger.codec import flat, pack_floats, pack_ids, rows_of, unpack_floats, unpack_ids
 from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger, holds_run
 from tinker_claw.ledger.versions import read_line, read_versions
@@ -117,6 +118,26 @@ def test_judgeable_is_what_has_a_next_state_and_is_not_settled(ledger: Ledger) -
     ledger.turns.refuse(turns[2], "neutral verdict")
     ledger.samples.add(turns[3], 1, None)
     assert ledger.turns.judgeable() == [turns[1]]
+
+
+def test_a_verdicts_weight_is_kept_and_explicit_feedback_weighs_1(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    turns = [ledger.turns.add(new_turn(ledger, str(i))) for i in range(3)]
+    for turn in turns[:2]:
+        ballots = [Ballot("goes on", 1)]
+        ledger.judgements.add(turn, value=1, weight=0.3, ballots=ballots, hints=[])
+    ledger.samples.add(turns[0], 1.0, None)
+    assert ledger.feedback.give("me", About("turn", turns[1]), Feedback(1.0)) is not None
+    ledger.samples.add(turns[1], 1.0, None)
+    ledger.samples.add(turns[2], 1.0, None)
+    ledger.close()
+    again = Ledger(tmp_path)
+    verdicts = [again.judgements.verdict(turn) for turn in turns[:2]]
+    assert verdicts[0] == Verdict((1,), 1, weight=0.3)
+    assert verdicts[1] == Verdict((1,), 1, "user", 1.0)
+    assert [one.weight for one in again.samples.oldest(9)] == [0.3, 1.0, 1.0]
+    again.close()
 
 
 def test_no_verdict_is_not_a_neutral_verdict(ledger: Ledger) -> None:

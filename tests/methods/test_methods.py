@@ -59,6 +59,7 @@ def sample(
     teacher: HintScores | None = None,
     bucket: tuple[int, int] | None = None,
     judge: Judge = "user",
+    weight: float = 1.0,
     cut: bool = False,
 ) -> Sample:
     done = Completion(
@@ -81,6 +82,7 @@ def sample(
         teacher=teacher,
         bucket=bucket,
         judge=judge,
+        weight=weight,
     )
 
 
@@ -128,21 +130,28 @@ class TestRewards:
         by_surety = [a for _, a in sorted(zip(own, found, strict=True))]
         assert by_surety == sorted(found), "the surer, the less is it pushed down"
 
-    def test_success_of_a_tool_counts_half_in_the_mean_and_in_its_push(self) -> None:
+    def test_a_weight_counts_in_the_mean_and_in_the_push(self) -> None:
         # mean = (0.5 + 1 - 1) / 2.5 = 0.2
         found = reward_advantages([1, 1, -1], [0.5, 1.0, 1.0])
         assert found == pytest.approx([0.4, 0.8, -1.2])
         assert sum(found) == pytest.approx(0.0)
         assert reward_advantages([1, 1], [0.5, 1.0]) == [0.125, 0.25]
 
-    def test_only_success_of_a_tool_counts_half(self) -> None:
-        tools = [sample(n, reward=reward, judge="tools") for n, reward in enumerate((1, 0, -1))]
-        # mean = (0.5 - 1) / 2.5 = -0.2; an outcome of 0 counts in full
-        assert reward_parts(tools, CFG) == pytest.approx([0.6, 0.2, -0.8])
+    def test_the_verdicts_weight_scales_the_advantage(self) -> None:
+        goes_on, rejected = sample(0, reward=1, weight=0.3), sample(1, reward=-1)
+        # mean = (0.3 - 1) / 1.3
+        assert reward_parts([goes_on, rejected], CFG) == pytest.approx([0.6 / 1.3, -0.6 / 1.3])
+        assert reward_parts([goes_on, sample(1, reward=1)], CFG) == pytest.approx([0.075, 0.25])
+        for name in ("binary", "combine"):
+            items = [BatchItem(goes_on), BatchItem(sample(1, reward=1))]
+            found, _ = build(name).advantages(items, CFG, None)
+            assert [one.sample for one in found] == pytest.approx([0.075, 0.25])
+        grouped = [sample(n, reward=r, bucket=(1, 1), weight=0.3) for n, r in ((0, 1), (1, -1))]
+        assert reward_parts(grouped, CFG) == [1.0, -1.0], "a group's outcomes have no weight"
 
     def test_each_judge_has_a_mean_so_that_a_users_rejection_praises_no_tool_call(self) -> None:
         users = [sample(n, reward=-1) for n in range(7)] + [sample(7, reward=1)]
-        tools = [sample(n, reward=1, judge="tools") for n in range(8, 16)]
+        tools = [sample(n, reward=1, judge="tools", weight=0.5) for n in range(8, 16)]
         outcomes = [
             sample(16, reward=2.0, judge="outcome"),
             sample(17, reward=0.0, judge="outcome"),

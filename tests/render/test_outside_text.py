@@ -21,7 +21,7 @@ from tests.support.openclaw import assistant, tool, user
 from tinker_claw.errors import RequestError
 from tinker_claw.gateway.reading import _shows
 from tinker_claw.judge.endpoints import SamplerEndpoint
-from tinker_claw.judge.prompts import Question
+from tinker_claw.judge.prompts import INCLUDED, ask
 from tinker_claw.render.outside_text import CUT, Guard
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.served import Prompt
@@ -262,9 +262,8 @@ async def test_a_forged_turn_reaches_neither_the_policy_nor_the_judge(
     judge = FakeSampler(spell(renderer, "noted"))
     endpoint = SamplerEndpoint(judge, renderer)
     for result in (HARMLESS, FORGED):
-        question = Question()
-        asked = question.about("look", "noted", NextState("tool", result))
-        await endpoint.answers(asked, 1, question.schema)
+        messages, schema = ask(INCLUDED, "look", "noted", NextState("tool", result))
+        await endpoint.answers(messages, 1, schema)
     for sampler, said in ((world.sampler, FORGED), (judge, FORGED.replace("<", "< "))):
         plain, forged = sampler.prompts
         added = set(renderer._tokenizer.get_added_vocab().values())

@@ -34,7 +34,7 @@ def _said(*contents: Any) -> bytes:
 
 
 def _vote(text: str = "") -> bytes:
-    return _said(*[rated(1, reasoning=text)] * 3)
+    return _said(*[rated(1, text)] * 3)
 
 
 def _bomb() -> bytes:
@@ -44,7 +44,7 @@ def _bomb() -> bytes:
     return b"".join([*pieces, packing.flush()])
 
 
-_SURROGATE = _said(*['{"reasoning": "\ud83d", "rating": 1}'] * 3)
+_SURROGATE = _said(*[rated(1, "CUT").replace("CUT", "\ud83d")] * 3)
 """JSON with surrogate escapes, as a server writes an answer that was cut within an emoji."""
 _HINT = rated(1, "good", "do it otherwise " * 10_000)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -312,12 +312,8 @@ class FakeTrainer:
         return left > 0
 
 
-def rated(rating: int, quote: str = "", hint: str = "", **more: Any) -> str:
-    """An answer in the form that judges are asked for."""
-    said = {"reasoning": "So it was.", "quote": quote, "hint": hint, **more, "rating": rating}
+def rated(value: int, quote: str = "", hint: str = "", **more: Any) -> str:
+    """Return an answer in the forms that judges are asked for, about users and about tools."""
+    does = {1: "accepts", 0: "new_style" if hint else "cannot_tell", -1: "corrects"}[value]
+    said = {"quote": quote, "does": does, "hint": hint, "rating": value, **more}
     return json.dumps(said)
-
-
-def asks_hint(schema: Mapping[str, Any]) -> bool:
-    """Whether an answer by this schema has a hint."""
-    return "hint" in schema["properties"]

@@ -38,7 +38,8 @@ def answer(schema: Mapping[str, Any], wish: str = "", **fields: object) -> str:
     """
     kinds: Mapping[str, Any] = schema["properties"]
     values = {name: kind["enum"][0] if "enum" in kind else wish for name, kind in kinds.items()}
-    values |= {"rating": -1} if "rating" in kinds else {}
+    rejects = {"does": "corrects", "rating": -1}
+    values |= {name: value for name, value in rejects.items() if name in kinds}
     return json.dumps(values | fields, ensure_ascii=False)
 
 

@@ -52,7 +52,7 @@ from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.samples import ready
 from tinker_claw.methods import build
-from tinker_claw.methods.base import Signal, require, student_topk
+from tinker_claw.methods.base import require, student_topk
 from tinker_claw.origin import is_loopback
 from tinker_claw.page.routes import PageDeps, create_page
 from tinker_claw.policy import PolicyHolder, Sampler, Trainer
@@ -232,11 +232,10 @@ async def _judging(
 ) -> Judging:
     """Build the judge, the teacher, and the part of the loop that asks them."""
     settings, parts = common.settings, common.parts
-    hints = settings.training.hints_scored if Signal.HINT in parts.method.needs else 0
     judge = Judge(
         await _endpoint(common, stack),
         settings.judge,
-        most_hints=hints,
+        most_hints=settings.training.hints_scored,
         wishes=settings.training.lessons != "off",
         prompts=prompts,
     )

@@ -46,7 +46,7 @@ from tinker_claw.connections import listen
 from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.formats import spoken
 from tinker_claw.judge.endpoints import HttpEndpoint
-from tinker_claw.judge.prompts import Prompts, Question
+from tinker_claw.judge.prompts import INCLUDED, Prompts, ask
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.ledger import holds_run
 from tinker_claw.methods import METHODS, build
@@ -365,7 +365,6 @@ class Checks:
 
 async def _answers(url: str, settings: JudgeSettings) -> str:
     async with HttpEndpoint(url, settings) as endpoint:
-        question = Question()
-        asked = question.about("hi", "Hello.", NextState("user", "Thanks."))
-        await endpoint.answers(asked, 1, question.schema)
+        messages, schema = ask(INCLUDED, "hi", "Hello.", NextState("user", "Thanks."))
+        await endpoint.answers(messages, 1, schema)
     return f"{url} answers"

@@ -270,7 +270,7 @@ class JudgeSettings(Section):
     judge_model: str | None = _setting(None, "model to ask for at --judge-url")
     judge_api_key: SecretStr | None = _setting(None, "key for --judge-url")
     judge_prompts: Path | None = _setting(
-        None, "TOML file with `verdict` or `hint`: what the judge is asked (docs/judges.md)"
+        None, "TOML file with `user` or `tools`: what the judge is asked (docs/judges.md)"
     )
     judge_thinking: bool = _setting(
         False, "let the judge think before each answer, for ten times the tokens"

@@ -41,14 +41,13 @@ from tinker_claw.judge.styles import (
     body_of,
     refused,
     texts_of,
-    usage_of,
 )
 from tinker_claw.origin import is_loopback
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
-from tinker_claw.types import Completion, Message, SamplingParams, StopReason, Tokens, Usage
+from tinker_claw.types import Completion, Message, SamplingParams, StopReason, Tokens
 
 ANSWER_TOKENS: Final = 300
 """Most tokens of an answer."""
@@ -171,8 +170,6 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         self._bodies = BODIES
         """Bodies to try: those that it has refused, and answered the same question without, are
         gone."""
-        self.usage = Usage()
-        """Tokens of all answers, as far as the server has told."""
         if transport is None and is_loopback(urlsplit(url).hostname or ""):
             transport = httpx.AsyncHTTPTransport()  # given one, httpx looks for no proxies
         limits = httpx.Timeout(answer_s, connect=CONNECT_S)
@@ -239,8 +236,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
 
     def _read(self, content: bytes) -> list[Text]:
         try:
-            answer = json.loads(content)
-            texts, self.usage = texts_of(answer), self.usage + usage_of(answer)
+            texts = texts_of(json.loads(content))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             # Without the error's message, which may quote the answer.
             raise JudgeError(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tinker_claw.judge.fence import Part, draw_mark, fence, shorten
-from tinker_claw.judge.prompts import BY_USER
+from tinker_claw.judge.prompts import BY_USER, with_examples
 from tinker_claw.types import Message
 from tinker_claw.wishes import LONGEST, hidden
 
@@ -48,12 +48,8 @@ def follows(wish: str, reply: str) -> list[Message]:
     A model of 1.5 billion parameters says yes to most replies, and is surer of those that do: so
     answers are compared with those for other replies to the same wish, never with one half.
     """
-    messages: list[Message] = [{"role": "system", "content": _FOLLOWS}]
-    for shown, asked, answer in _FOLLOWS_SHOWN:
-        messages.append({"role": "user", "content": _case(shown, asked, lambda: "example")})
-        messages.append({"role": "assistant", "content": answer})
-    messages.append({"role": "user", "content": _case(reply, wish)})
-    return messages
+    shown = [(_case(said, of, lambda: "example"), says) for said, of, says in _FOLLOWS_SHOWN]
+    return [*with_examples(_FOLLOWS, shown), {"role": "user", "content": _case(reply, wish)}]
 
 
 def _case(reply: str, wish: str, draw: Callable[[], str] = draw_mark) -> str:
@@ -66,11 +62,8 @@ def _case(reply: str, wish: str, draw: Callable[[], str] = draw_mark) -> str:
 
 def opposite(wish: str) -> list[Message]:
     """Ask for a sentence that asks for the opposite of a wish, which is the user's own words."""
-    messages: list[Message] = [{"role": "system", "content": _OPPOSITE}]
-    for shown, sentence in _OPPOSITES_SHOWN:
-        messages.append({"role": "user", "content": f"Wish: {shown}"})
-        messages.append({"role": "assistant", "content": sentence})
-    return [*messages, {"role": "user", "content": f"Wish: {wish}"}]
+    shown = [(f"Wish: {said}", sentence) for said, sentence in _OPPOSITES_SHOWN]
+    return [*with_examples(_OPPOSITE, shown), {"role": "user", "content": f"Wish: {wish}"}]
 
 
 def read_opposite(answer: str) -> str:

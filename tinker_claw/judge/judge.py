@@ -13,7 +13,6 @@ from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.lessons import (
     AGAIN,
     ENDED,
-    Asked,
     becomes,
     choose_outcome,
     choose_wish,
@@ -21,8 +20,9 @@ from tinker_claw.judge.lessons import (
 )
 from tinker_claw.judge.prompts import (
     INCLUDED,
+    JudgeQuestion,
     Prompts,
-    Question,
+    ask,
     choose_hints,
     majority,
     read_answer,
@@ -49,7 +49,7 @@ class Judgement:
 
 
 class Judge:
-    """Judge with m votes on the verdict and, where the method wants hints, on those."""
+    """Judge with m votes on the verdict and on a hint."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Judge:
     ) -> None:
         """
         Args:
-            most_hints: hints kept per turn; 0 asks for none.
+            most_hints: hints kept per turn.
             wishes: whether to ask which wishes last.
         """
         self._endpoint = endpoint
@@ -93,22 +93,18 @@ class Judge:
             JudgeError: the endpoint could not be asked; nothing is concluded from that.
             OutageError: the service is away; nothing is concluded from that either.
         """
-        hears = state.role == "user" and self._most_hints > 0
-        question = Question(self._prompts, hint=hears)
-        shown = images if self._sees else ()
-        asked = question.about(request, reply, state, asked_by=asked_by, images=shown)
-        answers = await self._answers((asked, question.schema))
-        found = [read_answer(answer, state.text if hears else None) for answer in answers]
-        verdict = majority([one.rating for one in found])
-        read, teaches = sum(one.rating is not None for one in found), verdict.value != 1
-        hints = choose_hints([one.hint for one in found], read, self._most_hints)
+        images = images if self._sees else ()
+        answers = await self._answers(
+            ask(self._prompts, request, reply, state, asked_by=asked_by, images=images)
+        )
+        verdict, hints = conclude(answers, state, self._most_hints)
         wish, repeats, contradicts = None, 0, 0
         if self._wishes and state.role == "user":
             wish, repeats, contradicts = await self.hear(state.text, lessons)
         return Judgement(
             verdict=verdict,
             answers=tuple(answers),
-            hints=hints if teaches else (),
+            hints=hints,
             wish=wish,
             repeats=repeats,
             contradicts=contradicts,
@@ -128,5 +124,15 @@ class Judge:
         # Whoever takes a wish for two earlier ones has understood none of them.
         return wish, again[0] if len(again) == 1 else 0, 0
 
-    async def _answers(self, asked: Asked) -> list[str]:
-        return await self._endpoint.answers(asked[0], self.votes, asked[1])
+    async def _answers(self, question: JudgeQuestion) -> list[str]:
+        return await self._endpoint.answers(question[0], self.votes, question[1])
+
+
+def conclude(
+    answers: Sequence[str], state: NextState, most_hints: int
+) -> tuple[Verdict, tuple[str, ...]]:
+    """Return the verdict and the hints, best first, that follow from the answers about a turn."""
+    votes = [read_answer(answer, state) for answer in answers]
+    verdict, read = majority(votes), sum(vote.value is not None for vote in votes)
+    hints = choose_hints([vote.hint for vote in votes], read, most_hints)
+    return verdict, hints if verdict.value != 1 else ()

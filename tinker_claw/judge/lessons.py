@@ -14,13 +14,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from tinker_claw.judge.fence import TOLD, Part, draw_mark, fence, shorten
-from tinker_claw.judge.prompts import BY_USER, Schema, object_in, object_of, stands_in, text_in
+from tinker_claw.judge.prompts import (
+    BY_USER,
+    JudgeQuestion,
+    Schema,
+    form_of,
+    object_in,
+    own_words,
+    schema_of,
+    text_in,
+    with_examples,
+)
 from tinker_claw.prose import quotable
-from tinker_claw.types import Message, Wish
+from tinker_claw.types import Wish
 from tinker_claw.wishes import hidden, own_sentences
 
-Asked: TypeAlias = tuple[list[Message], Schema]
-"""The messages of a question, and the schema of an answer."""
 Shown: TypeAlias = Sequence[tuple[tuple[str, ...], tuple[str, ...]]]
 """Examples: the texts of each, and the fields of its answer."""
 
@@ -98,34 +106,34 @@ _OUTCOMES_SHOWN: Final[Shown] = (
         ("No rhymes", "never any rhymes", AGAIN),
     ),
 )
+_KINDS: Final[Mapping[str, Schema]] = {
+    "scope": {"type": "string", "enum": [*_SCOPES]},
+    "outcome": {"type": "string", "enum": [*_OUTCOMES]},
+}
+"""Fields of an answer that are no free text."""
 
 
-def standing(said: str, draw: Callable[[], str] = draw_mark) -> Asked:
+def standing(said: str) -> JudgeQuestion:
     """Ask whether the owner's words are a standing wish."""
     asks = _STANDING, "Does the message hold a standing wish?"
-    enums = {"scope": [*_SCOPES]}
-    return _asked(asks, _OF_STANDING, enums, _STANDING_SHOWN, [said], draw)
+    return _asked(asks, _OF_STANDING, _STANDING_SHOWN, [said])
 
 
-def becomes(lesson: str, said: str, draw: Callable[[], str] = draw_mark) -> Asked:
+def becomes(lesson: str, said: str) -> JudgeQuestion:
     """Ask what becomes of a lesson by the owner's words."""
     asks = _BECOMES, "What becomes of the earlier wish?"
-    enums = {"outcome": [*_OUTCOMES]}
-    return _asked(asks, _OF_OUTCOME, enums, _OUTCOMES_SHOWN, [lesson, said], draw)
+    return _asked(asks, _OF_OUTCOME, _OUTCOMES_SHOWN, [lesson, said])
 
 
 def _asked(
     asks: tuple[str, str],
     fields: Mapping[str, str],
-    enums: Mapping[str, Sequence[str]],
     shown: Shown,
     texts: Sequence[str],
-    draw: Callable[[], str],
-) -> Asked:
+) -> JudgeQuestion:
     """
     Args:
         asks: what is asked, before the texts and behind them.
-        enums: the only values of a field, by name.
         texts: the message, and before it the earlier wish, if it is about one.
     """
 
@@ -137,22 +145,14 @@ def _asked(
         fenced, mark = fence(parts, draw)
         return f"{fenced}\n\n{asks[1]}", mark
 
-    def answer(values: Sequence[str]) -> Message:
-        text = json.dumps(dict(zip(fields, values, strict=True)), ensure_ascii=False)
-        return {"role": "assistant", "content": text}
+    def answer(values: Sequence[str]) -> str:
+        return json.dumps(dict(zip(fields, values, strict=True)), ensure_ascii=False)
 
-    form = "\n".join(f"{name}: {what}" for name, what in fields.items())
-    form = f"Answer with one JSON object and nothing else. Its fields, in this order:\n{form}"
-    messages: list[Message] = [{"role": "system", "content": f"{asks[0]}\n\n{form}"}]
-    for example, values in shown:
-        messages.append({"role": "user", "content": case(example, lambda: "example")[0]})
-        messages.append(answer(values))
-    asked, mark = case(texts, draw)
-    told = f"{TOLD.format(mark=mark)}\n\n{asked}"
-    messages.append({"role": "user", "content": told})
-    kinds = {name: {"type": "string"} for name in fields}
-    kinds |= {name: {"type": "string", "enum": values} for name, values in enums.items()}
-    return messages, object_of(kinds)
+    examples = [(case(few, lambda: "example")[0], answer(values)) for few, values in shown]
+    messages = with_examples(f"{asks[0]}\n\n{form_of(fields)}", examples)
+    asked, mark = case(texts, draw_mark)
+    messages.append({"role": "user", "content": f"{TOLD.format(mark=mark)}\n\n{asked}"})
+    return messages, schema_of(fields, _KINDS)
 
 
 def choose_wish(answers: Sequence[str], owner: str) -> Wish | None:
@@ -170,20 +170,12 @@ def choose_wish(answers: Sequence[str], owner: str) -> Wish | None:
 
 
 def _wish(said: Mapping[str, Any], owner: str) -> Wish | None:
-    quote, words = (_as_said(text_in(said, name), owner) for name in ("quote", "words"))
-    if text_in(said, "scope") == _ONCE or hidden(words) is not None:
-        return None
-    if not all(stands_in(text, quotable(owner)) for text in (quote, words)):
+    copied = (own_words(text_in(said, name), quotable(owner)) for name in ("quote", "words"))
+    quote, words = (" ".join(text.split()) for text in copied)
+    if text_in(said, "scope") == _ONCE or not (quote and words) or hidden(words) is not None:
         return None
     text = own_sentences(owner, quote, words)
     return Wish(text, words) if text else None
-
-
-def _as_said(quote: str, owner: str) -> str:
-    """Return a quote as the owner wrote its first letter and what ends it."""
-    quote, owner = " ".join(quote.split()), " ".join(owner.split())
-    forms = (quote, quote[:1].swapcase() + quote[1:], quote.rstrip(".。!！"))
-    return next((form for form in forms if form in owner), quote)
 
 
 def choose_outcome(answers: Sequence[str], lesson: str, owner: str) -> str:
@@ -193,7 +185,7 @@ def choose_outcome(answers: Sequence[str], lesson: str, owner: str) -> str:
     found = Counter(
         text_in(said, "outcome")
         for said in read
-        if stands_in(text_in(said, "earlier"), lesson)
-        and stands_in(text_in(said, "now"), quotable(owner))
+        if own_words(text_in(said, "earlier"), lesson)
+        and own_words(text_in(said, "now"), quotable(owner))
     )
     return next((one for one in (AGAIN, ENDED) if 2 * found[one] > len(read)), "untouched")

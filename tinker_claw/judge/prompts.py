@@ -1,10 +1,10 @@
-"""The question to the judge, and how its answers are read.
+"""The question to the judge, how its answers are read, and what follows from them.
 
 Rules: the judge sees the user's request, the reply and what came next, each in a fence; the next
-state is the evidence, not the judge's own taste. One question asks for the verdict and, where the
-method wants one, for a hint. What is the same for every turn comes first, so that its prefix is
-cached, and the closing question stands behind the texts. An answer is one JSON object, evidence
-before rating.
+state is the evidence, not the judge's own taste. Of a user's message it says what the message does,
+and a table says what that makes of the reply. What is the same for every turn comes first, so that
+its prefix is cached, and the closing question stands behind the texts. An answer is one JSON
+object, evidence first.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
@@ -27,10 +27,12 @@ from tinker_claw.prose import quotable
 from tinker_claw.types import Images, Message, NextState, Verdict, Vote, Writer
 
 CUT: Final = "\n[cut off before its end]"
-"""Suffix of an answer cut by its token limit or a filter. No rating is read past it."""
+"""Suffix of an answer cut by its token limit or a filter. Nothing is read past it."""
 
 Schema: TypeAlias = Mapping[str, Any]
 """JSON schema of an answer."""
+JudgeQuestion: TypeAlias = tuple[list[Message], Schema]
+"""The messages of a question, and the schema of an answer."""
 
 _FENCED_JSON: Final = re.compile(r"```(?:json)?\s*(\{.*\})\s*```", re.DOTALL)
 
@@ -44,40 +46,80 @@ MOST_BESIDE: Final = 1500
 MIN_QUOTE_CHARS: Final = 3
 MIN_QUOTE_BYTES: Final = 6
 """Bytes from which a shorter quote counts, too: two signs, each a word's half or whole."""
+REPAIRED_WORDS: Final = range(4, 61)
+"""Numbers of words of a quote in which one may be wrong or missing."""
+_WORD: Final = re.compile(r"[^\W\u3040-\u9fff\uac00-\ud7af]+|[\u3040-\u9fff\uac00-\ud7af]|…")
+"""A word, a sign of writing without blanks, or the gap that `quotable` leaves."""
 _NAME_CHARS: Final = 64
 _ODD: Final = re.compile(r"[^A-Za-z0-9_.:/-]+")
 """Characters that no tool name needs."""
 
-_VERDICT: Final = """\
-You see what a user asked an AI assistant, its reply, and what came next: the user's next message,
-or the results of the tools that the reply called. Judge the reply by what came next alone.
+
+class Effect(NamedTuple):
+    """What a class of message says of the reply before it."""
+
+    value: Vote
+    weight: float = 1.0
+    """Share of the verdict's advantage."""
+    takes_hint: bool = False
+    """Whether the message's words may become a hint."""
+
+
+EFFECTS: Final[Mapping[str, Effect]] = {
+    "accepts": Effect(1),
+    "goes_on": Effect(1, weight=0.3),
+    "corrects": Effect(-1, takes_hint=True),
+    "complains": Effect(-1, takes_hint=True),
+    "new_style": Effect(0, takes_hint=True),
+    "new_content": Effect(0),
+    "cannot_tell": Effect(0),
+}
+"""What a user's message can do. Going on says less of a reply than thanks, and a new wish says
+nothing against a reply that could not know it."""
+RATINGS: Final[Mapping[Any, Effect]] = {-1: Effect(-1), 0: Effect(0), 1: Effect(1, weight=0.5)}
+"""Ratings of what tools and other people say. A call that does not fail says less than a content
+user, and an agent makes ten calls for each message."""
+
+_USER: Final = """\
+You see what a user asked an AI assistant, its reply, and the user's next message. What does that \
+message do?
+accepts: thanks, praises, agrees. "Great, that works!"
+goes_on: asks or tells the next thing, or changes the topic. "And how old do they get?"
+corrects: says what is wrong in the reply, or what it should be. "No, eight legs."
+complains: shows that it is wrong or useless, not how it should be. "Still the same error."
+new_style: wants a good reply in another style, length, language or form. "Now as a letter."
+new_content: wants something in it added, left out or changed. "Add a part about bees."
+cannot_tell: puts it off, or is unclear. "Let me see."
+
+If it says how the reply should be, write that as the hint."""
+"""Plain and short: a small model answers longer instructions worse."""
+_TOOLS: Final = """\
+You see what a user asked an AI assistant, its reply, and what came next: the results of the tools
+that the reply called, or a message of somebody else. Judge the reply by what came next alone.
 
 The rating is
--1 if the user is not content: corrects something, complains, or wants it changed or done again,
-however politely; or if a tool call failed because of how it was made;
-1 if the user is content: thanks, agrees, asks the next question, or goes on to something else; or
-if the tools worked;
-0 if neither: the user has no time now, puts it off or still thinks; or a tool still runs, or failed
-by no fault of the call."""
-"""Plain and short: a small model answers longer instructions worse."""
+-1 if a tool call failed because of how it was made, or the message shows that the reply was wrong;
+1 if the tools worked, or the message shows that the reply was good;
+0 if neither: a tool still runs, or failed by no fault of the call."""
 
-_HINT: Final = """\
-If the user says how the reply should have been, copy those words as the quote, and write as the
-hint what the assistant should do instead. Otherwise leave both empty."""
-
-_REASONING: Final = (
-    "one short sentence: what came next, and whether it shows that the user is content"
-)
-_RATING: Final = "1, 0 or -1"
-_OF_HINT: Final = {
-    "quote": "the user's words that ask for something else, letter for letter, or empty",
+_OF_MESSAGE: Final = {
+    "quote": "the words of the message that show it, copied letter for letter",
+    "does": "one of the seven words above",
     "hint": "one order to the assistant, which begins with a verb, or empty",
 }
+_OF_RESULTS: Final = {
+    "reasoning": "one short sentence: what came next, and whether it shows that the reply worked",
+    "rating": "1, 0 or -1",
+}
+_KINDS: Final[Mapping[str, Schema]] = {
+    "does": {"type": "string", "enum": [*EFFECTS]},
+    "rating": {"type": "integer", "enum": [*RATINGS]},
+}
+"""Fields of an answer that are no free text."""
 _CLOSING: Final = {
-    "user": "The last text is what the user wrote after reading the reply. Is the user content "
-    "with the reply? A further question is no complaint.",
+    "user": "The last text is what the user wrote after reading the reply. What does it do?",
     "tool": "The last texts are what the tools returned. Did the calls work?",
-    "other": "The last texts came after the reply. Do they show that the user is content?",
+    "other": "The last texts came after the reply. Do they show that it was good?",
 }
 """The question behind the texts, by who wrote the next state."""
 
@@ -92,16 +134,18 @@ _Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
 class Prompts(BaseModel):
-    """The texts of the question. The form of the answer and the fences are added."""
+    """The texts of the questions. The form of the answer and the fences are added."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    verdict: _Text = _VERDICT
-    hint: _Text = _HINT
+    user: _Text = _USER
+    """About a user's message; it names the values of `does`."""
+    tools: _Text = _TOOLS
+    """About what tools and other people say."""
 
     @classmethod
     def read(cls, path: Path) -> Prompts:
-        """Read a TOML file with the texts `verdict` and `hint`, or one of them.
+        """Read a TOML file with the texts `user` and `tools`, or one of them.
 
         Raises:
             ConfigError: it cannot be read, or holds anything else.
@@ -112,9 +156,7 @@ class Prompts(BaseModel):
     def version(self) -> str:
         """Digest of all prompts: equal versions mean equal prompts."""
         asked = [
-            Question(self, hint=hint).about("", "", NextState(role, ""), draw=lambda: "M")
-            for hint in (False, True)
-            for role in ("user", "tool")
+            ask(self, "", "", NextState(role, ""), draw=lambda: "M") for role in ("user", "tool")
         ]
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
 
@@ -122,69 +164,65 @@ class Prompts(BaseModel):
 INCLUDED: Final = Prompts()
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What is asked about a turn."""
+def ask(
+    prompts: Prompts,
+    request: str,
+    reply: str,
+    state: NextState,
+    *,
+    asked_by: Writer = Writer.OWNER,
+    images: Images = (),
+    draw: Callable[[], str] = draw_mark,
+) -> JudgeQuestion:
+    """Ask about one turn.
 
-    prompts: Prompts = INCLUDED
-    hint: bool = False
-    """Whether it asks for a hint, too."""
-
-    @property
-    def fields(self) -> Mapping[str, str]:
-        """Fields of an answer in order, each with what it holds."""
-        of_hint = _OF_HINT if self.hint else {}
-        return {"reasoning": _REASONING, **of_hint, "rating": _RATING}
-
-    @property
-    def schema(self) -> Schema:
-        kinds = {name: {"type": "string"} for name in self.fields}
-        return object_of({**kinds, "rating": {"type": "integer", "enum": [-1, 0, 1]}})
-
-    def about(
-        self,
-        request: str,
-        reply: str,
-        state: NextState,
-        *,
-        asked_by: Writer = Writer.OWNER,
-        images: Images = (),
-        draw: Callable[[], str] = draw_mark,
-    ) -> list[Message]:
-        """Return the messages that ask about one turn.
-
-        Args:
-            images: of the conversation up to the reply; the newest are shown, as parts of a
-                message.
-        """
-        parts = [
-            Part("request", _WRITTEN.get(asked_by, BY_USER), shorten(request)),
-            Part("reply", "written by the assistant", shorten(reply)),
-            *_came_next(state),
-        ]
-        case, mark = fence(parts, draw)
-        asks = [self.prompts.verdict, *([self.prompts.hint] if self.hint else [])]
-        fields = "\n".join(f"{name}: {what}" for name, what in self.fields.items())
-        form = f"Answer with one JSON object and nothing else. Its fields, in this order:\n{fields}"
-        system = "\n\n".join([*asks, form, TOLD.format(mark=mark)])
-        case = f"{case}\n\n{_CLOSING[state.role]}\nAnswer as JSON with {', '.join(self.fields)}."
-        return [{"role": "system", "content": system}, _shown(case, images)]
+    Args:
+        images: of the conversation up to the reply; the newest are shown, as parts of a message.
+    """
+    parts = [
+        Part("request", _WRITTEN.get(asked_by, BY_USER), shorten(request)),
+        Part("reply", "written by the assistant", shorten(reply)),
+        *_came_next(state),
+    ]
+    case, mark = fence(parts, draw)
+    by_user = state.role == "user"
+    fields = _OF_MESSAGE if by_user else _OF_RESULTS
+    system = f"{prompts.user if by_user else prompts.tools}\n\n{form_of(fields)}"
+    case = f"{case}\n\n{_CLOSING[state.role]}\nAnswer as JSON with {', '.join(fields)}."
+    system = f"{system}\n\n{TOLD.format(mark=mark)}"
+    messages = [{"role": "system", "content": system}, _shown(case, images)]
+    return messages, schema_of(fields, _KINDS)
 
 
-def object_of(kinds: Mapping[str, Any]) -> Schema:
-    """Return the schema of an object with these fields, and no others."""
-    closed = {"required": [*kinds], "additionalProperties": False}
-    return {"type": "object", "properties": kinds, **closed}
+def form_of(fields: Mapping[str, str]) -> str:
+    """Describe the form of an answer with these fields, in this order, each with what it holds."""
+    lines = "\n".join(f"{name}: {what}" for name, what in fields.items())
+    return f"Answer with one JSON object and nothing else. Its fields, in this order:\n{lines}"
+
+
+def with_examples(system: str, shown: Iterable[tuple[str, str]]) -> list[Message]:
+    """Return the messages of a question before it is asked: examples are turns of their own."""
+    messages: list[Message] = [{"role": "system", "content": system}]
+    for asked, answer in shown:
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    return messages
+
+
+def schema_of(fields: Iterable[str], kinds: Mapping[str, Schema]) -> Schema:
+    """Return the schema of an object with these fields and no others: texts, but for `kinds`."""
+    each = {name: kinds.get(name, {"type": "string"}) for name in fields}
+    closed = {"required": [*each], "additionalProperties": False}
+    return {"type": "object", "properties": each, **closed}
 
 
 def _shown(case: str, images: Images) -> Message:
     if not images:
         return {"role": "user", "content": case}
-    urls = [
+    texts = [{"type": "text", "text": text} for text in (case, _SHOWN)]
+    urls = (
         f"data:image/{image.format};base64,{b64encode(image.data).decode()}"
         for image in images[-MOST_IMAGES:]
-    ]
-    texts = [{"type": "text", "text": text} for text in (case, _SHOWN)]
+    )
     pictures: list[Any] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     return {"role": "user", "content": [*texts, *pictures]}
 
@@ -217,41 +255,55 @@ _WRITTEN: Final[Mapping[Writer, str]] = {
 
 
 class Answer(NamedTuple):
-    """What an answer of the judge says."""
+    """What follows from an answer of the judge."""
 
-    rating: Vote | None = None
+    value: Vote | None = None
     """None: it could not be read."""
+    weight: float = 1.0
     hint: str | None = None
+    quote: str = ""
+    """The owner's words that it rests on, as they wrote them; "": none of theirs."""
 
 
-def read_answer(answer: str, owner: str | None = None) -> Answer:
+def read_answer(answer: str, state: NextState) -> Answer:
     """Read an answer: one whole JSON object, behind its thinking if there is any.
 
-    A hint is there if quote and hint are. An answer may quote somebody else, so its quote must
-    occur in the owner's words.
-
-    Args:
-        owner: the owner's own words; None: no hint can count.
+    Only a user's words give a hint, and only with a quote of them: an answer may repeat what
+    somebody else has written.
     """
-    said = object_in(answer)
-    rating = said.get("rating")
-    if isinstance(rating, bool) or not isinstance(rating, int | float) or abs(rating) not in (0, 1):
+    fields, by_user = object_in(answer), state.role == "user"
+    rating = fields.get("rating")
+    rated = RATINGS.get(rating) if type(rating) in (int, float) else None
+    effect = EFFECTS.get(text_in(fields, "does")) if by_user else rated
+    if effect is None:
         return Answer()
-    rating = cast("Vote", int(rating))
-    quote, hint = text_in(said, "quote"), " ".join(text_in(said, "hint").split())
-    if rating == 1 or owner is None or not stands_in(quote, quotable(owner)):
-        return Answer(rating)
-    if not MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS:
-        return Answer(rating)
-    return Answer(rating, hint)
+    quote = own_words(text_in(fields, "quote"), quotable(state.text)) if by_user else ""
+    hint = None
+    if quote and effect.takes_hint:
+        hint = " ".join(text_in(fields, "hint").split())
+        hint = hint if MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS else None
+    return Answer(effect.value, effect.weight, hint, quote)
 
 
-def stands_in(quote: str, owner: str) -> bool:
-    """Return whether `quote` occurs in the owner's words, ignoring blanks, case, and the marks
-    around it."""
-    words = " ".join(quote.casefold().split()).strip("\"'“”„«»‘’.。!！ ")
-    enough = len(words) >= MIN_QUOTE_CHARS or len(words.encode()) >= MIN_QUOTE_BYTES
-    return enough and words in " ".join(owner.casefold().split())
+def own_words(quote: str, owner: str) -> str:
+    """Return the owner's words that a quote repeats, letter for letter; "": it repeats none.
+
+    Case, blanks and marks may differ, and in a quote of four words or more one word may be wrong or
+    missing.
+    """
+    wanted, words = _WORD.findall(quote.casefold()), [*_WORD.finditer(owner)]
+    letters, parts = "".join(wanted), [f" {word}" for word in wanted]
+    if len(letters) < MIN_QUOTE_CHARS and len(letters.encode()) < MIN_QUOTE_BYTES:
+        return ""
+    patterns, text = ["".join(parts)], "".join(f" {word[0].casefold()}" for word in words)
+    for at in range(len(parts)) if len(parts) in REPAIRED_WORDS else ():
+        for behind in (at + 1, at):
+            patterns.append(f"{''.join(parts[:at])}(?: [^ …]+)?{''.join(parts[behind:])}")
+    for pattern in patterns:
+        if match := re.search(f"{pattern}(?![^ ])", text):
+            first, behind = (text.count(" ", 0, end) for end in match.span())
+            return owner[words[first].start() : words[behind - 1].end()]
+    return ""
 
 
 def text_in(said: Mapping[str, Any], name: str) -> str:
@@ -275,15 +327,20 @@ def object_in(answer: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", given) if isinstance(given, dict) else {}
 
 
-def majority(votes: Sequence[Vote | None]) -> Verdict:
-    """Return the commonest valid vote; a tie for the top is 0; no valid vote is no verdict
-    (None)."""
+def majority(answers: Sequence[Answer]) -> Verdict:
+    """Return the commonest valid vote; a tie for the top is 0; no valid vote is no verdict (None).
+
+    Its weight is the mean of those of the votes for it, so that the votes between "accepts" and
+    "goes on" are not lost.
+    """
+    votes: tuple[Vote | None, ...] = tuple(one.value for one in answers)
     counts = Counter[Vote](vote for vote in votes if vote is not None).most_common(2)
-    value: Vote | None = None
-    if counts:
-        tied = len(counts) > 1 and counts[0][1] == counts[1][1]
-        value = 0 if tied else counts[0][0]
-    return Verdict(votes=tuple(votes), value=value)
+    if not counts:
+        return Verdict(votes, None)
+    if len(counts) > 1 and counts[0][1] == counts[1][1]:
+        return Verdict(votes, 0)
+    value = counts[0][0]
+    return Verdict(votes, value, weight=fmean(one.weight for one in answers if one.value == value))
 
 
 def choose_hints(found: Sequence[str | None], read: int, most: int) -> tuple[str, ...]:

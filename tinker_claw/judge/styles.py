@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from tinker_claw.judge.prompts import CUT, Schema
-from tinker_claw.types import Message, Usage
+from tinker_claw.types import Message
 
 TEMPERATURE: Final = 0.6
 """Temperature of the votes, as in OpenClaw-RL."""
@@ -109,17 +109,6 @@ def _text(message: Any, finish: Any) -> Text:
     said = (content or "").encode(errors="replace").decode()
     thinks = not said.strip() or ("<think>" in said and "</think>" not in said)
     return Text(said + (CUT if finish in _ENDED_EARLY else ""), finish in _LIMITS and thinks)
-
-
-def usage_of(answer: Any) -> Usage:
-    """Read the tokens of a decoded answer; none where the server does not tell."""
-    told = answer.get("usage")
-    counts = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
-    read, written = (counts.get(name) for name in ("prompt_tokens", "completion_tokens"))
-    return Usage(
-        prefill=read if isinstance(read, int) else 0,
-        sampled=written if isinstance(written, int) else 0,
-    )
 
 
 def refused(status: int, content: bytes, url: str) -> str:

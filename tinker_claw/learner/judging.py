@@ -476,6 +476,7 @@ class Judging:
         candidate = self._parts.ledger.judgements.add(
             turn_id,
             value=verdict.value,
+            weight=verdict.weight,
             ballots=[
                 Ballot(answer=redact(answer), value=vote)
                 for answer, vote in zip(judgement.answers, verdict.votes, strict=True)

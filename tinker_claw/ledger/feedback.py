@@ -166,7 +166,7 @@ def _judge(tx: sqlite3.Connection, turn_id: int, said: Feedback) -> None:
     tx.execute(
         "INSERT INTO verdicts (turn_id, value, created_at, source, score) VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT (turn_id) DO UPDATE SET value = excluded.value, source = excluded.source, "
-        "created_at = excluded.created_at, score = excluded.score",
+        "created_at = excluded.created_at, score = excluded.score, weight = 1",
         (turn_id, (said.score > 0) - (said.score < 0), time.time(), said.source, said.score),
     )
     tx.execute("DELETE FROM hints WHERE turn_id = ? AND source <> 'judge'", (turn_id,))

@@ -42,6 +42,19 @@ SELECT COUNT(DISTINCT CASE WHEN final = 0 THEN turn_id END) AS replies,
 FROM feedback
 """
 
+_UNHEARD = """
+SELECT user, SUM(judged = -1) AS rejections, SUM(hinted) AS hints FROM (
+  SELECT user, judged, EXISTS (
+      SELECT 1 FROM hints WHERE hints.turn_id = turns.id AND hints.source = 'judge') AS hinted,
+    ROW_NUMBER() OVER (PARTITION BY user ORDER BY turns.id DESC) AS newest
+  FROM verdicts CROSS JOIN next_states USING (turn_id) CROSS JOIN turns ON turns.id = turn_id
+    CROSS JOIN sessions ON sessions.id = session_id
+  WHERE judged IS NOT NULL AND verdicts.prompt IS NOT NULL AND role = 'user')
+WHERE newest <= 100 GROUP BY user HAVING COUNT(*) = 100 AND (rejections < 4 OR hints = 0)
+"""
+"""SQL: the users of whose newest 100 judged messages the judge rejected fewer than 4, or made no
+hint. People reject 11 %, so fewer than 4 come by chance in less than 1 % of such windows."""
+
 
 LAST_STEPS = 5
 
@@ -116,6 +129,8 @@ def _learning(rows: Rows) -> Record:
         "feedback": dict(rows.rows(_OUTRIGHT)[0]),
         # Turns with a hint.
         "hints": rows.one("SELECT COUNT(*) FROM hints WHERE rank = 0"),
+        # Users whom the judge hardly hears.
+        "unheard": [dict(row) for row in rows.rows(_UNHEARD)],
         "samples": rows.pairs("SELECT state, COUNT(*) FROM samples GROUP BY state"),
         "steps": (taken := read(rows, "steps", Filter(), LAST_STEPS)),
         # The gate's results for their versions, newest first.

@@ -74,6 +74,7 @@ class JudgementTable(LedgerTable):
         turn_id: int,
         *,
         value: Vote | None,
+        weight: float = 1.0,
         ballots: Sequence[Ballot],
         hints: Sequence[str],
         prompt: str | None = None,
@@ -103,10 +104,10 @@ class JudgementTable(LedgerTable):
                 [(turn_id, text) for text in hints],
             )
             tx.execute(
-                "INSERT INTO verdicts (turn_id, value, created_at, judged, prompt) "
-                "VALUES (?1, ?2, ?3, ?2, ?4) ON CONFLICT (turn_id) DO UPDATE SET "
+                "INSERT INTO verdicts (turn_id, value, weight, created_at, judged, prompt) "
+                "VALUES (?1, ?2, ?5, ?3, ?2, ?4) ON CONFLICT (turn_id) DO UPDATE SET "
                 "judged = excluded.judged, prompt = excluded.prompt",
-                (turn_id, value, time.time(), prompt),
+                (turn_id, value, time.time(), prompt, weight),
             )
             return learn(tx, turn_id, wish, repeats, contradicts)
 
@@ -183,7 +184,9 @@ class JudgementTable(LedgerTable):
     def verdict(self, turn_id: int) -> Verdict | None:
         """Return the verdict; None: not judged yet. A verdict with value None: judged, no valid
         vote."""
-        row = self._db.row("SELECT value, source, score FROM verdicts WHERE turn_id = ?", turn_id)
+        row = self._db.row(
+            "SELECT value, source, score, weight FROM verdicts WHERE turn_id = ?", turn_id
+        )
         if row is None:
             return None
         votes = self._db.column(

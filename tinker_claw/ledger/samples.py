@@ -155,7 +155,8 @@ class SampleTable(LedgerTable):
             "samples.teacher_logprobs, samples.teacher_targets, samples.teacher_ids, "
             "samples.teacher_own, samples.overlap, "
             f"versions.step AS policy_step, {COMPARED} AS compared, "
-            f"{STEP} AS step, {JUDGED_BY} AS judge, sessions.user, "
+            f"{STEP} AS step, {JUDGED_BY} AS judge, sessions.user, COALESCE((SELECT weight "
+            "FROM verdicts WHERE turn_id = turns.id AND episode = 0), 1.0) AS weight, "
             f"turns.* {_QUEUED} "
             "LIMIT ?2",
             ids,
@@ -240,6 +241,7 @@ def _sample(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Sample
         teacher=_teacher(row),
         bucket=None if row["compared"] is None else (row["compared"], row["step"]),
         judge=row["judge"],
+        weight=row["weight"],
         user=row["user"],
         told=told_of(row),
         images=images,

@@ -175,6 +175,7 @@ CREATE TABLE verdicts (
   created_at REAL NOT NULL,
   source     TEXT NOT NULL DEFAULT 'judge', -- user or client: explicit feedback, whatever the votes are
   score      REAL,                       -- explicit rating, -1 to 1, whose sign is the value; NULL: the judge's
+  weight     REAL NOT NULL DEFAULT 1,    -- share of the advantage that it gives the reply
   judged     INTEGER,                    -- majority of the judge's votes; NULL also where it was not asked
   prompt     TEXT                        -- version of the judge prompts; NULL: no judge was asked
 ) STRICT;

@@ -17,9 +17,6 @@ UNANIMOUS_SCALE = 0.25
 """Factor on r where all of a batch was accepted, since a mean baseline would leave nothing."""
 EQUAL = 1e-6
 """Largest standard deviation that counts as equal rewards, up to rounding."""
-TOOL_SUCCESS = 0.5
-"""Weight of a +1 from tool results: a call that does not fail says less than a content user, and an
-agent makes ten calls for each message."""
 MAX_RATIO = 2.0
 """Largest ratio of a token of a rescored sample; above it the token is left out, since ppo does not
 bound it for A < 0."""

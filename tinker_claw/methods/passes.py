@@ -15,7 +15,6 @@ from tinker_claw.config.settings import Training
 from tinker_claw.errors import AlignmentError
 from tinker_claw.methods.advantages import (
     RATIOS,
-    TOOL_SUCCESS,
     group_advantages,
     keep_bounded,
     reward_advantages,
@@ -92,8 +91,7 @@ def reward_parts(samples: Sequence[Sample], cfg: Training) -> list[float]:
         elif cfg.recipe == "paper":
             advantages = [reward or 0.0 for reward in rewards]
         else:
-            lesser = judge == "tools"
-            weights = [TOOL_SUCCESS if lesser and (r or 0) > 0 else 1.0 for r in rewards]
+            weights = [one.weight for one in some]
             advantages = reward_advantages(rewards, weights, [one.cut for one in some])
         found |= zip((one.id for one in some), advantages, strict=True)
     return [found[one.id] for one in samples]
