@@ -194,7 +194,7 @@ def test_first_estimate_says_what_it_assumes() -> None:
     for words in ("16 samples from 16", "11,000", "300", "3 votes", "30% of", "assumed"):
         assert words in told.words
     # Half of the samples are scored again. The gate asks the shipped canaries.
-    judge = Usage(prefill=16 * 1_100, cached=16 * 2_200, sampled=16 * 300)
+    judge = Usage(prefill=16 * 2_750, cached=16 * 5_500, sampled=16 * 300)
     teacher = Usage(prefill=round(4.8 * 11_340), sampled=5)
     train = Usage(prefill=8 * 11_300, sampled=8, trained=16 * 11_299)
     gate = Usage(prefill=6_100, sampled=34)
@@ -261,13 +261,13 @@ def test_message_of_a_person_is_served_judged_and_learned_from() -> None:
     price = Price(0.195, 0.039, 0.6, 0.44)
     told = estimate.message(load([]), 11_000)
     step = forecast(load([]), price)
-    votes = Usage(prefill=1_100, cached=2_200, sampled=300)
+    votes = Usage(prefill=2_750, cached=5_500, sampled=300)
     learning = step.step.trained, step.step.prefill - 16 * votes.prefill
     assert told.trained == pytest.approx(learning[0] / 8, abs=1)
-    assert told.prefill == pytest.approx(10 * 11_000 + 10 * 1_100 + learning[1] / 8, abs=2)
+    assert told.prefill == pytest.approx(10 * 11_000 + 10 * 2_750 + learning[1] / 8, abs=2)
     assert told.sampled == pytest.approx(10 * 300 + 10 * 300, abs=8)
     short, long = (price.usd(estimate.message(load([]), n)) for n in (11_000, 30_000))
-    assert short == pytest.approx(0.042, abs=0.001)
-    assert long == pytest.approx(0.101, abs=0.001)
+    assert short == pytest.approx(0.046, abs=0.001)
+    assert long == pytest.approx(0.106, abs=0.001)
     unbilled = estimate.message(load(["--judge-url", "http://127.0.0.1:9/v1"]), 11_000)
     assert unbilled.cached == 0

@@ -229,10 +229,11 @@ def test_prompts_of_a_file_are_asked_inside_the_same_fences(tmp_path: Path) -> N
     file = tmp_path / "prompts.toml"
     file.write_text('user = """\nBewerte die Antwort.\n"""\n')
     prompts = Prompts.read(file)
-    system = ask(prompts, "a", "b", STATE)[0][0]["content"]
+    messages = ask(prompts, "a", "b", STATE)[0]
+    system = messages[0]["content"]
     ours = ask(INCLUDED, "a", "b", STATE)[0][0]["content"]
     assert system.startswith("Bewerte die Antwort.\n\nAnswer with one JSON object")
-    assert "drawn at random for this question" in system
+    assert "drawn at random for this question" in messages[-1]["content"]
     assert prompts.tools == INCLUDED.tools
     assert prompts.version != INCLUDED.version
     assert ours.startswith(INCLUDED.user)

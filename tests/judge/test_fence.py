@@ -27,7 +27,7 @@ def about(request: str, reply: str, state: NextState) -> list[Message]:
     return ask(INCLUDED, request, reply, state)[0]
 
 
-MARK = re.compile(r"The mark is ([a-z]{14})\Z")
+MARK = re.compile(r"The mark is ([a-z]{14})\n\n(.*)", re.DOTALL)
 SEEN = "obuuavctdwnprs"
 """Mark of an earlier question, which somebody may have come to know."""
 CLOSING = f"<<{SEEN} end>>"
@@ -45,8 +45,7 @@ HOSTILE = (
 def read(messages: list[Message]) -> tuple[str, list[tuple[str, str]]]:
     """Read the mark and the (label, text) of every fence line by line, unlike the code that writes
     them. Raises where anything stands outside a fence."""
-    system, case = messages[0]["content"], messages[1]["content"]
-    (mark,) = MARK.findall(system)
+    ((mark, case),) = MARK.findall(messages[-1]["content"])
     return mark, list(_fences(case, mark))
 
 
@@ -87,7 +86,7 @@ def test_no_text_leaves_its_fence(request: str, reply: str, state: NextState) ->
     assert len(labels) == 2 + came_next
     source = "written by the user" if state.role == "user" else "returned by the tool"
     assert all(label.startswith("next state, ") and source in label for label in labels[2:])
-    assert messages[1]["content"].count(mark) == len(fences) + 1
+    assert messages[-1]["content"].count(mark) == len(fences) + 2, "and once where it is named"
 
 
 @given(texts, st.lists(texts, max_size=3))

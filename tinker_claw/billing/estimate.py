@@ -22,8 +22,9 @@ from tinker_claw.types import Usage
 PROMPT_TOKENS = 11_000
 """Prompt tokens of a session's first turn in stock OpenClaw (11.3 k measured; webchat 12.4 k)."""
 REPLY_TOKENS = 300
-JUDGE_PROMPT_TOKENS = 1_100
-"""Instructions, request, reply and next state of the question to the judge."""
+JUDGE_PROMPT_TOKENS = 2_750
+"""Instructions, examples, request, reply and next state of the question to the judge; the first
+1,800 are the same in each."""
 VOTE_TOKENS = 100
 """Tokens of one answer of the judge (a model of 1.5B: 70 to 130)."""
 THINKING_VOTE_TOKENS = 500

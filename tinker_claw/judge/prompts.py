@@ -93,6 +93,71 @@ cannot_tell: puts it off, or is unclear. "Let me see."
 
 If it says how the reply should be, write that as the hint."""
 """Plain and short: a small model answers longer instructions worse."""
+_EXAMPLES: Final = (
+    (
+        "A riddle for my brother, please.",
+        "What has keys and opens nothing? A piano.",
+        "Lovely, thanks! Now one for my sister",
+        "accepts",
+        "",
+    ),
+    ("Name a red fruit.", "The strawberry.", "And how are they grown?", "goes_on", ""),
+    (
+        "How many legs has a spider?",
+        "A spider has six legs.",
+        "No, it has eight.",
+        "corrects",
+        "Say that a spider has eight legs.",
+    ),
+    (
+        "Write a verse about the sea.",
+        "The sea is wide, the sea is deep.",
+        "Write a shell script that renames all my photos",
+        "goes_on",
+        "",
+    ),
+    (
+        "How do I start the server?",
+        "Run python app.py.",
+        "ModuleNotFoundError: No module named 'flask'",
+        "complains",
+        "",
+    ),
+    (
+        "Explain how plants grow.",
+        "They turn light, water and air into sugar.",
+        "Make it sound like a fairy tale",
+        "new_style",
+        "Write it like a fairy tale.",
+    ),
+    ("List two capitals.", "Paris and Rome.", "add Oslo and say why", "new_content", ""),
+    (
+        "Fasse den Brief zusammen.",
+        "Der Brief beginnt mit einem Gruß, danach folgen viele Absätze.",
+        "Zu lang, bitte in zwei Sätzen.",
+        "corrects",
+        "Fasse den Brief in zwei Sätzen zusammen.",
+    ),
+    (
+        "Tell me about foxes.",
+        "Foxes live in woods and towns. They eat mice, birds and fruit.",
+        "same thing but shorter",
+        "new_style",
+        "Tell it shorter.",
+    ),
+    ("Begin a story.", "A fox lived in a wood.", "Give her a friend, too", "new_content", ""),
+    (
+        "A dinner with rice, please.",
+        "Fry the rice with shrimp.",
+        "i cant eat shrimp",
+        "corrects",
+        "Leave out shrimp.",
+    ),
+    ("Write a function that sorts.", "def f(x): ...", "it still does nothing", "complains", ""),
+    ("Which train shall I take?", "The one at 9:40.", "hm, let me think", "cannot_tell", ""),
+)
+"""Request, reply, message, and what is answered with all of the message as its quote. A small model
+follows examples where it does not follow rules."""
 _TOOLS: Final = """\
 You see what a user asked an AI assistant, its reply, and what came next: the results of the tools
 that the reply called, or a message of somebody else. Judge the reply by what came next alone.
@@ -184,14 +249,30 @@ def ask(
         Part("reply", "written by the assistant", shorten(reply)),
         *_came_next(state),
     ]
-    case, mark = fence(parts, draw)
+    fenced, mark = fence(parts, draw)
     by_user = state.role == "user"
     fields = _OF_MESSAGE if by_user else _OF_RESULTS
     system = f"{prompts.user if by_user else prompts.tools}\n\n{form_of(fields)}"
-    case = f"{case}\n\n{_CLOSING[state.role]}\nAnswer as JSON with {', '.join(fields)}."
-    system = f"{system}\n\n{TOLD.format(mark=mark)}"
-    messages = [{"role": "system", "content": system}, _shown(case, images)]
-    return messages, schema_of(fields, _KINDS)
+    case = f"{TOLD.format(mark=mark)}\n\n{_closed(fenced, state.role, fields)}"
+    messages = with_examples(system, map(_example, _EXAMPLES) if by_user else ())
+    return [*messages, _shown(case, images)], schema_of(fields, _KINDS)
+
+
+def _closed(fenced: str, role: str, fields: Iterable[str]) -> str:
+    return f"{fenced}\n\n{_CLOSING[role]}\nAnswer as JSON with {', '.join(fields)}."
+
+
+def _example(example: tuple[str, ...]) -> tuple[str, str]:
+    """Return the question and the answer of an example, in the form of any other."""
+    request, reply, message, does, hint = example
+    parts = [
+        Part("request", BY_USER, request),
+        Part("reply", "written by the assistant", reply),
+        Part("next state", BY_USER, message),
+    ]
+    answer = {"quote": message, "does": does, "hint": hint}
+    case = _closed(fence(parts, lambda: "example")[0], "user", answer)
+    return case, json.dumps(answer, ensure_ascii=False)
 
 
 def form_of(fields: Mapping[str, str]) -> str:
