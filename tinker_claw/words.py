@@ -352,6 +352,11 @@ def _queued(word: str, run: RunView) -> str:
         f"A step takes {run.batch} at a time or whole groups, the newest first, not too many of "
         "one session or user, and at most half that tools have judged."
     )
+    if run.ready == 0:
+        return (
+            f"It {word}, as a part of the baseline: nothing in the queue says yet what would be "
+            "better. A step needs a rejection, a hint or a rating."
+        )
     if missing > 0:
         are = "is" if missing == 1 else "are"
         rest = f"A step takes {run.batch}, so {missing} {are} missing."
@@ -461,8 +466,8 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
     able, whole = seen["samples_waiting"], seen["batch_size"]
     more = seen["samples"].get("queued", 0) - able
     waits = (
-        f"; {more} more wait: rejections without a hint train only beside a better reply, and what "
-        "tools have judged is at most half of a step"
+        f"; {more} more wait: a step needs a rejection, a hint or a rating, rejections without a "
+        "hint train only beside a better reply, and at most half of it is what tools have judged"
     )
     yield "next step", f"{able} of {whole} samples{waits * (more > 0)}"
     private = f", {n} of them private now" if (n := seen["private_sessions"]) else ""

@@ -27,10 +27,11 @@ def waits(
     judge: Judge = "user",
     reward: float = 1.0,
     bare: bool = False,
+    baseline: bool = False,
     group: int | None = None,
     age: float = 0.0,
 ) -> Waiting:
-    return Waiting(number, session, user, judge, reward, bare, group, NOW - age)
+    return Waiting(number, session, user, judge, reward, bare, baseline, group, NOW - age)
 
 
 def chosen(
@@ -86,6 +87,17 @@ def test_a_rejection_without_a_hint_waits_for_a_better_reply_of_the_same_judge()
     eight = [waits(400 + n) for n in range(8)]
     assert chosen([*worse, *eight]) == Choice((), None)
     assert chosen([*worse, *tools[:1], *eight]).ids == (200, *range(301, 308), *range(400, 408))
+
+
+def test_a_batch_without_a_rejection_hint_or_rating_waits_as_a_baseline() -> None:
+    content = [waits(n, baseline=True) for n in range(40)]
+    assert chosen(content) == Choice((), None), "however many they are"
+    assert ready(content, 16) == 0
+    assert chosen([*content, waits(50, reward=-1.0)]).ids == (*range(25, 40), 50), "with the newest"
+    older = waits(3, reward=-1.0)
+    assert chosen([*content[:3], older, *content[4:]]).ids == (3, *range(25, 40)), "however old"
+    bare = waits(50, reward=-1.0, bare=True)
+    assert chosen([*content, bare]).ids == (*range(25, 40), 50)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 Rule: pure, and the order in which samples are given makes no difference. A batch is what people
 said: what tools have judged comes last and is at most half of it. The newest come first: where more
 arrive than a step takes, the oldest would all be several versions behind. A group is taken whole or
-not at all. A rejection without a hint is taken only beside a better reply of the same judge. No
-session or user fills more than their share of a batch while there are enough others; samples over a
-share wait for others for a time and then fill the batch: a step from few sources is better than
-none. A group larger than a share makes the batch larger, and takes no room from others. A single
-user's samples do not wait for other sessions.
+not at all. A rejection without a hint is taken only beside a better reply of the same judge, and
+without a rejection, a hint or an explicit rating there is no batch. No session or user fills more
+than their share of a batch while there are enough others; samples over a share wait for others for
+a time and then fill the batch: a step from few sources is better than none. A group larger than a
+share makes the batch larger, and takes no room from others. A single user's samples do not wait for
+other sessions.
 """
 
 from __future__ import annotations
@@ -118,13 +119,15 @@ def _take(
 
 def _units(waiting: Sequence[Waiting]) -> list[_Unit]:
     """Group the samples that a step may take into units: what people said, then what tools said,
-    each the newest first, but for the newest reply that each judge's bare rejections need."""
+    each the newest first, but for the newest reply that each judge's bare rejections need, and the
+    newest that is not of the baseline."""
     together = defaultdict[Hashable, list[Waiting]](list)
     able = usable(waiting)
     for sample in able:
         together[sample.id if sample.group is None else ("group", sample.group)].append(sample)
     alone = len({sample.user for sample in able}) <= 1
     needed = {_better(able, judge) for judge in JUDGES}
+    needed.add(max((one.id for one in able if not one.baseline), default=None))
     units = list[_Unit]()
     for samples in together.values():
         one = samples[0]

@@ -371,7 +371,18 @@ class Judging:
         reward = step_reward(verdict) if turn.episode else reward_of(verdict)
         taught, cut = teacher is not None, turn.cut
         bare = self._parts.method.is_bare(reward, self._parts.training, taught=taught, cut=cut)
-        ledger.samples.add(turn_id, reward, teacher, untaught, bare=bare and not turn.episode)
+        rated = verdict.score is not None
+        plain = self._parts.method.is_baseline(
+            reward, self._parts.training, taught=taught, rated=rated
+        )
+        ledger.samples.add(
+            turn_id,
+            reward,
+            teacher,
+            untaught,
+            bare=bare and not turn.episode,
+            baseline=plain and not turn.episode,
+        )
         self._parts.telemetry.sample("held" if turn.episode else "queued", turn=turn_id)
         self._on_sample()
 
