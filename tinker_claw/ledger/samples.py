@@ -61,7 +61,7 @@ JUDGED_BY = (
 KEPT_BARE = 64
 """Newest bare rejections that wait for a better reply."""
 KEPT_BASELINE = 256
-"""Newest samples of the baseline that wait for one that says what is better."""
+"""Newest samples of the baseline that wait for a rejection, a hint or an explicit rating."""
 _QUEUED = """
 FROM samples CROSS JOIN turns ON turns.id = samples.turn_id
   JOIN sessions ON sessions.id = turns.session_id
@@ -128,8 +128,8 @@ class SampleTable(LedgerTable):
         return self._db.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'")
 
     def expire(self, current_step: int, max_staleness: int) -> int:
-        """Expire samples that are more than `max_staleness` optimizer steps old, bare
-        rejections but the newest 64, and those of the baseline but the newest 256; return how many.
+        """Expire samples that are more than `max_staleness` optimizer steps old, bare rejections
+        but the newest 64, and the baseline but its newest 256; return how many.
 
         Steps count along the live line of versions: samples of a version that a rollback left
         behind are too old at once. A group expires as one.
@@ -219,15 +219,16 @@ def read_queue(rows: Rows) -> list[Waiting]:
 
 
 def usable(waiting: Iterable[Waiting]) -> list[Waiting]:
-    """Return the samples that a step may take now: not bare rejections without a better reply of
-    the same judge to compare them with, and none if all are of the baseline."""
+    """Return the samples that a step may take now. Verdicts are compared with those of the same
+    judge: a bare rejection needs a better reply, and the baseline a sample that is not of it."""
     waiting = list(waiting)
     best = dict[Judge, float]()
     for one in waiting:
         if one.group is None and one.reward is not None:
             best[one.judge] = max(one.reward, best.get(one.judge, one.reward))
     able = [one for one in waiting if not one.bare or (one.reward or 0.0) < best[one.judge]]
-    return [] if all(one.baseline for one in able) else able
+    judges = {one.judge for one in able if not one.baseline}
+    return [one for one in able if one.judge in judges]
 
 
 def ready(waiting: Iterable[Waiting], batch_size: int) -> int:
