@@ -193,7 +193,7 @@ class World:
         return turn_id
 
     async def until(self, happened: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not happened():  # noqa: ASYNC110 - an observer; events would change what is observed
                 await asyncio.sleep(0.005)
 
