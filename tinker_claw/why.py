@@ -39,6 +39,7 @@ class Why(IntEnum):
     TRAINING = 9, "being trained right now"
     EXPIRED = 10, "its sample expired"
     BARE = 12, "waits for a better reply to be compared with"
+    BASELINE = 13, "waits for a rejection, a hint or a rating to be compared with"
     QUARANTINED = 11, "its sample was set aside"
     # The request, or its reply
     SIDE = 20, "side turn: {}"

@@ -15,7 +15,7 @@ from typing import Final
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.ledger.outcome import Contents, Record, RunView, SampleView, TurnView
-from tinker_claw.ledger.samples import KEPT_BARE
+from tinker_claw.ledger.samples import KEPT_BARE, KEPT_BASELINE
 from tinker_claw.served import OPENING
 from tinker_claw.types import Kind, StopReason, Vote, Writer
 from tinker_claw.why import Why
@@ -295,12 +295,17 @@ def _became(turn: TurnView, run: RunView) -> str:
         case Why.TRAINING:
             return f"It is {word}, in step {sample.begun}."
         case Why.STEP:
-            return _queued(word, run)
+            return f"It {word}; {_queue(run)}"
         case Why.BARE:
             return (
                 f"It {word}: a rejection without a hint does not say what would be better. It goes "
                 f"with the next batch that has one; the newest {KEPT_BARE} such are kept. "
                 "`/bad why` gives a hint."
+            )
+        case Why.BASELINE:
+            return (
+                f"It {word}: a batch without one does not say what would be better. The newest "
+                f"{KEPT_BASELINE} such samples are kept as the baseline; {_queue(run)}"
             )
         case Why.EXPIRED:
             return (
@@ -346,7 +351,8 @@ def _trained(word: str, sample: SampleView, run: RunView) -> str:
     return f"It was {word}, {company}, which made v{sample.version}{at}.{behind}"
 
 
-def _queued(word: str, run: RunView) -> str:
+def _queue(run: RunView) -> str:
+    """Describe how far the next batch is."""
     missing = run.batch - run.ready
     rest = (
         f"A step takes {run.batch} at a time or whole groups, the newest first, not too many of "
@@ -356,7 +362,7 @@ def _queued(word: str, run: RunView) -> str:
         are = "is" if missing == 1 else "are"
         rest = f"A step takes {run.batch}, so {missing} {are} missing."
     able = f"{plural(run.ready, 'sample')} {'is' if run.ready == 1 else 'are'} ready"
-    return f"It {word}; {able}. {rest}"
+    return f"{able}. {rest}"
 
 
 def _void(steps: Mapping[str, str | None]) -> str:
@@ -464,8 +470,8 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
     able, whole = seen["samples_waiting"], seen["batch_size"]
     more = seen["samples"].get("queued", 0) - able
     waits = (
-        f"; {more} more wait: rejections without a hint train only beside a better reply, and what "
-        "tools have judged is at most half of a step"
+        f"; {more} more wait: a step needs a rejection, a hint or a rating; rejections without a "
+        "hint train only beside a better reply; what tools have judged is at most half of a step"
     )
     yield "next step", f"{able} of {whole} samples{waits * (more > 0)}"
     private = f", {n} of them private now" if (n := seen["private_sessions"]) else ""

@@ -61,7 +61,7 @@ class Life:
         """Send a turn, and the message that judges it; the second reply belongs to the next
         session."""
         first = await self.ask(number, "hi")
-        await self.ask(number, "hi", first, "YES")
+        await self.ask(number, "hi", first, "NO" if number % 2 else "YES")
 
     async def a_step(self) -> tuple[float, float, float]:
         """Hold two conversations and take the step that they make; return the bill, as `sums`

@@ -144,7 +144,7 @@ async def test_only_the_newest_steps_count(tmp_path: Path, monkeypatch: pytest.M
             w.turn(said)
         await w.version(1)
         for _ in range(4):
-            w.turn("YES", tokens=(7,) * 5)
+            w.turn("GOOD", tokens=(7,) * 5)
         await w.version(2)
         assert forecast(SETTINGS, PRICE, w.ledger).step == of_step(w.ledger, 2)
         assert of_step(w.ledger, 2) != of_step(w.ledger, 1)

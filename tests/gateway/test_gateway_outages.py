@@ -153,7 +153,7 @@ async def test_replies_go_on_while_learning_waits(tmp_path: Path, renderer: Rend
     ):
         learning.trainer.away |= {"train_step": 1, "load_state": UNTIL_TOLD}
         for _ in range(4):
-            learning.turn("YES")
+            learning.turn("GOOD")
         await learning.until(lambda: learning.health.learner.state == "stalled")
         assert (await world.ask("hi")).status_code == 200
         url = world.url.removesuffix("/v1") + "/healthz"

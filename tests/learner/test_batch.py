@@ -1,5 +1,6 @@
 """Batches: shares, groups, an order that does not matter, and the rate that they are worth."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,10 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fakes import FakeTrainer
-from tests.support.learning import world
+from tests.support.learning import World, world
 from tinker_claw.learner.batch import FILL_S, Choice, choose, trust
-from tinker_claw.ledger.samples import Waiting, ready
+from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.ledger.figures import read_overview
+from tinker_claw.ledger.outcome import read_run, read_turn
+from tinker_claw.ledger.samples import KEPT_BASELINE, NO_GRADIENT, Waiting, ready
 from tinker_claw.types import Adam, Judge, LossPass, StepReport, StopReason
+from tinker_claw.words import facts, outcome
 
 NOW = 1e9
 
@@ -27,10 +33,11 @@ def waits(
     judge: Judge = "user",
     reward: float = 1.0,
     bare: bool = False,
+    baseline: bool = False,
     group: int | None = None,
     age: float = 0.0,
 ) -> Waiting:
-    return Waiting(number, session, user, judge, reward, bare, group, NOW - age)
+    return Waiting(number, session, user, judge, reward, bare, baseline, group, NOW - age)
 
 
 def chosen(
@@ -86,6 +93,26 @@ def test_a_rejection_without_a_hint_waits_for_a_better_reply_of_the_same_judge()
     eight = [waits(400 + n) for n in range(8)]
     assert chosen([*worse, *eight]) == Choice((), None)
     assert chosen([*worse, *tools[:1], *eight]).ids == (200, *range(301, 308), *range(400, 408))
+
+
+def test_a_batch_without_a_rejection_hint_or_rating_waits_as_a_baseline() -> None:
+    content = [waits(n, baseline=True) for n in range(40)]
+    assert chosen(content) == Choice((), None), "however many they are"
+    assert ready(content, 16) == 0
+    assert chosen([*content, waits(50, reward=-1.0)]).ids == (*range(25, 40), 50), "with the newest"
+    older = waits(3, reward=-1.0)
+    assert chosen([*content[:3], older, *content[4:]]).ids == (3, *range(25, 40)), "however old"
+    bare = waits(50, reward=-1.0, bare=True)
+    assert chosen([*content, bare]).ids == (*range(25, 40), 50)
+    apart = [replace(one, judge="tools") for one in content[:20]]
+    failed = waits(60, judge="tools", reward=-1.0, bare=True)
+    assert chosen([*apart, failed, *content[20:]]) == Choice((), None), "each judge for itself"
+    assert ready([*apart, failed, *content[20:]], 16) == 8
+    said = [waits(70 + n) for n in range(8)]
+    assert chosen([*apart, *said]) == Choice((), None)
+    assert chosen([*apart, failed, *said]).ids == (*range(13, 20), 60, *range(70, 78))
+    group = [waits(80 + n, session=n, judge="outcome", group=1) for n in range(16)]
+    assert chosen([*content, *group]).ids == tuple(range(80, 96)), "no group needs a baseline"
 
 
 @pytest.mark.parametrize(
@@ -163,12 +190,13 @@ def test_group_beyond_its_share_leaves_the_others_theirs() -> None:
 ROWS = st.lists(
     st.tuples(
         st.integers(0, 3),
-        st.sampled_from(("user", "tools", "bare", "outcome")),
+        st.sampled_from(("user", "tools", "bare", "baseline", "outcome")),
         st.none() | st.integers(0, 3),
         st.floats(0, 2 * FILL_S),
     ),
     max_size=40,
 )
+JUDGE = {"bare": "user", "baseline": "user"}
 
 
 @given(
@@ -186,9 +214,10 @@ def test_no_order_of_arrival_changes_a_batch_and_no_group_is_cut(
             n,
             session=s,
             user="ab"[s % 2],
-            judge="outcome" if g is not None else "user" if kind == "bare" else kind,
+            judge="outcome" if g is not None else JUDGE.get(kind, kind),
             reward=-1.0 if kind == "bare" else 1.0,
             bare=kind == "bare" and g is None,
+            baseline=kind == "baseline" and g is None,
             group=None if g is None else 10 * g + s % 2,
             age=age,
         )
@@ -220,8 +249,10 @@ def test_no_order_of_arrival_changes_a_batch_and_no_group_is_cut(
         by_tools = sum(one.judge == "tools" for one in alone)
         assert by_tools <= batch_size // 2
         assert by_tools < len(taken), "tools alone make no step"
-    if any(one.bare for one in taken):
+    if any(one.bare for one in taken) and int(share * batch_size) > 1:  # a share holds both
         assert any(one.judge == "user" and one.reward == 1.0 for one in alone)
+    if any(one.baseline for one in taken):
+        assert any(one.judge == "user" and not one.baseline for one in alone)
 
     # Nothing that is ready waits for ever: once all of it is old there is a batch.
     late = ask(waiting, NOW + FILL_S)
@@ -236,13 +267,66 @@ def test_everything_is_taken_in_the_end(rows: list[Any], batch_size: int) -> Non
     waiting = [
         waits(n, session=s, group=g, judge="user" if kind == "tools" else kind, age=2 * FILL_S)
         for n, (s, kind, g, _) in enumerate(rows)
-        if kind != "bare"
+        if kind not in JUDGE
     ]
     waiting = [replace(one, user="ann") for one in waiting]
     while len(waiting) >= batch_size:
         ids = chosen(waiting, batch_size=batch_size, most=2 * batch_size).ids
         assert ids
         waiting = [one for one in waiting if one.id not in ids]
+
+
+# The baseline in a run
+
+
+async def content(w: World, count: int) -> list[int]:
+    turns = [w.turn("YES") for _ in range(count)]
+    await w.settled()
+    w.learner.wake()
+    await asyncio.sleep(0.05)
+    return turns
+
+
+async def trained(w: World) -> set[int]:
+    await w.version(1)
+    assert len(w.trainer.steps) == 1
+    return {*w.ledger.samples._db.column("SELECT turn_id FROM samples WHERE state = 'trained'")}
+
+
+async def test_accepted_replies_make_no_step_and_are_the_baseline_of_a_rejection(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, batch_size=16) as w:
+        turns = await content(w, 20)
+        assert (w.trainer.steps, w.ledger.samples.waiting()) == ([], 20)
+        with reading(tmp_path / FILE) as rows:
+            turn, run = read_turn(rows, turns[-1]), read_run(rows, 16)
+        assert turn is not None
+        assert "waits for a rejection, a hint or a rating" in outcome(turn, run)
+        line = dict(facts(read_overview(tmp_path, 16)))["next step"]
+        assert line.startswith("0 of 16 samples; 20 more wait: a step needs a rejection, a hint")
+        wrong = w.turn("NO, HOW it should be")
+        assert await trained(w) == {*turns[-15:], wrong}, "the newest"
+
+
+async def test_a_rating_makes_a_step_of_accepted_replies(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=16) as w:
+        turns = await content(w, 16)
+        assert w.trainer.steps == []
+        assert w.ledger.feedback.give("me", About("turn", turns[3]), Feedback(1.0))
+        w.judging.wake()
+        assert await trained(w) == {*turns}
+
+
+async def test_the_newest_of_the_baseline_are_kept(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=16) as w:
+        turns = await content(w, KEPT_BASELINE + 44)
+        await w.until(lambda: w.ledger.samples.waiting() == KEPT_BASELINE)
+        expired = w.ledger.samples._db.rows(
+            "SELECT turn_id, expired_because FROM samples WHERE state = 'expired'"
+        )
+        assert {tuple(row) for row in expired} == {(turn, NO_GRADIENT) for turn in turns[:44]}
+        assert w.trainer.steps == []
 
 
 # The rate that a batch is worth
@@ -263,7 +347,7 @@ async def test_batch_without_contrast_steps_a_quarter_unless_it_has_hints(tmp_pa
     async with world(tmp_path, trainer=RateTrainer()) as w:
         assert isinstance(w.trainer, RateTrainer)
         for _ in range(4):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.version(1)
         for _ in range(4):
             w.turn("NO, HOW it should be")

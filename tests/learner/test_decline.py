@@ -92,7 +92,7 @@ async def talk(w: World, said: str, count: int = SIZE) -> None:
 
 async def hold(w: World) -> None:
     """Accept a batch of first judged turns, and reject the next."""
-    await talk(w, "YES")
+    await talk(w, "GOOD")
     await w.version(1)
     await talk(w, "NO, HOW it should be")
     await w.until(lambda: w.health.learner.state == "held")
@@ -149,7 +149,7 @@ async def test_a_user_who_changed_their_mind_goes_on_from_the_newest_version(
 async def test_a_user_who_contradicts_a_lesson_is_compared_from_there_on(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=SIZE) as w:
         lesson = w.ledger.lessons.rule("add", "me", None, "Use plain sentences.")
-        await talk(w, "YES")
+        await talk(w, "GOOD")
         await w.version(1)
         w.ledger._db.write(
             "UPDATE lessons SET state = 'aside', changed_at = ? WHERE id = ?", time.time(), lesson

@@ -54,7 +54,7 @@ async def test_turn_without_signal_is_never_counted(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         silent = w.turn("something that does not tell")
         for _ in range(3):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.settled()
         assert w.why_refused(silent) == "neutral verdict, no hint"
         assert w.ledger.samples.waiting() == 3
@@ -138,7 +138,7 @@ async def test_turns_that_the_judge_cannot_take_do_not_hold_up_the_others(tmp_pa
         stuck = [w.turn("UNJUDGEABLE") for _ in range(6)]  # more than are judged at a time
         await w.until(lambda: w.says.asked >= 6)
         for _ in range(4):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.version(1)
         assert w.ledger.turns.judgeable() == stuck
 
@@ -182,7 +182,7 @@ async def test_failed_step_is_void_and_tried_again(tmp_path: Path, what: str) ->
     async with world(tmp_path) as w:
         w.trainer.fail[what] = 1
         for _ in range(4):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.version(1)
         assert step_counts(w.ledger) == {"intent": 0, "committed": 1, "void": 1}
         assert sample_counts(w.ledger)["trained"] == 4
@@ -201,7 +201,7 @@ async def test_what_was_published_for_a_step_that_is_not_committed_is_closed(
                 "BEGIN SELECT RAISE(ABORT, 'full'); END"
             )
         for _ in range(4):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.until(lambda: w.trainer.asked["publish"] > 3)
         published = [s for ref, s in w.trainer.samplers.items() if ref != "base"]
         assert [s.closed for s in published[1:-1]] == [True] * (len(published) - 2)
@@ -217,14 +217,14 @@ async def test_sampler_that_is_gone_is_published_anew_and_no_sample_is_blamed(
     async with world(tmp_path) as w:
         w.turn("NO")  # waits for others, and is then of an older version: the newest scores it
         for _ in range(4):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.version(1)
         newest = w.policy.newest.sampler
         assert isinstance(newest, FakeSampler)
         del w.trainer.samplers[newest.ref]
         newest.gone = True
         for _ in range(3):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.version(2)
         published, made = (w.ledger.steps.version(n) for n in (1, 2))
         assert published is not None
@@ -241,7 +241,7 @@ async def test_batch_that_fails_twice_is_set_aside_whole_and_the_next_is_trained
         assert step_counts(w.ledger) == {"intent": 0, "committed": 0, "void": 2}
         assert w.trainer.asked["train_step"] == 2
         for _ in range(4):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.version(1)
         assert sample_counts(w.ledger) == {
             "queued": 0,
@@ -256,7 +256,7 @@ async def test_batch_that_fails_once_is_trained(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         w.trainer.fail["train_step"] = 1
         for _ in range(4):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.version(1)
         assert step_counts(w.ledger) == {"intent": 0, "committed": 1, "void": 1}
         assert sample_counts(w.ledger)["trained"] == 4
@@ -277,7 +277,7 @@ async def test_accident_that_nobody_thought_of_is_a_failure_of_the_step(tmp_path
         told = f"ZeroDivisionError: what nobody thought of ({place})"
         assert [tuple(row) for row in errors] == [(told,)]
         for _ in range(4):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.version(1)
 
 
@@ -292,7 +292,7 @@ async def test_lack_of_memory_is_waited_out_and_counts_against_no_batch(tmp_path
     trainer.refuse = full
     async with world(tmp_path, trainer=trainer) as w:
         for _ in range(4):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.version(1)
         assert sample_counts(w.ledger)["trained"] == 4
         outages = w.ledger.steps._db.column("SELECT void > 1 FROM steps WHERE status = 'void'")
@@ -308,10 +308,10 @@ async def test_batch_with_a_sample_that_does_not_fit_is_set_aside_and_learning_g
         trainer = w.trainer
     async with world(tmp_path, trainer=trainer) as w:
         for _ in range(3):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 4)
         for _ in range(4):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.version(1)
         assert sample_counts(w.ledger)["trained"] == 4
 
@@ -325,7 +325,7 @@ async def test_trainer_that_fails_whatever_it_gets_ends_learning_after_two_batch
     async def until_it_stops() -> None:
         async with world(tmp_path, trainer=failing) as w:
             for _ in range(12):
-                w.turn("YES")
+                w.turn("GOOD")
             await w.until(lambda: False)
 
     with pytest.raises(ExceptionGroup) as failed:
@@ -343,7 +343,7 @@ async def test_stale_samples_get_scores_of_the_serving_policy_and_fresh_ones_do_
 ) -> None:
     async with world(tmp_path) as w:
         for _ in range(6):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.version(1)
         current = w.policy.current.sampler
         assert isinstance(current, FakeSampler)
@@ -356,7 +356,7 @@ async def test_stale_samples_get_scores_of_the_serving_policy_and_fresh_ones_do_
 async def test_old_samples_expire_before_a_batch_is_taken(tmp_path: Path) -> None:
     async with world(tmp_path, max_staleness=0) as w:
         for _ in range(5):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.version(1)
         await w.until(lambda: sample_counts(w.ledger)["expired"] == 1)
         assert w.ledger.samples.waiting() == 0

@@ -34,7 +34,7 @@ async def test_batches_are_told_of_and_none_is_trained(tmp_path: Path) -> None:
             await w.settled()
             await w.until(lambda: len(told(logs, "observed")) == 1)
             for _ in range(3):
-                w.turn("YES")
+                w.turn("GOOD")
             await w.settled()
             await w.until(lambda: w.health.learner.state == "observing")
             seen = w.health.snapshot(version=0, waiting=7, batch_size=4)
@@ -55,7 +55,7 @@ async def test_what_was_observed_is_trained_later(tmp_path: Path) -> None:
     trainer = FakeTrainer()
     async with world(tmp_path, trainer=trainer, observe=True) as w:
         for _ in range(9):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.settled()
     async with world(tmp_path, trainer=trainer) as w:
         await w.version(2)

@@ -92,14 +92,14 @@ async def test_samples_of_versions_that_are_left_expire_and_those_of_the_line_st
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path) as w:
-        w.turn("YES")  # of version 0
+        w.turn("GOOD")  # of version 0
         await w.settled()
         await w.until(lambda: w.ledger.samples.waiting() == 1)
         for _ in range(4):  # makes version 1 of the first four, one of version 0 is left
-            w.turn("YES")
+            w.turn("GOOD")
         await w.version(1)
         await w.settled()
-        w.turn("YES")  # of version 1
+        w.turn("GOOD")  # of version 1
         await w.until(lambda: w.ledger.samples.waiting() == 2)
         unjudged = w.turn("UNJUDGEABLE")
         await undoing(w).roll_back(0)
@@ -118,7 +118,7 @@ async def until_it_steps(w: World, trainer: SlowTrainer) -> None:
     trainer.go_on.clear()
     trainer.stepping.clear()
     for _ in range(4):
-        w.turn("YES")
+        w.turn("GOOD")
     await asyncio.wait_for(trainer.stepping.wait(), 60)
 
 

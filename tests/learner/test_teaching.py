@@ -42,7 +42,7 @@ async def test_replies_are_taught_though_opd_topk_has_changed_since_they_were_sa
 async def test_every_hint_counts_alike_and_costs_one_pass(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=ENOUGH) as w:
         for _ in range(8):
-            w.turn("YES", tokens=(9, 9))
+            w.turn("GOOD", tokens=(9, 9))
             w.turn("NO, HOW it should be")
             await w.settled()
         assert w.base.scored == [(1, 2, 3, *HINT, 4, 7, 8)] * 8

@@ -202,7 +202,7 @@ async def test_an_accident_behind_the_training_is_a_failure_of_the_step(tmp_path
     async with world(tmp_path, trainer=trainer) as w:
         w.turn("NO", tokens=(666,))
         for _ in range(3):
-            w.turn("YES")
+            w.turn("GOOD")
         await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 4)
         published = [s for ref, s in trainer.samplers.items() if ref != "base"]
         await w.until(lambda: [s.closed for s in published] == [False, True, True])

@@ -611,3 +611,14 @@ class TestNeeds:
         require(build("combine"), CFG, self.FULL)
         with pytest.raises(ConfigError, match=r"\[N, K\] targets.*--opd-topk 0"):
             require(build("combine"), CFG, replace(self.FULL, two_d_targets=False))
+
+
+@pytest.mark.parametrize("name", ["combine", "binary", "opd", "sdpo", "sdft"])
+def test_the_baseline_is_what_nobody_rejected_hinted_or_rated(name: str) -> None:
+    method, cfg = METHODS[name], Training()
+    base = method.is_baseline(1, cfg, taught=False, rated=False)
+    assert base == (name in ("combine", "binary")), "without a reward pass nothing is compared"
+    assert not method.is_baseline(-1, cfg, taught=False, rated=False)
+    assert not method.is_baseline(1, cfg, taught=True, rated=False)
+    assert not method.is_baseline(0.5, cfg, taught=False, rated=True)
+    assert not method.is_baseline(1, Training(recipe="paper"), taught=False, rated=False)

@@ -31,6 +31,7 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.practice import Practice
 from tinker_claw.learner.recovery import restore
 from tinker_claw.learner.scoring import HintScorer
+from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
 from tinker_claw.policy import PolicyHolder
@@ -158,7 +159,7 @@ class World:
         client: str = "",
     ) -> int:
         """Add a captured main turn whose next state is `said`, of a session of its own unless
-        named."""
+        named. GOOD is rated +1 outright, of which alone a batch may be; YES is not."""
         self.sessions += 1
         done = Completion(
             tokens=tuple(tokens),
@@ -186,6 +187,8 @@ class World:
             )
         )
         self.ledger.turns.add_next_state(turn_id, state or NextState(role, said))
+        if "GOOD" in said:
+            assert self.ledger.feedback.give(user, About("turn", turn_id), Feedback(1.0))
         self.judging.wake()
         return turn_id
 

@@ -3,11 +3,12 @@
 Rule: pure, and the order in which samples are given makes no difference. A batch is what people
 said: what tools have judged comes last and is at most half of it. The newest come first: where more
 arrive than a step takes, the oldest would all be several versions behind. A group is taken whole or
-not at all. A rejection without a hint is taken only beside a better reply of the same judge. No
-session or user fills more than their share of a batch while there are enough others; samples over a
-share wait for others for a time and then fill the batch: a step from few sources is better than
-none. A group larger than a share makes the batch larger, and takes no room from others. A single
-user's samples do not wait for other sessions.
+not at all. A rejection without a hint is taken only beside a better reply of the same judge; what
+neither rejects, nor has a hint or an explicit rating, only beside a sample of the same judge that
+does. No session or user fills more than their share of a batch while there are enough others;
+samples over a share wait for others for a time and then fill the batch: a step from few sources is
+better than none. A group larger than a share makes the batch larger, and takes no room from others.
+A single user's samples do not wait for other sessions.
 """
 
 from __future__ import annotations
@@ -118,13 +119,15 @@ def _take(
 
 def _units(waiting: Sequence[Waiting]) -> list[_Unit]:
     """Group the samples that a step may take into units: what people said, then what tools said,
-    each the newest first, but for the newest reply that each judge's bare rejections need."""
+    each the newest first, but for the newest of people that is not of the baseline, and the newest
+    reply that each judge's bare rejections need."""
     together = defaultdict[Hashable, list[Waiting]](list)
     able = usable(waiting)
     for sample in able:
         together[sample.id if sample.group is None else ("group", sample.group)].append(sample)
     alone = len({sample.user for sample in able}) <= 1
     needed = {_better(able, judge) for judge in JUDGES}
+    says = max((s.id for s in able if s.judge == "user" and not s.baseline), default=None)
     units = list[_Unit]()
     for samples in together.values():
         one = samples[0]
@@ -135,7 +138,12 @@ def _units(waiting: Sequence[Waiting]) -> list[_Unit]:
         since = max(sample.queued_at for sample in samples)
         tools = one.group is None and one.judge == "tools"
         units.append(_Unit(ids, since, tuple(origins), tools, alone))
-    return sorted(units, key=lambda unit: (unit.tools, unit.ids[-1] not in needed, -unit.ids[-1]))
+
+    def place(unit: _Unit) -> tuple[bool, bool, bool, int]:
+        newest = unit.ids[-1]
+        return unit.tools, newest != says, newest not in needed, -newest
+
+    return sorted(units, key=place)
 
 
 def _better(waiting: Sequence[Waiting], judge: Judge) -> int | None:

@@ -369,9 +369,11 @@ class Judging:
             self._refuse(turn_id, untaught or reason)
             return
         reward = step_reward(verdict) if turn.episode else reward_of(verdict)
-        taught, cut = teacher is not None, turn.cut
-        bare = self._parts.method.is_bare(reward, self._parts.training, taught=taught, cut=cut)
-        ledger.samples.add(turn_id, reward, teacher, untaught, bare=bare and not turn.episode)
+        taught, rated = teacher is not None, verdict.score is not None
+        method, cfg = self._parts.method, self._parts.training
+        bare = method.is_bare(reward, cfg, taught=taught, cut=turn.cut) and not turn.episode
+        base = method.is_baseline(reward, cfg, taught=taught, rated=rated) and not turn.episode
+        ledger.samples.add(turn_id, reward, teacher, untaught, bare=bare, baseline=base)
         self._parts.telemetry.sample("held" if turn.episode else "queued", turn=turn_id)
         self._on_sample()
 

@@ -38,7 +38,8 @@ CASE state
   WHEN 'trained' THEN -samples.step_id
   WHEN 'queued' THEN IIF(EXISTS (SELECT 1 FROM step_samples JOIN steps AS taking
     ON taking.id = step_samples.step_id WHERE sample_id = samples.id AND taking.status = 'intent'),
-    {Why.TRAINING:d}, IIF(bare, {Why.BARE:d}, {Why.STEP:d}))
+    {Why.TRAINING:d}, IIF(bare, {Why.BARE:d}, IIF(baseline, {Why.BASELINE:d},
+    {Why.STEP:d})))
   WHEN 'held' THEN {_RUNNING}
   WHEN 'expired' THEN COALESCE(expired_because, {Why.EXPIRED:d})
   WHEN 'quarantined' THEN {Why.QUARANTINED:d}

@@ -43,6 +43,8 @@ class Waiting:
     reward: float | None
     bare: bool
     """Whether it is a rejection that teaches nothing but beside a better reply."""
+    baseline: bool
+    """Whether it teaches nothing but beside a rejection, a hint or an explicit rating."""
     group: int | None
     queued_at: float
     """When it was queued, in seconds since 1970."""
@@ -58,6 +60,8 @@ JUDGED_BY = (
 """SQL on a turn with its next state: who judged it. Explicit feedback is a user's."""
 KEPT_BARE = 64
 """Newest bare rejections that wait for a better reply."""
+KEPT_BASELINE = 256
+"""Newest samples of the baseline that wait for a rejection, a hint or an explicit rating."""
 _QUEUED = """
 FROM samples CROSS JOIN turns ON turns.id = samples.turn_id
   JOIN sessions ON sessions.id = turns.session_id
@@ -79,6 +83,7 @@ class SampleTable(LedgerTable):
         untaught: str | None = None,
         *,
         bare: bool = False,
+        baseline: bool = False,
     ) -> int:
         """Queue a turn as a sample, or hold it while its episode runs. A turn of an ended episode
         comes too late.
@@ -87,8 +92,11 @@ class SampleTable(LedgerTable):
             reward: for an episode's turn the mean of its votes, without the outcome.
             untaught: why it has no teacher's scores, though there was a text to tell.
             bare: whether it is a rejection that teaches nothing but beside a better reply.
+            baseline: whether it teaches nothing but beside a rejection, a hint or an explicit
+                rating.
         """
-        values = {"turn_id": turn_id, "reward": reward, "untaught": untaught, "bare": bare}
+        values = {"turn_id": turn_id, "reward": reward, "untaught": untaught}
+        values |= {"bare": bare, "baseline": baseline}
         if teacher is not None:
             values |= {
                 "hint": teacher.hint,
@@ -120,8 +128,8 @@ class SampleTable(LedgerTable):
         return self._db.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'")
 
     def expire(self, current_step: int, max_staleness: int) -> int:
-        """Expire samples that are more than `max_staleness` optimizer steps old, and bare
-        rejections but the newest 64; return how many.
+        """Expire samples that are more than `max_staleness` optimizer steps old, bare rejections
+        but the newest 64, and the baseline but its newest 256; return how many.
 
         Steps count along the live line of versions: samples of a version that a rollback left
         behind are too old at once. A group expires as one.
@@ -134,12 +142,13 @@ class SampleTable(LedgerTable):
                 (current_step, max_staleness),
             )
             expired = cursor.rowcount + expire_left_behind(tx, read_line(self._db))
-            expired += tx.execute(
-                "UPDATE samples SET state = 'expired', expired_because = ?1, expired_why = ?2 "
-                "WHERE state = 'queued' AND bare AND id <= (SELECT id FROM samples WHERE "
-                "state = 'queued' AND bare ORDER BY id DESC LIMIT 1 OFFSET ?3)",
-                (NO_GRADIENT, NO_GRADIENT.why, KEPT_BARE),
-            ).rowcount
+            for column, kept in (("bare", KEPT_BARE), ("baseline", KEPT_BASELINE)):
+                expired += tx.execute(
+                    "UPDATE samples SET state = 'expired', expired_because = ?1, expired_why = ?2 "
+                    f"WHERE state = 'queued' AND {column} AND id <= (SELECT id FROM samples WHERE "
+                    f"state = 'queued' AND {column} ORDER BY id DESC LIMIT 1 OFFSET ?3)",
+                    (NO_GRADIENT, NO_GRADIENT.why, kept),
+                ).rowcount
             return expired + expire_mates(tx)
 
     def queue(self) -> list[Waiting]:
@@ -203,21 +212,23 @@ def read_queue(rows: Rows) -> list[Waiting]:
     """Return all queued samples, oldest first, without their tokens."""
     found = rows.rows(
         f"SELECT samples.id, session_id AS session, user, {JUDGED_BY} AS judge, reward, bare, "
-        f'group_id AS "group", samples.created_at AS queued_at {_QUEUED}',
+        f'baseline, group_id AS "group", samples.created_at AS queued_at {_QUEUED}',
         None,
     )
     return [Waiting(**row) for row in found]
 
 
 def usable(waiting: Iterable[Waiting]) -> list[Waiting]:
-    """Return the samples that a step may take now: not bare rejections without a better reply of
-    the same judge to compare them with."""
+    """Return the samples that a step may take now. Verdicts are compared with those of the same
+    judge: a bare rejection needs a better reply, and the baseline a sample that is not of it."""
     waiting = list(waiting)
     best = dict[Judge, float]()
     for one in waiting:
         if one.group is None and one.reward is not None:
             best[one.judge] = max(one.reward, best.get(one.judge, one.reward))
-    return [one for one in waiting if not one.bare or (one.reward or 0.0) < best[one.judge]]
+    able = [one for one in waiting if not one.bare or (one.reward or 0.0) < best[one.judge]]
+    judges = {one.judge for one in able if not one.baseline}
+    return [one for one in able if one.judge in judges]
 
 
 def ready(waiting: Iterable[Waiting], batch_size: int) -> int:

@@ -215,6 +215,7 @@ CREATE TABLE samples (
   reward           REAL,                 -- NULL: hint only; while held, the mean of its votes without the outcome
   hint             TEXT,                 -- NULL: reward only
   bare             INTEGER NOT NULL DEFAULT 0, -- 1: a rejection that teaches nothing but beside a better reply
+  baseline         INTEGER NOT NULL DEFAULT 0, -- 1: teaches nothing but beside a rejection, a hint or an explicit rating
   untaught         TEXT,                 -- why it has no hint, though there was one; NULL otherwise
   teacher_logprobs BLOB,
   teacher_targets  BLOB,

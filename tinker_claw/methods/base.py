@@ -129,6 +129,19 @@ class Method:
             return False
         return (reward or 0.0) < 0 and not taught and not cut
 
+    def is_baseline(
+        self, reward: float | None, cfg: Training, *, taught: bool, rated: bool
+    ) -> bool:
+        """Return whether a sample teaches nothing but beside a rejection, a hint or an explicit
+        rating: that a user goes on does not say what would be better.
+
+        Args:
+            rated: whether somebody has rated the reply explicitly.
+        """
+        if not self.reward or cfg.recipe == "paper":
+            return False
+        return (reward or 0.0) >= 0 and not taught and not rated
+
     def rewards(
         self, samples: Sequence[Sample], cfg: Training, state: Any
     ) -> tuple[list[float], Any]:
