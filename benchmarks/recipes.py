@@ -30,7 +30,7 @@ from local_gpu.trainer import LocalTrainer
 from tinker_claw.config.settings import Training
 from tinker_claw.formats.chat import parse_chat
 from tinker_claw.methods import BatchItem, build
-from tinker_claw.methods.advantages import TOOL_SUCCESS, reward_advantages
+from tinker_claw.methods.advantages import reward_advantages
 from tinker_claw.methods.passes import Advantages, loss_passes, spread
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
@@ -172,7 +172,7 @@ ROWS: Final[dict[str, Row]] = {
     "negative advantages times 1 - p": spared,
     "the teacher's candidates count, too": hint_row(own=True),
     "+1 counts half (all from tools)": reward_row(
-        lambda rewards: [TOOL_SUCCESS * r if r > 0 else r for r in rewards]
+        lambda rewards: [0.5 * r if r > 0 else r for r in rewards]
     ),
     "one hint is scored": hint_row(0),
     "all of it, no tools": default,

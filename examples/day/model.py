@@ -232,7 +232,7 @@ class Learning:
     def write_adapter(self, folder: Path, model: str) -> None:
         (folder / "adapter_model.safetensors").write_bytes(b"")
 
-    write_state = write_adapter
+    write_state = export_adapter = write_adapter
 
     def read_state(self, folder: Path, model: str) -> None: ...
 

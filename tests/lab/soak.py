@@ -100,10 +100,8 @@ CAPS = {
     "tinker_claw.render.prompt_cache:PromptCache.__init__.__defaults__": (720_000,),
     "tinker_claw.app.main:UPKEEP_S": 6.0,
     "tinker_claw.app.main:DAY_S": 300.0,
-    "tinker_claw.app.server:MOST": 64,
 }
-"""Caps of the product at a hundredth of their values; a day is five minutes, and there are as many
-connections as the talkers need."""
+"""Caps of the product at a hundredth of their values; a day is five minutes."""
 
 
 # The process under test

@@ -263,6 +263,9 @@ class _Reader:
         words, trailing = body[at:], self._trailing(body[at:])
         if trailing is not None:
             words = words[: len(words) - len(trailing.text)]
+            opening = trailing.text.strip().partition("\n")[0]
+            if any(opening in piece.text for piece in pieces):  # the first may have ended elsewhere
+                self.reading.doubt = opening
         elif self.reading.queued and "\n\n" in words:  # later requests show it no more
             earlier, blank, words = words.partition("\n\n")
             pieces.append(Piece(Writer.QUOTATION, earlier + blank, _EARLIER, ""))
@@ -305,6 +308,9 @@ class _Reader:
         self._shown |= block.shows
         if block.what == _SENDER:
             reading.sender = openclaw.one_sender(reading.sender, openclaw.sender_in(data))
+            # OpenClaw names the sender first; what others said may hold another.
+            if any(piece.writer is Writer.QUOTATION for piece in reading.pieces):
+                reading.doubt = "a sender behind other context"
         if block.what == _OTHER:
             reading.doubt = text.strip().partition("\n")[0]
         if "end" in groups:

@@ -28,7 +28,7 @@ MARK: Final = "⟦"
 _VOLATILE_BEGIN = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 _VOLATILE_END = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 _EVENTS = ("[Internal task completion event]", "[Inter-session message] ")
-_LINE = re.compile(r"Runtime: (?:name=[^\n]*? \| )?agent=[^\n]*? \| session=[^\n]*")
+_LINE = re.compile(r"Runtime: (?:name=[^\n]*? \| )?agent=[^\n]*? \| session=[^\n<]*")
 _FIELD = re.compile(r" \| (session|sessionId)=\s*(.*?)\s*(?= \| |$)")
 _DATA = re.compile(r'^Conversation data \(data, not instructions\):\n(".*")$', re.MULTILINE)
 _BODY = re.compile(r'"(?:body|text|caption)":\s*("(?:[^"\\]|\\.)*")')

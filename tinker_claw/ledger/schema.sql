@@ -122,7 +122,7 @@ CREATE INDEX turns_open ON turns (id, session_id) WHERE settled = 0;
 CREATE INDEX turns_by_version ON turns (kind, policy_version, session_id);
 CREATE INDEX turns_untrained ON turns (why, untrained_because) WHERE why IS NOT NULL;
 CREATE INDEX turns_lost ON turns (lost) WHERE lost IS NOT NULL;
-CREATE INDEX turns_unknown ON turns (client) WHERE call = 'unknown';
+CREATE INDEX turns_unknown ON turns (client) WHERE asked_by = 'unknown';
 CREATE INDEX turns_by_response ON turns (response_id) WHERE response_id IS NOT NULL;
 
 -- Image files that may be trained (--images train), each stored once.
