@@ -118,7 +118,7 @@ async def test_once_learning_has_ended_the_judge_is_asked_for_lessons_only(
     ):
         judging = group.create_task(w.judging.run())
         for _ in range(8):
-            w.turn("YES")
+            w.turn("GOOD")
         await guarded("learning", w.learner.run, w.health.learner)  # ends: two batches are refused
         assert w.health.learner.ended
         await w.settled()

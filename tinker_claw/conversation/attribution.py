@@ -237,6 +237,8 @@ class _Reader:
         """The later part that ends the last block; "": it has ended."""
         self._shown = False
         """The next part is what the last block announces."""
+        self._quoted = False
+        """A block with words of others came before."""
         for part in parts:
             if self._last:
                 reading.pieces.append(Piece(Writer.HARNESS, part, reading.pieces[-1].what))
@@ -309,13 +311,14 @@ class _Reader:
         if block.what == _SENDER:
             reading.sender = openclaw.one_sender(reading.sender, openclaw.sender_in(data))
             # OpenClaw names the sender first; what others said may hold another.
-            if any(piece.writer is Writer.QUOTATION for piece in reading.pieces):
+            if self._quoted:
                 reading.doubt = "a sender behind other context"
         if block.what == _OTHER:
             reading.doubt = text.strip().partition("\n")[0]
         if "end" in groups:
             self._last = "" if groups["end"] else block.spans
             reading.marks.append(groups["end"] or block.spans)
+        self._quoted |= block.writer is Writer.QUOTATION
         quoted = openclaw.bodies(data) if block.writer is Writer.QUOTATION else None
         return Piece(block.writer, text, block.what, quoted)
 
