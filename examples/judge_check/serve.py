@@ -13,7 +13,8 @@ import os
 import signal
 import time
 
-CONTEXT_TOKENS = 8192
+CONTEXT_TOKENS = 12_288
+"""Room for the examples, three texts of 6,000 characters, and an answer."""
 KEPT_MIB = 300
 """Memory for prompts that are kept, so that questions which begin alike are read once."""
 

@@ -15,6 +15,7 @@ import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast
@@ -244,35 +245,40 @@ def ask(
     Args:
         images: of the conversation up to the reply; the newest are shown, as parts of a message.
     """
+    by_user = state.role == "user"
+    text, fields, examples = prompts.tools, _OF_RESULTS, ()
+    if by_user:
+        text, fields, examples = prompts.user, _OF_MESSAGE, _examples()
+    case, mark = _case(request, reply, state, _WRITTEN.get(asked_by, BY_USER), draw)
+    messages = with_examples(f"{text}\n\n{form_of(fields)}", examples)
+    asked = _shown(f"{TOLD.format(mark=mark)}\n\n{case}", images)
+    return [*messages, asked], schema_of(fields, _KINDS)
+
+
+def _case(
+    request: str, reply: str, state: NextState, asked_by: str, draw: Callable[[], str]
+) -> tuple[str, str]:
+    """Return the fenced texts with the question behind them, and the mark."""
     parts = [
-        Part("request", _WRITTEN.get(asked_by, BY_USER), shorten(request)),
+        Part("request", asked_by, shorten(request)),
         Part("reply", "written by the assistant", shorten(reply)),
         *_came_next(state),
     ]
     fenced, mark = fence(parts, draw)
-    by_user = state.role == "user"
-    fields = _OF_MESSAGE if by_user else _OF_RESULTS
-    system = f"{prompts.user if by_user else prompts.tools}\n\n{form_of(fields)}"
-    case = f"{TOLD.format(mark=mark)}\n\n{_closed(fenced, state.role, fields)}"
-    messages = with_examples(system, map(_example, _EXAMPLES) if by_user else ())
-    return [*messages, _shown(case, images)], schema_of(fields, _KINDS)
+    fields = ", ".join(_OF_MESSAGE if state.role == "user" else _OF_RESULTS)
+    return f"{fenced}\n\n{_CLOSING[state.role]}\nAnswer as JSON with {fields}.", mark
 
 
-def _closed(fenced: str, role: str, fields: Iterable[str]) -> str:
-    return f"{fenced}\n\n{_CLOSING[role]}\nAnswer as JSON with {', '.join(fields)}."
-
-
-def _example(example: tuple[str, ...]) -> tuple[str, str]:
-    """Return the question and the answer of an example, in the form of any other."""
-    request, reply, message, does, hint = example
-    parts = [
-        Part("request", BY_USER, request),
-        Part("reply", "written by the assistant", reply),
-        Part("next state", BY_USER, message),
-    ]
-    answer = {"quote": message, "does": does, "hint": hint}
-    case = _closed(fence(parts, lambda: "example")[0], "user", answer)
-    return case, json.dumps(answer, ensure_ascii=False)
+@cache
+def _examples() -> tuple[tuple[str, str], ...]:
+    """Return the question and the answer of each example, in the form of any other."""
+    examples = list[tuple[str, str]]()
+    for request, reply, message, does, hint in _EXAMPLES:
+        state = NextState("user", message)
+        case, _ = _case(request, reply, state, BY_USER, lambda: "example")
+        answer = {"quote": message, "does": does, "hint": hint}
+        examples.append((case, json.dumps(answer, ensure_ascii=False)))
+    return tuple(examples)
 
 
 def form_of(fields: Mapping[str, str]) -> str:
