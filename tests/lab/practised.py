@@ -5,8 +5,7 @@
 Qwen2.5-Coder-1.5B-Instruct (1.1 GB from PyPI at first use). Rows: the frozen base untold, and told
 the lesson in the system prompt; then the policy after each check of the run, with what the check
 said. Each row has exam questions by rule at temperature 1, half as many contrary requests and
-facts, and replies that end. `--only-base` stops after the first two.
-"""
+facts, and replies that end."""
 
 from __future__ import annotations
 
@@ -15,6 +14,8 @@ import asyncio
 import re
 import tempfile
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -45,7 +46,7 @@ from tinker_claw.types import (
     Turn,
     Usage,
 )
-from tinker_claw.wishes import FRAME
+from tinker_claw.wishes import lesson_text
 
 CONTEXT = 2048
 LIVE_RATE = 5e-4
@@ -57,11 +58,11 @@ class Bench:
     """The parts of the product that a practice needs."""
 
     trainer: LocalTrainer
+    base: Sampler
     renderer: Renderer
     replies: LessonReplies
     parts: LoopParts
     most: int
-    exam_size: int
 
     def asked(self, question: str, number: int) -> Asked:
         """Return a question as a past first message."""
@@ -82,9 +83,10 @@ class Bench:
         )
         return Asked(turn, prompt.tokens)
 
-    async def exam(self, name: str, wish: Wish, sampler: Sampler, text: str | None) -> None:
-        """Print a row."""
-        many = self.exam_size
+    async def exam(
+        self, name: str, wish: Wish, sampler: Sampler, text: str | None, many: int
+    ) -> None:
+        """Print a row of so many questions."""
         ask = [self.asked(question + wish.suffix, n) for n, question in enumerate(EXAM[:many])]
         against = [
             self.asked(f"{question}{wish.suffix} {wish.opposite}", n)
@@ -115,16 +117,15 @@ class _Spending:
         return {}
 
 
-async def run(model: str, name: str, args: argparse.Namespace) -> None:
-    """Print the rows of one wish."""
-    wish = WISHES[name]
+@asynccontextmanager
+async def open_bench(model: str, args: argparse.Namespace) -> AsyncGenerator[Bench]:
+    """Start a trainer of this model, and yield the parts."""
     with tempfile.TemporaryDirectory() as root:
         config = LocalConfig(
             model=model, root=Path(root), device="cpu", dtype=args.dtype, threads=args.threads
         )
         config = replace(config, context_tokens=CONTEXT, seed=args.seed)
         trainer = await LocalTrainer.start(config)
-        fresh = await trainer.save_state("fresh")
         renderer = Renderer.load(model, "default")
         base = await trainer.base()
         parts = cast(
@@ -132,7 +133,7 @@ async def run(model: str, name: str, args: argparse.Namespace) -> None:
             SimpleNamespace(
                 trainer=trainer,
                 base=base,
-                training=Training(opd_topk=args.topk),
+                training=Training(),
                 reply_tokens=args.most,
                 spending=_Spending(),
             ),
@@ -142,26 +143,31 @@ async def run(model: str, name: str, args: argparse.Namespace) -> None:
             renderer,
             SamplerEndpoint(base, renderer, CONTEXT),
             context_tokens=CONTEXT,
-            soft=args.soft,
+            soft=True,
         )
-        bench = Bench(trainer, renderer, replies, parts, args.most, args.exam)
-        text = f"{args.frame or FRAME}\n- {wish.text}"
+        yield Bench(trainer, base, renderer, replies, parts, args.most)
+        await trainer.aclose()
+
+
+async def run(model: str, name: str, args: argparse.Namespace) -> None:
+    """Print the rows of one wish."""
+    wish = WISHES[name]
+    async with open_bench(model, args) as bench:
+        bench.replies.soft = args.soft
+        fresh = await bench.trainer.save_state("fresh")
+        text = lesson_text([wish.text])
         print(f"\n{name}: {text!r}\n\n| | follow | contrary | facts | ended | tokens | minutes |")
         print("|---|---|---|---|---|---|---|", flush=True)
-        await bench.exam("untold", wish, base, None)
-        await bench.exam("told", wish, base, text)
-        if args.only_base:
-            await trainer.aclose()
-            return
+        await bench.exam("untold", wish, bench.base, None, args.exam)
+        await bench.exam("told", wish, bench.base, text, args.exam)
         asked = [bench.asked(one + wish.suffix, 100 + n) for n, one in enumerate(QUESTIONS)]
         held_out = asked[2::3]
         lesson = Lesson(1, "", wish.text, "", None, State.TOLD, None, None, 0.0, 0.0)
         practised = [one for one in asked if one not in held_out]
         plan = practice.PracticePlan(lesson, text, practised, held_out, Usage())
         for rate in args.rates:
-            await trainer.load_state(fresh, moments=False)
-            await _practise(bench, wish, plan, Adam(rate, beta1=practice.BETA1), args)
-        await trainer.aclose()
+            await bench.trainer.load_state(fresh, moments=False)
+            await _practise(bench, wish, plan, Adam(rate, beta1=args.beta1), args)
 
 
 async def _practise(
@@ -174,7 +180,8 @@ async def _practise(
 
     class Examined(practice.Practice):
         async def _checked(self, plan: Any, candidate: Sampler, *rest: Any) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-            await bench.exam(f"practised at {adam.learning_rate:g}", wish, candidate, None)
+            name = f"practised at {adam.learning_rate:g}"
+            await bench.exam(name, wish, candidate, None, args.exam)
             try:
                 found = await super()._checked(plan, candidate, *rest)
             except UnlearnedError as error:
@@ -186,14 +193,14 @@ async def _practise(
             return found
 
         async def _examples(self, *rest: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-            found = await super()._examples(*rest)
-            _, kept, anchors, _ = found
-            right = sum(wish.follows(reply.text) for reply in kept)
-            obey = sum(wish.obeys(reply.text) for reply in anchors)
-            print(f"accepted {len(kept)}, right {right}; anchors {len(anchors)}, right {obey}")
-            for reply in (*kept[:3], *anchors):
+            examples = await super()._examples(*rest)
+            right = sum(wish.follows(reply.text) for reply in examples.kept)
+            obey = sum(wish.obeys(reply.text) for reply in examples.anchors)
+            print(f"accepted {len(examples.kept)}, right {right}")
+            print(f"anchors {len(examples.anchors)}, right {obey}: {examples.opposites}")
+            for reply in (*examples.kept[:3], *examples.anchors):
                 print(f"  {reply.asked.text!r} -> {reply.text!r}", flush=True)
-            return found
+            return examples
 
     runner = Examined(bench.parts, bench.replies, None)
     try:
@@ -207,13 +214,11 @@ def main() -> None:
     top = argparse.ArgumentParser(description=__doc__)
     top.add_argument("--wish", choices=WISHES, nargs="+", default=["short"])
     top.add_argument("--rates", type=float, nargs="+", default=[practice.RATE * LIVE_RATE])
-    top.add_argument("--frame", help="the sentence above the lessons")
+    top.add_argument("--beta1", type=float, default=practice.BETA1)
     top.add_argument("--seed", type=int, default=0)
     top.add_argument("--most", type=int, default=64, help="token limit of a reply")
     top.add_argument("--exam", type=int, default=24, help="questions of it")
-    top.add_argument("--topk", type=int, default=Training().opd_topk)
     top.add_argument("--soft", action=argparse.BooleanOptionalAction, default=True)
-    top.add_argument("--only-base", action="store_true")
     top.add_argument("--all-checks", action="store_true", help="go on after a check that passed")
     top.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     top.add_argument("--threads", type=int, default=2)

@@ -30,16 +30,20 @@ _FOLLOWS_SHOWN: Final = (
     ),
 )
 
-_OPPOSITE: Final = """\
-A user has a wish about how replies are written. For one message they want the opposite. Write the
-one short sentence by which they ask for it, in the language of the wish, and nothing else."""
-_OPPOSITES_SHOWN: Final = (
-    ("Write dates as day and month.", "Write the month before the day this time."),
-    ("Never use exclamation marks.", "Use exclamation marks in this one."),
-    ("Schlag nie Fleisch vor.", "Diesmal bitte mit Fleisch."),
-    ("Begin with a question.", "Don't begin with a question here."),
-    ("Use at most ten words.", "Take as many words as you need this time."),
+_EXCEPTION: Final = """\
+The user of an assistant has a rule for its replies. For one message they want the opposite. Write
+the sentence by which they ask for this exception, in the language of the rule."""
+_EXCEPTIONS_SHOWN: Final = (
+    ("Write dates as day and month.", "Just this once, do not write dates as day and month."),
+    ("Never use exclamation marks.", "Just this once, use exclamation marks."),
+    ("Schlag nie Fleisch vor.", "Schlag nur dieses eine Mal etwas mit Fleisch vor."),
+    ("Begin with a proverb.", "Just this once, do not begin with a proverb."),
+    ("Commence toujours par un résumé.", "Juste cette fois, ne commence pas par un résumé."),
+    ("No rhymes, please.", "Just this once, write in rhymes."),
+    ("Sign each mail with Bo.", "Just this once, do not sign with Bo."),
+    ("Use at most ten words.", "Just this once, use far more than ten words."),
 )
+_LABEL: Final = "Exception: "
 
 
 def follows(wish: str, reply: str) -> list[Message]:
@@ -61,12 +65,16 @@ def _case(reply: str, wish: str, draw: Callable[[], str] = draw_mark) -> str:
 
 
 def opposite(wish: str) -> list[Message]:
-    """Ask for a sentence that asks for the opposite of a wish, which is the user's own words."""
-    shown = [(f"Wish: {said}", sentence) for said, sentence in _OPPOSITES_SHOWN]
-    return [*with_examples(_OPPOSITE, shown), {"role": "user", "content": f"Wish: {wish}"}]
+    """Ask for a sentence that asks for the opposite of a wish, which is the user's own words.
+
+    A model of 1.5 billion parameters answers so in one to six of eight answers, and else repeats
+    the wish: whoever asks keeps what works.
+    """
+    shown = [(f"Rule: {rule}", _LABEL + sentence) for rule, sentence in _EXCEPTIONS_SHOWN]
+    return [*with_examples(_EXCEPTION, shown), {"role": "user", "content": f"Rule: {wish}"}]
 
 
 def read_opposite(answer: str) -> str:
     """Return the sentence of an answer; "": it holds none that can stand in a prompt."""
-    sentence = " ".join(answer.split())
+    sentence = " ".join(answer.split()).removeprefix(_LABEL)
     return sentence if len(sentence) <= LONGEST and hidden(sentence) is None else ""

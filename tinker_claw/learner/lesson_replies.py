@@ -131,16 +131,12 @@ class LessonReplies:
         prompt = self._renderer.splice(asked.prompt, at, sentence, " {hint}")
         return replace(asked, prompt=prompt, opposite=sentence)
 
-    async def scores(self, wish: str | None, replies: Sequence[Reply]) -> list[float]:
+    async def scores(self, wish: str, replies: Sequence[Reply]) -> list[float]:
         """Return how much surer the base is, in nats, that a reply follows a wish than that it does
-        not.
-
-        Args:
-            wish: None: the request for the opposite at the end of each message.
-        """
+        not."""
 
         async def score(reply: Reply) -> float:
-            messages = follows(wish or reply.asked.opposite, reply.text)
+            messages = follows(wish, reply.text)
             prompt = (*self._renderer.prompt(messages, remembers=False).tokens, *self._begun)
             scored = await self._parts.base.logprobs(
                 (*prompt, self._answers[0]), start=len(prompt), targets=[self._answers]

