@@ -6,7 +6,7 @@ Qwen2.5-Coder-1.5B-Instruct (1.1 GB from PyPI at first use, 3.1 GB of disk) lear
 batches of 16 untold replies. A reply that does not follow the wish is rejected, and the wish is its
 hint; one that does is accepted. A row tells of a batch: how many replies follow the wish, how many
 end by themselves, their mean length, the probability of the end token where the first batch ended,
-and how many hints are taught. `--every-hint` teaches those, too, that the product leaves out.
+and how many hints are taught.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from local_gpu.trainer import LocalTrainer
 from tests.lab.wishes import QUESTIONS, WISHES, Wish
 from tinker_claw.config.settings import Training
 from tinker_claw.learner.batch import trust
-from tinker_claw.learner.scoring import ends_apart
 from tinker_claw.methods import METHODS, BatchItem
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
@@ -43,19 +42,25 @@ class Run:
     """A policy in training, and the user's side of it."""
 
     def __init__(
-        self, model: str, trainer: LocalTrainer, wish: Wish, *, most: int, every_hint: bool
+        self,
+        model: str,
+        trainer: LocalTrainer,
+        wish: Wish,
+        *,
+        most: int,
+        method: str,
     ) -> None:
         """Set up a run.
 
         Args:
             most: token limit of a reply.
-            every_hint: teach those hints, too, that would unlearn the end of a reply.
+            method: name of the method.
         """
         self._trainer = trainer
         self._renderer = Renderer.load(model, "default")
         self._wish = wish
         self._most = most
-        self._every_hint = every_hint
+        self._method = method
 
     def text(self, reply: Completion) -> str:
         """Return a reply's text."""
@@ -93,8 +98,6 @@ class Run:
         async def sample(place: int, prompt: Prompt, reply: Completion) -> Sample:
             follows = self.follows(reply)
             teacher = None if follows else await self._teacher(base, prompt, reply)
-            if teacher and not self._every_hint and ends_apart(reply, teacher):
-                teacher = None
             return Sample(
                 id=place,
                 turn_id=place,
@@ -109,7 +112,7 @@ class Run:
 
         batch = await asyncio.gather(*(sample(i, *each) for i, each in enumerate(replies)))
         items = [BatchItem(one) for one in batch]
-        passes = METHODS["combine"].prepare(items, Training(), reply_tokens=self._most).passes
+        passes = METHODS[self._method].prepare(items, Training(), reply_tokens=self._most).passes
         if passes:
             adam = replace(adam, learning_rate=adam.learning_rate * trust(batch))
             await self._trainer.train_step(passes, adam)
@@ -157,7 +160,7 @@ async def run(model: str, wish: Wish, args: argparse.Namespace) -> None:
         )
         trainer = await LocalTrainer.start(replace(config, context_tokens=2048, seed=args.seed))
         fresh = await trainer.save_state("fresh")
-        learner = Run(model, trainer, wish, most=args.most, every_hint=args.every_hint)
+        learner = Run(model, trainer, wish, most=args.most, method=args.method)
         print("| rate | steps | follow the wish | end | tokens | end token | hints |")
         print("|---|---|---|---|---|---|---|")
         for rate in args.rates:
@@ -188,7 +191,7 @@ def main() -> None:
     top.add_argument("--steps", type=int, default=4)
     top.add_argument("--seed", type=int, default=0)
     top.add_argument("--most", type=int, default=40, help="token limit of a reply")
-    top.add_argument("--every-hint", action="store_true", help="as before this was mended")
+    top.add_argument("--method", choices=METHODS, default="combine")
     top.add_argument("--threads", type=int, default=1)
     top.add_argument(
         "--dtype",

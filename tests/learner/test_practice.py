@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from structlog.testing import capture_logs
 
 from tests.learner.test_rollback import undoing
 from tests.support.fakes import FakeSampler, FakeTrainer, Script
-from tests.support.learning import AGAINST, LESSON, OPPOSITE, Splicer, World, world
+from tests.support.learning import BETTER, LESSON, OPPOSITE, Splicer, World, world
 from tests.support.ledger import COMPLETION, new_turn, sample_counts
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
@@ -71,8 +72,7 @@ class Behaves(FakeSampler):
         """Say whether a reply follows the wish of a question."""
         if targets is None or len(tokens) - start != 1:
             return await super().logprobs(tokens, start=start, targets=targets, **more)
-        wanted = OBEYS[0] if AGAINST in tokens else FOLLOWS[0]
-        sure = 0.5 if wanted in tokens else 0.1
+        sure = 0.5 if FOLLOWS[0] in tokens else 0.1
         self._bill(Usage(prefill=len(tokens), sampled=1))
         return TokenLogprobs(start, (0.0,), targets=((sure, -sure),))
 
@@ -122,10 +122,13 @@ class Learns(FakeTrainer):
 
 
 class Writes:
-    """A model that asks for the opposite in one sentence."""
+    """A model that asks for the opposite."""
+
+    def __init__(self, *sentences: str) -> None:
+        self._sentences = sentences or (OPPOSITE,)
 
     async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
-        return [OPPOSITE] * n
+        return list(islice(cycle(self._sentences), n))
 
 
 @dataclass
@@ -320,6 +323,56 @@ async def test_a_contrary_anchor_comes_from_the_untold_base_where_the_told_one_d
         trained = [d.tokens for d in trainer.steps[0][0].datums]
         assert trained.count((1, 2, 3, *REQUEST, 4, *OBEYS)) == practice.ANCHORS
         assert o.lesson.state is State.PROVISIONAL, "obeyed as often as by the told base: never"
+
+
+async def test_long_anchors_weigh_no_more_than_their_share_of_the_replies(tmp_path: Path) -> None:
+    def at_length(prompt: Tokens) -> Tokens:
+        return (*OBEYS[:1] * 7, STOP) if REQUEST[0] in prompt else told_base(prompt)
+
+    trainer = Learns(base=at_length)
+    async with owner(tmp_path, trainer) as o:
+        o.wishes()
+        o.is_pleased()
+        await practised(o)
+        weights = dict[int, float]()
+        for datum in trainer.steps[0][0].datums:
+            length = len(datum.tokens) - datum.start
+            weights[length] = weights.get(length, 0.0) + sum(row[0] for row in datum.weights)
+        kept, anchors = weights[len(FOLLOWS)], weights[8]
+        assert kept / anchors == pytest.approx(
+            (practice.BATCH - practice.ANCHORS) / practice.ANCHORS
+        )
+
+
+async def test_a_told_reply_that_does_not_end_is_not_trained(tmp_path: Path) -> None:
+    def ends_now_and_then(prompt: Tokens) -> Tokens:
+        reply = told_base(prompt)
+        return ENDLESS if reply == FOLLOWS and 5 in prompt else reply
+
+    trainer = Learns(base=ends_now_and_then)
+    async with owner(tmp_path, trainer, asked=0) as o:
+        o.has_asked(6)
+        o.has_asked(6, prompt=(1, 2, 5, 4))
+        o.wishes()
+        o.is_pleased()
+        await practised(o)
+        trained = {d.tokens[d.start :] for passes in trainer.steps for d in passes[0].datums}
+        assert trained == {FOLLOWS, OBEYS}
+
+
+async def test_requests_after_which_the_base_follows_the_lesson_are_left_out(
+    tmp_path: Path,
+) -> None:
+    def obeys_one(prompt: Tokens) -> Tokens:
+        return FOLLOWS if BETTER[-1] in prompt else told_base(prompt)
+
+    trainer = Learns(base=obeys_one)
+    async with owner(tmp_path, trainer, endpoint=Writes("Once better.", OPPOSITE)) as o:
+        o.wishes()
+        o.is_pleased()
+        await practised(o)
+        trained = {d.tokens for passes in trainer.steps for d in passes[0].datums}
+        assert trained == {(1, 2, 3, 4, *FOLLOWS), (1, 2, 3, *REQUEST, 4, *OBEYS)}
 
 
 async def test_a_request_that_repeats_the_lesson_is_not_one_for_the_opposite(

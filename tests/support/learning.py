@@ -62,7 +62,6 @@ SHORT = Backoff(first_s=0.01, longest_s=0.04)
 
 
 OPPOSITE = "This time with headings."
-AGAINST = 99
 """Stands in a question about a reply to a request for the opposite."""
 
 
@@ -82,10 +81,9 @@ class Splicer:
         return (*LESSON, *prompt)
 
     def prompt(self, messages: Sequence[Message], *, remembers: bool) -> Prompt:
-        """Return the numbers in the last message, and `AGAINST` where it asks for the opposite."""
+        """Return the numbers in the last message."""
         text = messages[-1]["content"]
-        opposite = (AGAINST,) if OPPOSITE in text else ()
-        return Prompt((1, *map(int, re.findall(r"\b\d+\b", text)), *opposite), None)
+        return Prompt((1, *map(int, re.findall(r"\b\d+\b", text))), None)
 
     def begin_text(self) -> tuple[int, ...]:
         return ()

@@ -22,10 +22,8 @@ from tinker_claw.methods.passes import BatchItem, candidates
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import (
-    Completion,
     HintScores,
     Sample,
-    StopReason,
     TokenLogprobs,
     Turn,
     moved,
@@ -33,10 +31,6 @@ from tinker_claw.types import (
 from tinker_claw.why import Why
 
 _T = TypeVar("_T")
-
-LEAST_COMMON = 0.1
-"""Share of what the student proposes at the end of a reply, by probability, that its teacher must
-propose, too."""
 
 
 class HintScorer:
@@ -126,21 +120,6 @@ async def batch_items(
         )
 
     return await side_by_side([item(sample) for sample in samples])
-
-
-def ends_apart(reply: Completion, teacher: HintScores) -> bool:
-    """Return whether a reply ended where its teacher goes on with what the student never says.
-
-    Distillation would lower the end token there, and what it loses would go to further sentences,
-    since the teacher's choice is out of reach: after a step or two replies no longer end.
-    """
-    if reply.stop_reason is not StopReason.STOP:
-        return False
-    own, hinted = reply.logprobs[-1:], teacher.logprobs[-1:]
-    if teacher.targets:
-        own, hinted = reply.topk_logprobs[-1], teacher.targets[-1]
-    common = math.fsum(math.exp(min(pair)) for pair in zip(own, hinted, strict=True))
-    return common < LEAST_COMMON * math.fsum(map(math.exp, own))
 
 
 async def side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
