@@ -227,8 +227,11 @@ FRAME = (
     "disagree, the later one. What the user asks in this conversation comes first."
 )
 """The sentence above them."""
+_LINE = "- If the message does not ask for the opposite: {}"
+"""A lesson. Of the words tried, these kept wishes as well as any, and let most requests for the
+opposite win; docs/lessons.md has the table."""
 
 
 def lesson_text(lessons: Iterable[str]) -> str:
     """Return what a system prompt says of lessons, the newest last."""
-    return "\n".join([FRAME, *(f"- {text}" for text in lessons)])
+    return "\n".join([FRAME, *map(_LINE.format, lessons)])

@@ -55,7 +55,9 @@ def judge(world: World, turn: int, text: str = PLAIN, words: str = "No lists, ev
 
 def told_system(*texts: str, system: str = "") -> dict[str, str]:
     """The system message of a session that is told these lessons."""
-    lines = "\n".join([FRAME, *(f"- {text}" for text in texts)])
+    lines = "\n".join(
+        [FRAME, *(f"- If the message does not ask for the opposite: {text}" for text in texts)]
+    )
     return {"role": "system", "content": f"{system}\n\n{lines}" if system else lines}
 
 

@@ -36,40 +36,31 @@ class Frame:
         return "\n".join(filter(None, [self.before, self.line.format(wish), self.after]))
 
 
-_HEAD = "Wishes of the user from earlier conversations."
+_LIKES = (
+    "How this user likes replies. Each line holds only if their message asks for nothing else; of "
+    "two that disagree, the later one."
+)
 _RULE = (
     "Follow each where it applies; of two that disagree, the later one. "
     "What the user asks in this conversation comes first."
 )
 _UNLESS = (
-    "Follow each where it applies, unless the user asks otherwise in this conversation; of two "
-    "that disagree, follow the later one:"
+    "Wishes of the user from earlier conversations. Follow each where it applies, unless the user "
+    "asks otherwise in this conversation; of two that disagree, follow the later one:"
 )
+_OPPOSITE = "If the user's message asks for the opposite of a line, ignore that line."
 FRAMES: Mapping[str, Frame] = {
-    "today's": Frame(FRAME),
+    "plain lines": Frame(FRAME),
+    "defaults": Frame(_LIKES, "- By default: {}"),
     "each line a default": Frame(FRAME, "- Unless asked otherwise: {}"),
-    "rule behind the lines": Frame(_HEAD, "- {}", _RULE),
+    "rule behind the lines": Frame("Wishes of the user from earlier conversations.", "- {}", _RULE),
     "rule before and behind": Frame(FRAME, "- {}", _RULE),
     "quoted": Frame(FRAME, '- "{}"'),
-    "unless": Frame(f"{_HEAD} {_UNLESS}"),
-    "unless, quoted": Frame(f"{_HEAD} {_UNLESS}", '- "{}"'),
-    "defaults": Frame(
-        "How this user likes replies. Each line holds only if their message asks for nothing else; "
-        "of two that disagree, the later one.",
-        "- By default: {}",
-    ),
+    "unless": Frame(_UNLESS),
+    "unless, quoted": Frame(_UNLESS, '- "{}"'),
     "unless behind each": Frame(FRAME, "- {} (unless asked otherwise)"),
-    "default, opposite": Frame(
-        FRAME,
-        "- Unless asked otherwise: {}",
-        "If the user's message asks for the opposite of a line, ignore that line.",
-    ),
-    "if the message": Frame(FRAME, "- If the message does not ask for the opposite: {}"),
-    "unless, and behind": Frame(
-        f"{_HEAD} {_UNLESS}",
-        "- {}",
-        "If a message asks for something else, do what the message asks.",
-    ),
+    "default, opposite": Frame(FRAME, "- Unless asked otherwise: {}", _OPPOSITE),
+    "the product's": Frame(FRAME, "- If the message does not ask for the opposite: {}"),
 }
 
 
@@ -113,7 +104,7 @@ def main() -> None:
     """Fetch the model, and print the rows of each wish."""
     top = argparse.ArgumentParser(description=__doc__)
     top.add_argument("--wish", choices=WISHES, nargs="+", default=["short"])
-    top.add_argument("--frames", choices=[*FRAMES, "all"], nargs="+", default=["today's"])
+    top.add_argument("--frames", choices=[*FRAMES, "all"], nargs="+", default=["the product's"])
     top.add_argument("--only-frames", action="store_true", help="leave out the first two rows")
     top.add_argument("--seed", type=int, default=0)
     top.add_argument("--most", type=int, default=64, help="token limit of a reply")

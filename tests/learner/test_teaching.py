@@ -247,5 +247,3 @@ async def test_what_tools_reject_says_nothing_about_hints(
         w.turn("NO, HOW it should be")
         await w.settled()
         assert len(w.base.scored) == scored + taught
-
-

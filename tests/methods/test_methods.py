@@ -372,11 +372,11 @@ class TestEnds:
         assert end[0] < 0 < end[1]
 
     def test_end_token_that_the_teacher_gives_too_is_distilled(self) -> None:
-        _, end = self.weights(0.95, 0.3, 0.02)
+        _, end = self.weights(0.95, 0.6, 0.02)
         assert any(end)
 
     def test_position_at_which_the_student_hardly_ends_is_distilled(self) -> None:
-        _, end = self.weights(0.01, 0.0001, 0.02)
+        _, end = self.weights(0.0001, 0.00001, 0.02)
         assert any(end)
 
     def test_end_token_without_candidates_is_not_lowered_either(self) -> None:

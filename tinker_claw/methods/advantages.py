@@ -22,12 +22,10 @@ MAX_RATIO = 2.0
 bound it for A < 0."""
 RATIOS = (0.8, 1.28)
 """Bounds of the ratio, absolute; those of OpenClaw-RL."""
-LEAST_END = 0.05
-"""Least probability of the end token at which `lowers_end` looks."""
-LEAST_KEPT = 0.1
-"""Share of the end token's probability that the teacher must give it, too."""
+LEAST_END = 0.001
+"""Probability of the end token above which the student may end a reply."""
 LEAST_REACHED = 0.5
-"""Probability that the teacher must give to the student's candidates where it gives it less."""
+"""Probability that the teacher must give to the student's candidates there."""
 _FARTHEST = 9999.0
 """Largest difference in nats without a clip: services tell of an impossible token with -9999."""
 
@@ -179,7 +177,7 @@ def lowers_end(
     stop_tokens: Sequence[int],
 ) -> bool:
     """Return whether distillation at a position would only unlearn to stop: the student may end
-    there, and the teacher goes on with a token that is not among the student's candidates.
+    there, and the teacher mostly goes on with what is not among the student's candidates.
 
     What the end token loses then goes to the student's runners-up. It loses it at each end of a
     sentence alike, and after a few steps replies no longer end.
@@ -192,9 +190,8 @@ def lowers_end(
     """
     ends = [at for at, token in enumerate(ids_k) if token in stop_tokens]
     own = math.fsum(math.exp(behaviour_k[at]) for at in ends)
-    hinted = math.fsum(math.exp(teacher_k[at]) for at in ends)
     reached = math.fsum(map(math.exp, teacher_k))
-    return own >= LEAST_END and hinted < LEAST_KEPT * own and reached < LEAST_REACHED
+    return own >= LEAST_END and reached < LEAST_REACHED
 
 
 def stale_weight(advantage: float, current: float, behaviour: float) -> float:
