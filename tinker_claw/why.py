@@ -75,6 +75,11 @@ class Why(IntEnum):
         "the model seldom does what this user's hints ask (of the newest replies behind one, at "
         "most a quarter were accepted), so what it makes of them is not taught",
     )
+    UNREACHED_END = (
+        79,
+        "told it, the teacher would not end this reply, but go on with what the model never says "
+        "untold: to distil that teaches replies not to end",
+    )
     NO_GRADIENT = 59, "nothing in its batch said what is better than the rest"
     # Its sample, or what was forgotten
     FORGOTTEN = 70, "forgotten"

@@ -27,6 +27,7 @@ from local_gpu.trainer import LocalTrainer
 from tests.lab.wishes import QUESTIONS, WISHES, Wish
 from tinker_claw.config.settings import Training
 from tinker_claw.learner.batch import trust
+from tinker_claw.learner.scoring import ends_apart
 from tinker_claw.methods import METHODS, BatchItem
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
@@ -98,6 +99,8 @@ class Run:
         async def sample(place: int, prompt: Prompt, reply: Completion) -> Sample:
             follows = self.follows(reply)
             teacher = None if follows else await self._teacher(base, prompt, reply)
+            if teacher and ends_apart(reply, teacher):
+                teacher = None
             return Sample(
                 id=place,
                 turn_id=place,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fakes import FakeSampler, FakeTrainer
+from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.support.learning import BETTER, HINT, Says, World, world
 from tests.support.ledger import sample_counts
 from tinker_claw.judge.prompts import Schema
@@ -247,3 +247,58 @@ async def test_what_tools_reject_says_nothing_about_hints(
         w.turn("NO, HOW it should be")
         await w.settled()
         assert len(w.base.scored) == scored + taught
+
+
+@dataclass
+class GoesOn(FakeTrainer):
+    """A trainer whose base never says some tokens."""
+
+    never: frozenset[int] = frozenset()
+
+    async def base(self) -> Sampler:
+        return FakeSampler((1,), opinion=lambda token: -14.0 if token in self.never else LOGPROB)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+@pytest.mark.parametrize(
+    ("never", "recipe", "taught"),
+    [
+        ({8, 9, 10, 11}, "default", False),  # all that the student proposes at its end
+        ({8, 9, 10, 11}, "paper", True),
+        ({7}, "default", True),  # not at the end
+    ],
+)
+async def test_end_token_is_not_distilled_where_the_teachers_choice_is_out_of_reach(
+    tmp_path: Path, never: set[int], k: int, recipe: str, taught: bool
+) -> None:
+    trainer = GoesOn(never=frozenset(never))
+    async with world(tmp_path, trainer=trainer, batch_size=ENOUGH, recipe=recipe, opd_topk=k) as w:
+        turn = w.turn("NO, HOW it should be", k=k)
+        await w.settled()
+        (sample,) = w.ledger.samples.oldest(ENOUGH)
+        assert (sample.teacher is not None, sample.reward) == (taught, -1)
+        assert w.untaught(turn) == (None if taught else Why.UNREACHED_END.words)
+
+
+@pytest.mark.parametrize(("k", "taught"), [(0, True), (4, False)])
+async def test_hint_of_a_cut_reply_is_not_taught_if_it_might_have_ended_where_the_teacher_goes_on(
+    tmp_path: Path, k: int, taught: bool
+) -> None:
+    trainer = GoesOn(never=frozenset({8, 9, 10, 11}))
+    async with world(tmp_path, trainer=trainer, batch_size=ENOUGH, opd_topk=k) as w:
+        w.turn("NO, HOW it should be", cut=True, k=k)
+        await w.settled()
+        (sample,) = w.ledger.samples.oldest(ENOUGH)
+        assert (sample.teacher is not None) is taught
+
+
+@pytest.mark.parametrize(("proposed", "taught"), [({8}, True), (set[int](), False)])
+async def test_end_is_distilled_where_the_student_proposes_what_the_teacher_does(
+    tmp_path: Path, proposed: set[int], taught: bool
+) -> None:
+    trainer = GoesOn(never=frozenset({8, 9, 10, 11}) - proposed)
+    async with world(tmp_path, trainer=trainer, batch_size=ENOUGH) as w:
+        w.turn("NO, HOW it should be")
+        await w.settled()
+        (sample,) = w.ledger.samples.oldest(ENOUGH)
+        assert (sample.teacher is not None) is taught

@@ -335,60 +335,6 @@ class TestStaleSamples:
         assert ppo.datums[0].advantages == (0.0, pytest.approx(-1 / 4 * others(-2.0)))
 
 
-class TestEnds:
-    """End token 8 closes the reply (7, 8): the student gives it `own`, its teacher `told`."""
-
-    def weights(
-        self, own: float, told: float, runner_up: float, *, recipe: str = "default", k: int = 2
-    ) -> Sequence[Sequence[float]]:
-        """Return the weights of both positions, the student's two candidates at each."""
-        done = replace(
-            sample().completion,
-            topk_ids=((7, 17), (8, 18)),
-            topk_logprobs=((-0.1, -3.0), (math.log(own), math.log(1 - own))),
-            logprobs=(-0.1, math.log(own)),
-            params=SamplingParams(max_tokens=8, stop_tokens=(8,)),
-        )
-        scores = HintScores(
-            hint="end with Over",
-            logprobs=(-0.7, math.log(told)),
-            targets=((-0.7, -0.7), (math.log(told), math.log(runner_up))) if k else (),
-            topk_ids=((7, 17), (90, 91)) if k else (),
-            topk_logprobs=((-0.7, -0.7), (-0.1, -4.0)) if k else (),
-        )
-        item = BatchItem(replace(sample(reward=-1, teacher=scores), completion=done))
-        cfg = CFG.model_copy(update={"recipe": recipe})
-        (one_pass,) = prepare("combine", [item], cfg).passes
-        (datum,) = one_pass.datums
-        return datum.weights or [(a,) for a in datum.advantages]
-
-    def test_end_token_is_not_lowered_for_what_the_student_never_says(self) -> None:
-        goes_on, end = self.weights(0.95, 0.001, 0.02)
-        assert not any(end)
-        assert goes_on[0] < 0 < goes_on[1], "other positions are distilled"
-
-    def test_end_token_is_lowered_for_another_candidate_of_the_student(self) -> None:
-        _, end = self.weights(0.9, 0.001, 0.8)
-        assert end[0] < 0 < end[1]
-
-    def test_end_token_that_the_teacher_gives_too_is_distilled(self) -> None:
-        _, end = self.weights(0.95, 0.6, 0.02)
-        assert any(end)
-
-    def test_position_at_which_the_student_hardly_ends_is_distilled(self) -> None:
-        _, end = self.weights(0.0001, 0.00001, 0.02)
-        assert any(end)
-
-    def test_end_token_without_candidates_is_not_lowered_either(self) -> None:
-        goes_on, end = self.weights(0.95, 0.001, 0.02, k=0)
-        assert goes_on[0] < 0
-        assert end[0] == 0.0
-
-    def test_papers_recipe_distils_every_position(self) -> None:
-        _, end = self.weights(0.95, 0.001, 0.02, recipe="paper")
-        assert end[0] < 0
-
-
 class TestPasses:
     @pytest.mark.parametrize(("recipe", "second"), [("paper", -0.5), ("default", -0.25)])
     def test_binary_normalises_by_length_and_batch(self, recipe: str, second: float) -> None:

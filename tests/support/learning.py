@@ -165,7 +165,7 @@ class World:
             topk_ids=tuple(tuple(range(t, t + k)) for t in tokens if k),
             topk_logprobs=((LOGPROB,) * k,) * len(tokens) if k else (),
             stop_reason=StopReason.LENGTH if cut else StopReason.STOP,
-            params=SamplingParams(max_tokens=8),
+            params=SamplingParams(max_tokens=8, stop_tokens=(8,)),
         )
         turn_id = self.ledger.turns.add(
             outcome(

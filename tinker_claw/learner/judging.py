@@ -32,7 +32,7 @@ from tinker_claw.errors import (
 )
 from tinker_claw.judge.judge import Judge, Judgement
 from tinker_claw.learner.parts import LoopParts
-from tinker_claw.learner.scoring import HintScorer
+from tinker_claw.learner.scoring import HintScorer, ends_apart
 from tinker_claw.ledger.judgements import TRIES, Ballot
 from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
@@ -527,6 +527,8 @@ class Judging:
         except (AlignmentError, BackendError, RequestError) as error:
             return None, Why.UNSCORED.says(str(error))
         self._answers_again("teacher")
+        if self._parts.training.recipe != "paper" and ends_apart(turn.completion, scores):
+            return None, Why.UNREACHED_END.says()
         return scores, None
 
     def _check(self, turn_id: int) -> None:

@@ -22,8 +22,10 @@ from tinker_claw.methods.passes import BatchItem, candidates
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import (
+    Completion,
     HintScores,
     Sample,
+    StopReason,
     TokenLogprobs,
     Turn,
     moved,
@@ -31,6 +33,13 @@ from tinker_claw.types import (
 from tinker_claw.why import Why
 
 _T = TypeVar("_T")
+
+LEAST_END = 0.05
+"""Least probability of the end token at a position at which `ends_apart` looks."""
+LEAST_REACHED = 0.5
+"""Probability that the teacher must give to the student's candidates there."""
+LEAST_KEPT = 0.1
+"""Share of the end token's probability that the teacher must give it, where only that is known."""
 
 
 class HintScorer:
@@ -120,6 +129,26 @@ async def batch_items(
         )
 
     return await side_by_side([item(sample) for sample in samples])
+
+
+def ends_apart(reply: Completion, teacher: HintScores) -> bool:
+    """Return whether the student may end a reply somewhere where its teacher mostly goes on with
+    what the student never says.
+
+    Distillation would lower the end token there, and what it loses would go to the runners-up,
+    since the teacher's choice is out of reach: after a few steps replies no longer end.
+    """
+    if not teacher.targets:
+        own, hinted = reply.logprobs[-1], teacher.logprobs[-1]
+        ended = reply.stop_reason is StopReason.STOP
+        return ended and hinted < own + math.log(LEAST_KEPT)
+    stops = reply.params.stop_tokens
+    rows = zip(reply.topk_ids, reply.topk_logprobs, teacher.targets, strict=True)
+    return any(
+        any(v in stops and math.exp(b) >= LEAST_END for v, b in zip(ids, own, strict=True))
+        and math.fsum(map(math.exp, hinted)) < LEAST_REACHED
+        for ids, own, hinted in rows
+    )
 
 
 async def side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:

@@ -22,10 +22,6 @@ MAX_RATIO = 2.0
 bound it for A < 0."""
 RATIOS = (0.8, 1.28)
 """Bounds of the ratio, absolute; those of OpenClaw-RL."""
-LEAST_END = 0.001
-"""Probability of the end token above which the student may end a reply."""
-LEAST_REACHED = 0.5
-"""Probability that the teacher must give to the student's candidates there."""
 _FARTHEST = 9999.0
 """Largest difference in nats without a clip: services tell of an impossible token with -9999."""
 
@@ -168,30 +164,6 @@ def unproposed_advantages(teacher_k: Sequence[float], least: float, clip: float)
         least: the smallest logprob of the student's k candidates when it sampled.
     """
     return [math.exp(p) * max(0.0, _bound(p - least, clip)) for p in teacher_k]
-
-
-def lowers_end(
-    ids_k: Sequence[int],
-    behaviour_k: Sequence[float],
-    teacher_k: Sequence[float],
-    stop_tokens: Sequence[int],
-) -> bool:
-    """Return whether distillation at a position would only unlearn to stop: the student may end
-    there, and the teacher mostly goes on with what is not among the student's candidates.
-
-    What the end token loses then goes to the student's runners-up. It loses it at each end of a
-    sentence alike, and after a few steps replies no longer end.
-
-    Args:
-        ids_k: (k,) the student's candidates.
-        behaviour_k: (k,) their logprobs when it sampled.
-        teacher_k: (k,) the teacher's logprobs of them, given the hint.
-        stop_tokens: the tokens that end a reply.
-    """
-    ends = [at for at, token in enumerate(ids_k) if token in stop_tokens]
-    own = math.fsum(math.exp(behaviour_k[at]) for at in ends)
-    reached = math.fsum(map(math.exp, teacher_k))
-    return own >= LEAST_END and reached < LEAST_REACHED
 
 
 def stale_weight(advantage: float, current: float, behaviour: float) -> float:

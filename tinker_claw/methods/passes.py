@@ -17,7 +17,6 @@ from tinker_claw.methods.advantages import (
     RATIOS,
     group_advantages,
     keep_bounded,
-    lowers_end,
     reward_advantages,
     spread_reward,
     stale_weight,
@@ -109,12 +108,8 @@ def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Adva
     tokens = [reward] * len(done.tokens) if paper else spread_reward(reward, done.logprobs)
     if teacher is None or not distill:
         return Advantages(reward, tokens)
-    stops = () if paper else done.params.stop_tokens
     if cfg.opd_mode == "token" or not teacher.targets:  # it was sampled with --opd-topk 0
         hinted = token_advantages(teacher.logprobs, done.logprobs, DISTILLED_NATS)
-        last = done.tokens[-1:], done.logprobs[-1:], teacher.logprobs[-1:]
-        if lowers_end(*last, stops):
-            hinted[-1] = 0.0
         return Advantages(reward, [a + distill * h for a, h in zip(tokens, hinted, strict=True)])
     if len(teacher.targets) != len(done.topk_logprobs):
         raise AlignmentError(f"sample {sample.id}: the teacher did not score every position")
@@ -125,8 +120,6 @@ def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Adva
             new = unproposed_advantages(teacher.topk_logprobs[at], min(own), DISTILLED_NATS)
             named = zip(teacher.topk_ids[at], new, strict=True)
             row += [0.0 if v in done.topk_ids[at] else a for v, a in named]
-        if lowers_end(done.topk_ids[at], own, teacher.targets[at], stops):
-            row = [0.0] * len(row)
         table.append([distill * a for a in row])
     return Advantages(reward, tokens, table)
 
