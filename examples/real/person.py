@@ -52,9 +52,13 @@ def exam(wish: Wish) -> Iterator[Question]:
         yield Question("follow", n, text + wish.suffix, partial(is_accepted, wish))
     for n, text in enumerate(EXAM[::2]):
         asked = f"{text}{wish.suffix} {wish.opposite}"
-        yield Question("contrary", n, asked, lambda reply: wish.obeys(reply.text))
+        yield Question("contrary", n, asked, partial(_obeys, wish))
     for n, (text, rule) in enumerate(FACTS):
         yield Question("facts", n, text, partial(_holds, rule))
+
+
+def _obeys(wish: Wish, reply: Reply) -> bool:
+    return wish.obeys(reply.text)
 
 
 def _holds(rule: str, reply: Reply) -> bool:
@@ -136,11 +140,9 @@ class Person:
         Raises:
             DemoError: there is none.
         """
-        asked: Any = {"model": MODEL, "max_tokens": MOST_TOKENS, **more}
+        asked: Any = {"messages": messages, "model": MODEL, "max_tokens": MOST_TOKENS, **more}
         try:
-            done = await self.sdk.chat.completions.create(
-                messages=messages, extra_headers=headers, **asked
-            )
+            done = await self.sdk.chat.completions.create(extra_headers=headers, **asked)
         except OpenAIError as error:
             raise DemoError(f"the gateway gave no reply: {error}") from error
         (choice,) = done.choices

@@ -113,10 +113,10 @@ async def test_a_cell_of_each_arm_runs_to_its_end(arm: str, tmp_path: Path) -> N
             setup = replace(setup, flags=(*FLAGS, f"--judge-url={url}"))
         found = await perform(Cell(arm, "short", 0), setup, said.append, steps.append)
     learns = ARMS[arm].steps
-    assert found["steps"] == learns
+    assert found["steps"] >= learns
     assert found["exams"]["untold"].keys() == {"follow", "contrary", "facts", "ended"}
     assert found["exams"]["told"]["follow"][1] == 2
-    assert (found["usd"] > 0) == learns
+    assert (found["usd"] > 0) is learns
     assert found["cpu_minutes"] > 0
     data = tmp_path / f"{arm}-short-0" / "run"
     sides = read(data, "SELECT told FROM turns WHERE kind = 'side'")
