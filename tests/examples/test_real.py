@@ -20,7 +20,7 @@ from examples.demo.judge import Case, create_app
 from examples.personalize.__main__ import alone
 from examples.real import cell as cells
 from examples.real import report
-from examples.real.__main__ import _cells
+from examples.real.__main__ import _cells, main
 from examples.real.cell import ARMS, CELLS, JOURNAL, Cell, Journal, Lines, Setup, perform
 from examples.real.cost import usd
 from examples.real.person import exam, judge
@@ -167,6 +167,7 @@ def test_an_experiment_that_is_killed_goes_on_with_each_cell_and_reply_once(
     assert "| told | plain | 0 |" in (tmp_path / report.MARKDOWN).read_text()
 
 
+@pytest.mark.slow
 async def test_a_product_that_is_not_well_ends_the_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,11 +217,9 @@ def test_a_report_of_nothing_is_written(tmp_path: Path) -> None:
     assert (tmp_path / report.MARKDOWN).is_file()
 
 
-def test_an_experiment_is_alone_in_its_folder(tmp_path: Path) -> None:
+def test_an_experiment_is_alone_in_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with alone(tmp_path):
-        done = subprocess.run(
-            [sys.executable, "-m", "examples.real", "--out", str(tmp_path)],
-            cwd=ROOT, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-    assert done.returncode == 1
-    assert "another process" in done.stderr
+        assert main(["--out", str(tmp_path)]) == 1
+    assert "another process" in capsys.readouterr().err
