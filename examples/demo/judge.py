@@ -127,8 +127,12 @@ def answer(
     rng: random.Random,
     think: Callable[[Case, random.Random], Opinion] = opinion,
     ends: Ends = opposite,
+    lasts: bool = True,
 ) -> str:
     """Answer one judge prompt.
+
+    Args:
+        lasts: a style that is asked for is wanted of every reply.
 
     Raises:
         ValueError: the messages are no judge prompt.
@@ -144,8 +148,7 @@ def answer(
     does = {1: "accepts", 0: "new_style" if advice else "cannot_tell", -1: "corrects"}[value]
     said = {"quote": "", "does": does, "hint": ""}
     if advice is not None:
-        lasts = not advice.startswith(_SAID)  # a style is wanted of every reply
-        scope = "always" if lasts else "this once"
+        scope = "always" if lasts and not advice.startswith(_SAID) else "this once"
         said |= {"quote": case.text, "hint": advice, "scope": scope, "words": case.text}
     return json.dumps(said)
 
@@ -170,6 +173,8 @@ def create_app(
     seed: int = 0,
     think: Callable[[Case, random.Random], Opinion] = opinion,
     ends: Ends = opposite,
+    *,
+    lasts: bool = True,
 ) -> FastAPI:
     """Make an OpenAI-compatible server with a rule-based judge behind it."""
     from fastapi import FastAPI, HTTPException  # the recipe imports this file for its hints only
@@ -181,7 +186,7 @@ def create_app(
     def chat(body: dict[str, Any]) -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
         try:
             votes = range(int(body.get("n") or 1))
-            texts = [answer(body["messages"], rng, think, ends) for _ in votes]
+            texts = [answer(body["messages"], rng, think, ends, lasts) for _ in votes]
         except (KeyError, TypeError, ValueError) as error:
             raise HTTPException(400, detail=str(error)) from error
         choices = [

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out = (asked.out or Path("runs") / f"personalize-{experiment.name}").resolve()
         out.mkdir(parents=True, exist_ok=True)
         if not asked.report_only:
-            with _alone(out), ExitStack() as judge:
+            with alone(out), ExitStack() as judge:
                 if asked.real_judge:
                     url = judge.enter_context(served(Path("runs/models")))
                     flags = f"--judge-url={url}", "--judge-model=qwen2.5-coder-1.5b"
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _alone(out: Path) -> Generator[None]:
+def alone(out: Path) -> Generator[None]:
     """Lock the folder. Raises `DemoError` where another process runs an experiment in it."""
     with (out / "lock").open("w") as file:
         try:

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 from secrets import token_hex
@@ -81,7 +80,7 @@ async def perform(run: Run, experiment: Experiment, around: Surroundings) -> Non
     finally:
         progress.ended = time.monotonic()
         _save(progress, state)
-    found = report.contents(progress) | _counted(folder / LEDGER) | _circumstances()
+    found = report.contents(progress) | _counted(folder / LEDGER) | circumstances()
     if experiment.judged:
         rule = judges.honest([experiment.scenarios[run.scenario]])
         found |= {"by_rule": _by_rule(folder / LEDGER, rule)}
@@ -133,7 +132,10 @@ async def _stage(
         speaker = _speaker(scenario, around)
         talkers = [(await client(keys.get(name)), speaker) for name in people]
         exam = _exam(scenario, experiment, around, told=run.condition == TOLD)
-        waits = partial(_unjudged, folder / LEDGER) if experiment.judged else _nothing
+
+        def waits() -> bool:
+            return experiment.judged and unjudged(folder / LEDGER) >= CONCURRENCY
+
         yield Cast(await client(admin), talkers, exam, experiment.at_once, waits), child.watch
 
 
@@ -197,7 +199,7 @@ async def _shown(progress: Progress, say: Callable[[str], None]) -> None:
         )
 
 
-def _circumstances() -> dict[str, Any]:
+def circumstances() -> dict[str, Any]:
     """Commit, date, cores and load under which the run was measured."""
     git = ("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12")
     try:
@@ -223,18 +225,14 @@ def _counted(ledger: Path) -> dict[str, Any]:
     return {"verdicts": counts, "hints": hints, "usd": usd}
 
 
-def _nothing() -> bool:
-    return False
-
-
-def _unjudged(ledger: Path) -> bool:
-    """Whether as many turns wait for the judge as it is asked about at a time."""
+def unjudged(ledger: Path) -> int:
+    """Return how many turns wait for the judge."""
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as rows:
         ((count,),) = rows.execute(
             "SELECT COUNT(*) FROM next_states JOIN turns ON turns.id = turn_id "
             "WHERE NOT settled AND turn_id NOT IN (SELECT turn_id FROM verdicts)"
         ).fetchall()
-    return count >= CONCURRENCY
+    return count
 
 
 def _by_rule(ledger: Path, rule: judges.Think) -> list[dict[str, Any]]:

@@ -9,25 +9,21 @@ import httpx
 import pytest
 import torch
 
-from local_gpu.model.small import FOLDER, QWEN, check_room
+from local_gpu.model.small import QWEN, check_room
 from tests.support.lives import life
-from tests.support.models import Family, tiny_of
+from tests.support.models import tiny_small
 from tests.support.stories import run
 from tinker_claw.backends import local
 from tinker_claw.backends.model_files import absent
 from tinker_claw.config.load import load
 from tinker_claw.errors import ConfigError
-from tinker_claw.shipped import MODEL_DIR
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache folder with the model in it."""
     root = tmp_path_factory.mktemp("cache")
-    folder = tiny_of(Family("qwen2", {"vocab_size": 4096}), root / "tinker-claw" / FOLDER)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        if (MODEL_DIR / name).exists():
-            shutil.copy(MODEL_DIR / name, folder / name)
+    tiny_small(root)
     return root
 
 

@@ -24,7 +24,7 @@ from statistics import fmean
 from local_gpu.config import LocalConfig
 from local_gpu.model.small import default_cache, model_folder
 from local_gpu.trainer import LocalTrainer
-from tests.lab.wishes import QUESTIONS, WISHES, Wish
+from examples.real.wishes import QUESTIONS, WISHES, Wish
 from tinker_claw.config.settings import Training
 from tinker_claw.learner.batch import trust
 from tinker_claw.learner.scoring import ends_apart

@@ -25,7 +25,7 @@ from typing import Any, cast
 from local_gpu.config import LocalConfig
 from local_gpu.model.small import default_cache, model_folder
 from local_gpu.trainer import LocalTrainer
-from tests.lab.wishes import EXAM, FACTS, QUESTIONS, WISHES, Wish
+from examples.real.wishes import EXAM, FACTS, QUESTIONS, WISHES, Wish
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import UnlearnedError
 from tinker_claw.judge.endpoints import SamplerEndpoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +18,10 @@ from transformers import (
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from local_gpu.model.small import FOLDER
 from tests.support.backends import VOCABULARY
 from tests.support.pictures import VISION, seeing_tokenizer
+from tinker_claw.shipped import MODEL_DIR
 
 _SHAPE: Mapping[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -164,6 +167,16 @@ def tiny_of(family: Family, folder: Path, *, files_of: str = "1GB") -> Path:
                 else:  # biases and sinks begin at 0, norms at 1 or 0
                     weight.add_(0.3 * torch.randn_like(weight))
     model.save_pretrained(folder, max_shard_size=files_of)
+    return folder
+
+
+def tiny_small(cache: Path) -> Path:
+    """Write a tiny model with the demo's words where a cache of `--model-name small` has it."""
+    words, context = {"vocab_size": 4096}, {"max_position_embeddings": 4096}
+    folder = tiny_of(Family("qwen2", words | context), cache / "tinker-claw" / FOLDER)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (MODEL_DIR / name).exists():
+            shutil.copy(MODEL_DIR / name, folder / name)
     return folder
 
 

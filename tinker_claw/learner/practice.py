@@ -156,7 +156,7 @@ class Practice:
             return None
         held_out = asked[2::3]
         practised = [one for one in asked if one not in held_out]
-        return PracticePlan(lesson, text, practised, held_out, _usage(asked))
+        return PracticePlan(lesson, text, practised, held_out, _usage_of(asked))
 
     def _affords(self, plan: PracticePlan) -> bool:
         """Return whether the budget has room for a run, and say so once where it has not."""
@@ -423,12 +423,16 @@ def _loss(groups: Sequence[Sequence[Reply]], *, soft: bool) -> LossPass:
     return LossPass("cross_entropy", tuple(datums))
 
 
-def _usage(asked: Sequence[Asked]) -> Usage:
-    """Return what a run of all its optimizer steps and checks bills, with prompts and replies as
-    long as those of these messages in the mean."""
+def _usage_of(asked: Sequence[Asked]) -> Usage:
     prompt = sum(len(one.prompt) for one in asked) // len(asked)
     reply = sum(len(one.turn.completion.tokens) for one in asked) // len(asked)
-    sampled = DRAWN + 3 * len(asked) + 2 * CHECKED * (1 + len(STEPS))
+    return run_usage(len(asked), prompt, reply)
+
+
+def run_usage(messages: int, prompt: int, reply: int) -> Usage:
+    """Return what a run of all its optimizer steps and checks bills, with prompts and replies as
+    long as those of these messages in the mean."""
+    sampled = DRAWN + 3 * messages + 2 * CHECKED * (1 + len(STEPS))
     return Usage(
         prefill=sampled * (prompt + QUESTION + reply),  # sampled, and asked about
         sampled=sampled * (reply + 2),

