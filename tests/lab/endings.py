@@ -21,10 +21,10 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
+from examples.real.wishes import QUESTIONS, WISHES, Wish
 from local_gpu.config import LocalConfig
 from local_gpu.model.small import default_cache, model_folder
 from local_gpu.trainer import LocalTrainer
-from examples.real.wishes import QUESTIONS, WISHES, Wish
 from tinker_claw.config.settings import Training
 from tinker_claw.learner.batch import trust
 from tinker_claw.learner.scoring import ends_apart

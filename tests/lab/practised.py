@@ -22,10 +22,10 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
+from examples.real.wishes import EXAM, FACTS, QUESTIONS, WISHES, Wish
 from local_gpu.config import LocalConfig
 from local_gpu.model.small import default_cache, model_folder
 from local_gpu.trainer import LocalTrainer
-from examples.real.wishes import EXAM, FACTS, QUESTIONS, WISHES, Wish
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import UnlearnedError
 from tinker_claw.judge.endpoints import SamplerEndpoint
