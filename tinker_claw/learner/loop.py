@@ -300,7 +300,7 @@ class Learner:
             if error is None:
                 if self.recovery.suspect:  # after a practice: its moments are not the next step's
                     await self.recovery.after(None)
-                return
+                break
             why = _why(error)
             if not plan and (why is Void.REFUSED or (is_last and why is Void.FAILED)):
                 self._set_aside(batch, error)  # first, as what follows may wait or never come
