@@ -197,7 +197,7 @@ def test_first_estimate_says_what_it_assumes() -> None:
     judge = Usage(prefill=16 * 2_750, cached=16 * 5_500, sampled=16 * 300)
     teacher = Usage(prefill=round(4.8 * 11_340), sampled=5)
     train = Usage(prefill=8 * 11_300, sampled=8, trained=16 * 11_299)
-    gate = Usage(prefill=6_100, sampled=34)
+    gate = Usage(prefill=3_300, sampled=72)
     assert told.step == judge + teacher + train + gate
     assert told.serve == Usage(prefill=16 * 11_000, sampled=16 * 300)
     assert told.serve_usd == pytest.approx((176_000 * 0.195 + 4_800 * 0.6) / 1e6)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import tomllib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -122,15 +123,24 @@ def test_shipped_canaries_are_questions_of_their_own(file: Path, renderer: Rende
     assert sum(one.usage.prefill for one in found) < GATE_TOKENS / 4, "room for the user's own"
 
 
-def test_shipped_canaries_have_calls_and_a_long_context(renderer: Renderer) -> None:
+@pytest.mark.parametrize("file", [CANARIES, DEMO_CANARIES])
+def test_each_shipped_canary_is_short_and_has_two_wordings(file: Path, renderer: Renderer) -> None:
+    asked = read(file)
+    wordings = Counter((one.call, *one.replies) for one in asked)
+    assert set(wordings.values()) == {2}
+    assert len({one.messages[-1] for one in asked}) == len(asked)
+    for question in canary_questions(asked, renderer):
+        assert all(len(reply) <= 40 for reply in question.replies)
+        assert len(question.prompt) < 400
+
+
+def test_shipped_canaries_have_calls(renderer: Renderer) -> None:
     found = canary_questions(read(CANARIES), renderer)
     calls = [renderer.decode(one.replies[0]) for one in found if len(one.replies) == 1]
     calls = [text for text in calls if "<tool_call>" in text]
     assert [text.rsplit('"name": "')[-1].split('"')[0] for text in calls] == [
-        *("weather_now", "send_mail", "read_file")
+        name for name in ("weather_now", "send_mail", "read_file") for _ in range(2)
     ]
-    (long,) = (one for one in found if len(one.prompt) > 1000)
-    assert "blue lanterns" in renderer.decode(long.prompt)
 
 
 def test_demos_canaries_are_nothing_that_its_users_teach() -> None:
@@ -138,8 +148,8 @@ def test_demos_canaries_are_nothing_that_its_users_teach() -> None:
     asked = tomllib.loads(DEMO_CANARIES.read_text())["canary"]
     words = " ".join(text for one in asked for text in one["messages"])
     assert "homework" not in words
-    assert sum("list" in one["messages"][0] for one in asked) == 16
-    assert sum(one["messages"][0].startswith("How much") for one in asked) == 8
+    assert sum(one["replies"][0].startswith("1. ") for one in asked) == 24
+    assert sum(one["replies"][0].isdigit() for one in asked) == 12
     for one in asked:
         assert len(one["replies"]) == 1
 
@@ -184,7 +194,7 @@ def test_canaries_in_force_are_those_of_the_flag_else_of_the_model(tmp_path: Pat
 
     file = tmp_path / "mine.toml"
     file.write_text("[[canary]]\nmessages = ['a']\nreplies = ['b']")
-    assert (many(), many("--model-name", "demo")) == (20, 24)
+    assert (many(), many("--model-name", "demo")) == (40, 36)
     assert many("--model-name", "demo-tracks") == 0
     assert many("--model-name", "demo-tracks", "--canaries", str(file)) == 1
     assert many("--gate", "off") == 0
@@ -326,7 +336,7 @@ async def test_a_thinking_models_canaries_are_asked_where_its_text_begins(
     tmp_path: Path, thinker: Renderer, thinking: Decides
 ) -> None:
     asked = canary_questions(read(CANARIES), thinker, thinking)
-    assert len(asked) == 20
+    assert len(asked) == 40
     for one in asked:
         assert thinker.decode(one.prompt).endswith("<think>\n\n</think>\n\n")
         assert "think" not in thinker.decode(one.replies[0])
@@ -339,12 +349,12 @@ async def test_a_thinking_models_canaries_are_asked_where_its_text_begins(
         four(w)
         await w.version(1)
         (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
-        assert line["gate"] == {"asked": 20, "loss": 0, "moved": 0, "whole": 0}, (
+        assert line["gate"] == {"asked": 40, "loss": 0, "moved": 0, "whole": 0}, (
             "nothing has changed"
         )
         four(w)
         await w.until(lambda: any(errors(w)))
-        assert "less likely (20 questions)" in (errors(w)[1] or "")
+        assert "less likely (40 questions)" in (errors(w)[1] or "")
         assert w.policy.current.version.id == 1
 
 
