@@ -308,14 +308,6 @@ class StepTable(LedgerTable):
             )
             tx.execute("UPDATE steps SET method_state = ? WHERE id = ?", (state, step_id))
 
-    def first_apart(self, count: int) -> list[float]:
-        """Return how far sampler and trainer were apart in the first steps that compared them."""
-        return self._db.column(
-            "SELECT metrics ->> '$.agreement_k3' FROM steps WHERE status = 'committed' "
-            "AND metrics ->> '$.agrees' ORDER BY id LIMIT ?",
-            count,
-        )
-
     def method_state(self, version: int) -> Any:
         """Return the method's state after the newest step in the lineage of `version` that trained
         samples; None: there is none."""
