@@ -186,13 +186,13 @@ async def _score(question: Question, reply: Tokens, sampler: Sampler) -> float:
 
 BOUND = 0.15
 """Nats by which right replies may become less likely from one version to the next, in the mean."""
-WHOLE_BOUND = 0.15
+WHOLE_BOUND = 0.05
 """The same since the reference: the base, or the version that the owner accepted last."""
 CERTAIN = math.log(0.5)
 """Least logprob of a right reply before, of a question that counts: others change by chance."""
-_MOST = 5.0
-"""Most nats that one question can lose, so that one that became impossible does not decide for
-all."""
+_MOST, _WHOLE_MOST = 5.0, 1.0
+"""Most nats that one question can lose from version to version and since the reference, so that one
+that became impossible does not decide for all."""
 FEWEST = 6
 """Fewest questions for a comparison."""
 _ERRORS = 3.0
@@ -212,19 +212,24 @@ class Loss:
     def mean(self) -> float:
         return fmean(self.each.values())
 
-    def exceeds(self, bound: float) -> bool:
-        """Return whether the mean loss is above this, and not by chance."""
+    def is_too_large(self) -> bool:
+        """Return whether one step has lost too much, and not by chance."""
         each = [*self.each.values()]
         if len(each) < FEWEST:
             return False
-        return fmean(each) > max(bound, _ERRORS * stdev(each) / math.sqrt(len(each)))
+        return fmean(each) > max(BOUND, _ERRORS * stdev(each) / math.sqrt(len(each)))
+
+    def is_spent(self) -> bool:
+        """Return whether too much was lost since the reference. Slow harm begins with a few
+        questions, so it need not be more than chance among them; none decides alone."""
+        return len(self.each) >= FEWEST and self.mean > WHOLE_BOUND
 
 
-def loss(after: Answers, before: Answers) -> Loss:
+def loss(after: Answers, before: Answers, most: float = _MOST) -> Loss:
     """Compare the answers of two versions to the questions that the first was certain of."""
     return Loss(
         {
-            key: max(-_MOST, min(_MOST, before[key] - after[key]))
+            key: max(-most, min(most, before[key] - after[key]))
             for key in after
             if before.get(key, -math.inf) >= CERTAIN
         }
@@ -285,10 +290,10 @@ class Gate:
         except BackendError as error:
             log.warning("gate.unasked", error=str(error))
             return {"gate": {"unasked": str(error)}}
-        step, whole = loss(answers, before), loss(answers, reference)
+        step, whole = loss(answers, before), loss(answers, reference, _WHOLE_MOST)
         if not answers:
             raise RefusedError(f"{REFUSED}: it does not answer")
-        if step.exceeds(BOUND):
+        if step.is_too_large():
             raise RefusedError(
                 f"{REFUSED}: right replies to canaries are {step.mean:.2f} nats less likely "
                 f"({len(step.each)} questions)"
@@ -301,7 +306,7 @@ class Gate:
             found |= {"loss": round(step.mean, 5), "moved": moved}
         if whole.each:
             found["whole"] = round(whole.mean, 5)
-        if whole.exceeds(WHOLE_BOUND):
+        if whole.is_spent():
             worst = sorted(whole.each, key=lambda key: -whole.each[key])[:_NAMED]
             found["fell"] = [
                 f"“{self._canaries[key].text}” ({whole.each[key]:.2f})" for key in worst
