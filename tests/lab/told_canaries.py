@@ -30,9 +30,8 @@ from tests.lab.practised import CONTEXT, LIVE_RATE
 from tests.lab.wishes import QUESTIONS, WISHES
 from tinker_claw.config.canaries import read
 from tinker_claw.learner.gate import (
-    BOUND,
     CERTAIN,
-    WHOLE_BOUND,
+    WHOLE_MOST,
     Answers,
     Question,
     ask,
@@ -60,9 +59,9 @@ async def answers(questions: Sequence[Question], sampler: Sampler) -> dict[str, 
 
 def show(name: str, after: Answers, before: Answers, texts: Mapping[str, str]) -> None:
     """Print a row, and the canaries that lose most."""
-    found = loss(after, before)
+    found, whole = loss(after, before), loss(after, before, WHOLE_MOST)
     error = stdev(found.each.values()) / math.sqrt(len(found.each))
-    passes = ["no" if found.exceeds(bound) else "yes" for bound in (BOUND, WHOLE_BOUND)]
+    passes = ["no" if too_much else "yes" for too_much in (found.is_too_large(), whole.is_spent())]
     print(
         f"| {name} | {len(found.each)} | {found.mean:.3f} | {3 * error:.3f} "
         f"| {passes[0]} | {passes[1]} | {time.process_time() / 60:.1f} |",

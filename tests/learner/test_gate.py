@@ -79,27 +79,36 @@ def some(change: Callable[[int], float]) -> Answers:
 WELL = some(lambda n: -0.5)
 
 
-def test_loss_exceeds_a_bound_by_its_mean_and_not_in_the_other_direction() -> None:
+def test_loss_of_a_step_is_too_large_by_its_mean_and_not_in_the_other_direction() -> None:
     worse = some(lambda n: -0.7)
     assert loss(worse, WELL).mean == pytest.approx(0.2)
-    assert loss(worse, WELL).exceeds(0.15)
-    assert not loss(WELL, dict.fromkeys(KEYS, -0.65)).exceeds(0.15)
-    assert not loss(some(lambda n: -0.64), WELL).exceeds(0.15), "0.14 does not matter"
+    assert loss(worse, WELL).is_too_large()
+    assert not loss(WELL, dict.fromkeys(KEYS, -0.65)).is_too_large()
+    assert not loss(some(lambda n: -0.64), WELL).is_too_large(), "0.14 does not matter"
 
 
-def test_loss_that_may_be_chance_exceeds_nothing() -> None:
+def test_loss_of_a_step_that_may_be_chance_is_not_too_large() -> None:
     one_alone = some(lambda n: -5.5 if n == 0 else -0.5)
-    assert not loss(one_alone, WELL).exceeds(0.15), "0.42 in the mean, all of it by one of twelve"
+    assert not loss(one_alone, WELL).is_too_large(), "0.42 in the mean, all of it by one of twelve"
     few = dict(list(some(lambda n: -9.0).items())[: FEWEST - 1])
-    assert not loss(few, WELL).exceeds(0.15)
+    assert not loss(few, WELL).is_too_large()
+    assert not loss(few, WELL).is_spent()
 
 
-def test_chance_alone_is_hardly_ever_a_loss() -> None:
+def test_chance_alone_is_hardly_ever_too_large() -> None:
     """Where no question has lost anything in the mean, over as many questions as are shipped."""
     rng, fired = Random(3), 0
     for _ in range(1000):
-        fired += loss(some(lambda n: -0.5 - rng.gauss(0, 1)), WELL).exceeds(0.15)
+        fired += loss(some(lambda n: -0.5 - rng.gauss(0, 1)), WELL).is_too_large()
     assert fired <= 12, "of 1000; 6 are meant: Student's t with 11 degrees of freedom beyond 3"
+
+
+@pytest.mark.parametrize(("lost", "spent"), [(1, False), (2, True)])
+def test_whole_way_is_spent_by_two_wordings_and_not_by_one(lost: int, spent: bool) -> None:
+    before = {str(n): -0.1 for n in range(36)}
+    after = before | {str(n): -9.0 for n in range(lost)}
+    assert loss(after, before, 1.0).is_spent() is spent
+    assert not loss(before, after, 1.0).is_spent()
 
 
 def test_questions_whose_right_reply_was_not_certain_do_not_count() -> None:
@@ -714,6 +723,7 @@ async def test_momentum_that_fails_the_gate_is_gone_with_the_version_it_led_to(
             metrics={},
         )
         parts.policy.swap(Policy(version, sampler))
+        assert parts.ledger.reference.accept() == version.id
         await parts.trainer.train_step([towards(0.0)], adam)
         with pytest.raises(RefusedError, match="less likely"):
             await gate.ask(await parts.trainer.publish())

@@ -190,7 +190,7 @@ WHOLE_BOUND = 0.05
 """The same since the reference: the base, or the version that the owner accepted last."""
 CERTAIN = math.log(0.5)
 """Least logprob of a right reply before, of a question that counts: others change by chance."""
-_MOST, _WHOLE_MOST = 5.0, 1.0
+MOST, WHOLE_MOST = 5.0, 1.0
 """Most nats that one question can lose from version to version and since the reference, so that one
 that became impossible does not decide for all."""
 FEWEST = 6
@@ -225,7 +225,7 @@ class Loss:
         return len(self.each) >= FEWEST and self.mean > WHOLE_BOUND
 
 
-def loss(after: Answers, before: Answers, most: float = _MOST) -> Loss:
+def loss(after: Answers, before: Answers, most: float = MOST) -> Loss:
     """Compare the answers of two versions to the questions that the first was certain of."""
     return Loss(
         {
@@ -290,7 +290,7 @@ class Gate:
         except BackendError as error:
             log.warning("gate.unasked", error=str(error))
             return {"gate": {"unasked": str(error)}}
-        step, whole = loss(answers, before), loss(answers, reference, _WHOLE_MOST)
+        step, whole = loss(answers, before), loss(answers, reference, WHOLE_MOST)
         if not answers:
             raise RefusedError(f"{REFUSED}: it does not answer")
         if step.is_too_large():
