@@ -229,7 +229,6 @@ def test_pause_of_the_budget_is_told_and_is_not_well() -> None:
             0,
             "learning has stopped until a restart; nothing is lost.",
         ),
-        (set(), "waiting", "ok", "warning", 0, "and learning continues; nothing is lost."),
         (set(), "waiting", "failed", "ok", 0, "judging has started again; nothing is lost."),
         (set(), "failed", "ok", "ok", 0, "learning starts again by itself; nothing is lost."),
         (

@@ -133,6 +133,29 @@ def test_hold_is_told_until_a_rollback(tmp_path: Path) -> None:
         assert read_overview(tmp_path, 16)["held"] is None
 
 
+def test_pause_for_canaries_that_fell_is_told_until_the_version_is_accepted(tmp_path: Path) -> None:
+    with closing(Ledger(tmp_path)) as ledger:
+        ledger.bind({"model": "demo", "method": "combine", "backend": "local"})
+        version = ledger.steps.add_first_version(state_ref="s", sampler_ref="a")
+        for whole in (0.02, 0.05, 0.2):
+            gate = {"asked": 24, "whole": whole} | (
+                {"fell": ["“2 + 2?” (0.9)"]} if whole == 0.2 else {}
+            )
+            version = ledger.steps.commit(
+                ledger.steps.begin(version.id, []),
+                version,
+                state_ref="s",
+                sampler_ref="a",
+                metrics={"gate": gate},
+            )
+        (told,) = [line for line in board(read_overview(tmp_path, 16)) if line.startswith("paused")]
+        assert "0.20 nats less likely than with v0, above all to “2 + 2?” (0.9)." in told
+        assert "`tinker-claw rollback v2` goes on from the last version" in told
+        assert "`tinker-claw accept` keeps v3" in told
+        assert ledger.reference.accept() == 3
+        assert read_overview(tmp_path, 16)["held"] is None
+
+
 def test_every_turn_is_trained_or_has_its_reason(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

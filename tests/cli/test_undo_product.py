@@ -79,6 +79,11 @@ def test_gateway_that_runs_is_pinned_rolled_back_and_made_to_forget(
             assert serves(running) >= made
             learn(running, made + 1, range(100, 160))
             assert versions(data)[made + 1]["parent"] == made
+            told = command("accept", data=data, env=env).stdout
+            accepted = int(told.split()[4].removeprefix("v"))
+            assert made < accepted <= max(versions(data))
+            (kept,) = rows(data, "SELECT value FROM meta WHERE key = 'accepted'")
+            assert kept == (str(accepted),)
 
             words = [{"role": "user", "content": f"My name is {mark}."}]
             reply = ask(running, "secret", words)
@@ -98,6 +103,9 @@ def test_gateway_that_runs_is_pinned_rolled_back_and_made_to_forget(
             assert "there is no v999; possible: v" in refused.stderr
             assert running.stop() == 0
         command("pin", "v0", data=data, env=env)
+        newest = max(versions(data))
+        told = command("accept", data=data, env=env).stdout
+        assert told == f"Canaries are compared with v{newest} from now on.\n"
         with product(data, backend=flags, env=env) as again:
             assert serves(again) == 0
             command("unpin", data=data, env=env)

@@ -26,7 +26,6 @@ from local_gpu.config import LocalConfig
 from local_gpu.model.small import default_cache, model_folder
 from local_gpu.trainer import LocalTrainer
 from tinker_claw.config.settings import Training
-from tinker_claw.learner.batch import trust
 from tinker_claw.learner.scoring import ends_apart
 from tinker_claw.methods import METHODS, BatchItem
 from tinker_claw.policy import Sampler
@@ -117,7 +116,6 @@ class Run:
         items = [BatchItem(one) for one in batch]
         passes = METHODS[self._method].prepare(items, Training(), reply_tokens=self._most).passes
         if passes:
-            adam = replace(adam, learning_rate=adam.learning_rate * trust(batch))
             await self._trainer.train_step(passes, adam)
         return await self._trainer.publish(), sum(one.teacher is not None for one in batch)
 

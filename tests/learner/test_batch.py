@@ -1,9 +1,9 @@
-"""Batches: shares, groups, an order that does not matter, and the rate that they are worth."""
+"""Batches: shares, groups, and an order that does not matter."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.fakes import FakeTrainer
 from tests.support.learning import World, world
-from tinker_claw.learner.batch import FILL_S, Choice, choose, trust
+from tinker_claw.learner.batch import FILL_S, Choice, choose
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.outcome import read_run, read_turn
 from tinker_claw.ledger.samples import KEPT_BASELINE, NO_GRADIENT, Waiting, ready
-from tinker_claw.types import Adam, Judge, LossPass, StepReport, StopReason
+from tinker_claw.types import Judge
 from tinker_claw.words import facts, outcome
 
 NOW = 1e9
@@ -327,79 +326,3 @@ async def test_the_newest_of_the_baseline_are_kept(tmp_path: Path) -> None:
         )
         assert {tuple(row) for row in expired} == {(turn, NO_GRADIENT) for turn in turns[:44]}
         assert w.trainer.steps == []
-
-
-# The rate that a batch is worth
-
-
-@dataclass
-class RateTrainer(FakeTrainer):
-    """A trainer that keeps the share of the learning rate of each step."""
-
-    rates: list[float] = field(default_factory=list)
-
-    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
-        self.rates.append(adam.learning_rate / 1e-3)
-        return await super().train_step(passes, adam)
-
-
-async def test_batch_without_contrast_steps_a_quarter_unless_it_has_hints(tmp_path: Path) -> None:
-    async with world(tmp_path, trainer=RateTrainer()) as w:
-        assert isinstance(w.trainer, RateTrainer)
-        for _ in range(4):
-            w.turn("GOOD")
-        await w.version(1)
-        for _ in range(4):
-            w.turn("NO, HOW it should be")
-        await w.version(2)
-        for number in range(4):
-            w.turn("YES" if number % 2 else "NO")
-        await w.version(3)
-        assert w.trainer.rates == [0.25, 1.0, 1.0], "a hint says what would be better"
-
-
-async def test_a_batch_is_trusted_by_its_contrast_or_by_its_hints(tmp_path: Path) -> None:
-    async with world(tmp_path, batch_size=5) as w:
-        for said in ("NO", "NO", "NO, HOW it should be", "YES"):
-            w.turn(said)
-        await w.settled()
-        batch = w.ledger.samples.oldest(4)
-        rejected = [s for s in batch if s.reward == -1]
-        assert trust(batch) == 1.0
-        untaught = [s for s in rejected if s.teacher is None]
-        assert trust(untaught) == 0.25
-        done = replace(untaught[0].completion, stop_reason=StopReason.LENGTH)
-        cut = replace(untaught[0], completion=done)
-        assert trust([*untaught, cut]) == 0.25, "it is known what is not better"
-        (hinted,) = [s for s in rejected if s.teacher]
-        assert trust([*rejected[:2], hinted]) == 1.0, "its hint says what would be better"
-        hint_only = replace(hinted, reward=None)
-        assert trust([*untaught[:2], hint_only]) == 1.0
-        (accepted,) = [s for s in batch if s.reward == 1]
-        many = [*untaught, *untaught] * 4
-        assert trust([accepted, *many[:3]]) == 1.0
-        assert trust([accepted, *many[:7]]) == 1.0
-        assert trust([accepted, *many[:15]]) == 0.5, "it says what is wanted"
-        assert trust([accepted, *many[:14], hinted]) == 0.75
-        assert trust([*many[:1], *[accepted] * 7]) == 0.5
-        assert trust([*many[:1], *[accepted] * 15]) == 0.25
-        grouped = replace(accepted, bucket=(1, 0))
-        assert trust([grouped, *many[:15]]) == 1.0, "compared within its group"
-
-
-async def test_a_method_that_learns_from_hints_alone_takes_the_whole_rate(tmp_path: Path) -> None:
-    async with world(tmp_path, method="opd", trainer=RateTrainer()) as w:
-        assert isinstance(w.trainer, RateTrainer)
-        for _ in range(4):
-            w.turn("NO, HOW it should be")
-        await w.version(1)
-        assert w.trainer.rates == [1.0]
-
-
-async def test_the_papers_recipe_takes_the_whole_rate_whatever_the_verdicts(tmp_path: Path) -> None:
-    async with world(tmp_path, trainer=RateTrainer(), recipe="paper") as w:
-        assert isinstance(w.trainer, RateTrainer)
-        for _ in range(4):
-            w.turn("YES")
-        await w.version(1)
-        assert w.trainer.rates == [1.0]

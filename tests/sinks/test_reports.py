@@ -30,7 +30,7 @@ def test_committed_steps_are_told_in_figures_and_without_a_word(tmp_path: Path) 
     expected = {
         **{"step/version": 1, "step/steps_from_base": 1, "step/void_before": 0},
         **{"step/samples": 2, "step/reward_mean": 0, "step/losses/0": 0.25, "step/losses/1": -0.5},
-        **{"step/agreement_sd": 0.03125, "step/agrees": 1, "step/clip_share": 0.125},
+        **{"step/agreement_k3": 0.03125, "step/agrees": 1, "step/clip_share": 0.125},
         **{"verdicts/good": 1, "verdicts/neutral": 0, "verdicts/bad": 1, "verdicts/none": 0},
     }
     assert expected.items() <= report.figures.items()

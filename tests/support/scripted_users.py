@@ -15,10 +15,11 @@ from pathlib import Path
 from random import Random
 
 from examples.demo.client import MAX_TOKENS, Client, Request
-from examples.demo.judge import answer
+from examples.demo.judge import answer, opinion
 from examples.demo.recipe.grammar import Problem
 from examples.demo.scoring import RuleExam, Score, score_version
 from examples.demo.user import IN_FLIGHT, Outcome, Rule, User, hold_sessions
+from examples.personalize.judges import Think
 from tests.support.ledger import outcome
 from tinker_claw.backends.open import open_trainer
 from tinker_claw.billing.budget import Spending
@@ -52,11 +53,12 @@ NAME = "me"
 class Rules:
     """The demo's judge, without HTTP."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, think: Think = opinion) -> None:
         self._rng = Random(seed)
+        self._think = think
 
     async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
-        return [answer([dict(m) for m in messages], self._rng) for _ in range(n)]
+        return [answer([dict(m) for m in messages], self._rng, self._think) for _ in range(n)]
 
     async def aclose(self) -> None: ...
 
@@ -169,8 +171,9 @@ class Run:
 
 
 @asynccontextmanager
-async def demo_run(path: Path, **flags: object) -> AsyncGenerator[Run]:
-    """Run the demo's settings, except for the given flags, in a folder of its own."""
+async def demo_run(path: Path, think: Think = opinion, **flags: object) -> AsyncGenerator[Run]:
+    """Run the demo's settings, except for the given flags, in a folder of its own. `think`: the
+    judge's opinions."""
     given = {"data_dir": path, **flags}
     settings = load(
         ["--config", "configs/demo.toml"]
@@ -197,7 +200,7 @@ async def demo_run(path: Path, **flags: object) -> AsyncGenerator[Run]:
             asked = canary_questions(read(DEMO_CANARIES), renderer)
             gate = Gate(parts, asked) if cfg.gate != "off" else None
             learner = Learner(parts, learning_rate=cfg.learning_rate, gate=gate)
-            judge = Judge(Rules(seed), JudgeSettings(), most_hints=cfg.hints_scored)
+            judge = Judge(Rules(seed, think), JudgeSettings(), most_hints=cfg.hints_scored)
             scorer = HintScorer(parts, renderer, context_tokens=can.context_tokens)
             judging = Judging(parts, judge, scorer, learner.wake)
             async with asyncio.TaskGroup() as group:

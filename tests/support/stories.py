@@ -29,7 +29,7 @@ RULE = {
 }
 CFG = Training(**{name: value for name, value in RULE.items() if name != "method"})
 METRICS = {"samples": 2, "hinted": 1, "losses": [0.25, -0.5], "grad_norm": 1.5, "reward_mean": 0.0}
-METRICS |= {"agreement_sd": 0.03125, "agrees": True}
+METRICS |= {"agreement_k3": 0.03125, "agrees": True}
 METRICS |= {"clip_share": 0.125, "usd": 0.0625, "rule": RULE}
 TEACHER = HintScores(
     hint=f"{SECRET} hint",

@@ -129,6 +129,8 @@ class Orders:
                 return await undoing.unpin()
             case "rollback":
                 return asdict(await undoing.roll_back(order["version"]))
+            case "accept":
+                return await undoing.accept()
             case "forget-turn":
                 return asdict(await undoing.forget(from_turn(int(order["turn"]))))
             case "forget-session":

@@ -226,8 +226,6 @@ SENTENCES: Mapping[str, str] = {
     "practice.rejected": "Lesson {lesson} is told again: practising it did not do what you want.",
     "practice.learned": "Lesson {lesson} is learned, and no longer told.",
     "practice.failed": "Practising a lesson failed and changed nothing: {error}",
-    "agreement.warning": "Sampler and trainer differ more than usual: {reason}",
-    "agreement.back": "Sampler and trainer agree again.",
     "turn.unjudged": "The judge's answers on turn {turn} could not be read; it is not trained.",
     "judge.failing": "The judge fails, so learning waits: {error}",
     "judge.back": "The judge answers again.",

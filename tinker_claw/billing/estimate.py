@@ -31,8 +31,8 @@ THINKING_VOTE_TOKENS = 500
 """Tokens of one answer of a judge that thinks (assumed)."""
 STALE = 0.5
 """Share of samples that were sampled by an older version, and are scored again."""
-CANARIES = Usage(prefill=6_100, sampled=34)
-"""Asking a version the shipped canaries (`learner.gate`), measured with a Qwen3 tokenizer."""
+CANARIES = Usage(prefill=3_300, sampled=72)
+"""Asking a version the shipped canaries (`learner.gate`), measured in the format of Qwen3."""
 GATE_TOKENS = 150_000
 """Most prompt tokens that the gate sends to a version."""
 NEWEST = 8

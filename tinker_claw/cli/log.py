@@ -166,9 +166,8 @@ def _metric(name: str, of: str) -> Column:
 
 
 def _apart(metrics: Mapping[str, Any]) -> float | str | None:
-    """Format the standard deviation between sampler and trainer logprobs, in nats; `!` marks a real
-    difference."""
-    apart = metrics.get("agreement_sd")
+    """Format the k3 of sampler and trainer, in nats; `!` marks a real difference."""
+    apart = metrics.get("agreement_k3")
     return f"{number(apart)}!" if metrics.get("agrees") is False else apart
 
 

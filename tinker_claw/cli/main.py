@@ -56,6 +56,7 @@ COMMANDS = {
     "pin": ("undo", "versions"),
     "unpin": ("undo", "versions"),
     "rollback": ("undo", "versions"),
+    "accept": ("undo", "versions"),
     "forget": ("undo", "forget"),
     "rejudge": ("undo", "forget"),
     "export": ("take home", "export"),

@@ -1,4 +1,5 @@
-"""`tinker-claw versions`, `pin`, `unpin` and `rollback`: list policy versions and choose one.
+"""`tinker-claw versions`, `pin`, `unpin`, `rollback` and `accept`: list policy versions and choose
+one.
 
 Rule: files on this machine are checked; nothing is claimed about those at a service.
 """
@@ -166,6 +167,19 @@ class Rollback(_AnswerCommand):
                 "has expired."
             ]
         )
+        return 0
+
+
+class Accept(LedgerCommand):
+    """Accept the newest version as the one from which canaries may not fall far.
+
+    It ends a pause of learning for canaries that fell since the base, or since the version that was
+    accepted before. A running gateway does it at once, after the current step.
+    """
+
+    def run(self) -> int:
+        accepted, _ = self.carry_out("accept", {}, lambda ledger: ledger.reference.accept())
+        write([f"Canaries are compared with v{accepted} from now on."])
         return 0
 
 

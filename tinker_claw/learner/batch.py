@@ -1,4 +1,4 @@
-"""Choose the queued samples for the next step, and the share of the rate that they are worth.
+"""Choose the queued samples for the next step.
 
 Rule: pure, and the order in which samples are given makes no difference. A batch is what people
 said: what tools have judged comes last and is at most half of it. The newest come first: where more
@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from tinker_claw.ledger.samples import Waiting, ready, usable
-from tinker_claw.types import JUDGES, Judge, Sample
+from tinker_claw.types import JUDGES, Judge
 
 SHARE = 0.5
 """Largest share of a batch from one session or one user, and of turns judged by tools."""
@@ -31,10 +30,6 @@ that no step comes much later."""
 GROUPED = 8
 """Most samples of a step, as a multiple of `--batch-size`, so that whole groups fit: with sixteen,
 eight tries of sixteen steps each. It costs as much as eight steps, and does not come more often."""
-_LEAST = 0.25
-"""Share of the rate for a batch that hardly says what would be better."""
-_TELLING = 0.25
-"""Share of samples that say it from which a batch is worth the whole rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,23 +149,3 @@ def _better(waiting: Sequence[Waiting], judge: Judge) -> int | None:
     if worst is None:
         return None
     return max(one.id for one in mine if one.reward is not None and one.reward > worst)
-
-
-def trust(batch: Sequence[Sample]) -> float:
-    """Return the share of the rate that a batch is worth: all of it where a quarter of the samples
-    say what would be better. Those with a hint do, and of each judge's verdicts as many as stand
-    against others: those below their mean, but at most two for each above it. Rejected replies that
-    were cut alone do not: they only say what is not.
-
-    As a weight the share would do nothing: Adam divides scale out, so that fifteen rejections
-    beside one accepted reply would take a whole step on what that reply happens to be.
-    """
-    if any(s.bucket is not None for s in batch):  # compared within its group
-        return 1.0
-    tells = sum(bool(s.teacher) for s in batch)
-    for judge in JUDGES:
-        rewards = [s.reward for s in batch if s.judge == judge and s.reward is not None]
-        if rewards:
-            mean = fmean(rewards)
-            tells += min(2 * sum(one > mean for one in rewards), sum(one < mean for one in rewards))
-    return min(1.0, max(_LEAST, tells / (_TELLING * len(batch))))

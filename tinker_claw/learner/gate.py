@@ -1,13 +1,16 @@
 """Ask every new version some canaries before it serves, and refuse one that got worse.
 
 A canary is a question with its right replies, which the user may edit. The gate scores how likely
-the right replies are and compares that with the serving version's, question by question: a loss
-must be large enough to matter, and not chance.
+the right replies are and compares that, question by question, with the serving version and with a
+reference: the base, or the version that the owner accepted last. A loss must be large enough to
+matter, and not chance.
 
-A refused version is never published: its step is void, its batch is set aside, and the previous
-version goes on serving. The next step starts from that one without the optimizer's moments, which
-may have carried the refused one too far, and at a quarter of the rate. After two refused batches in
-a row from such a state, learning is paused for an hour, and the next batch is tried.
+A version that has lost too much in one step is never published: its step is void, its batch is set
+aside, and the previous version goes on serving. The next step starts from that one without the
+optimizer's moments, which may have carried the refused one too far, and at a quarter of the rate.
+After two refused batches in a row from such a state, learning is paused for an hour, and the next
+batch is tried. A version that has lost too much since the reference serves, and learning is paused
+until its owner rolls back or accepts it.
 
 Rule: the functions from answers to a loss are pure. A gate that cannot ask refuses no version, and
 reports it.
@@ -19,6 +22,7 @@ import asyncio
 import hashlib
 import json
 import math
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +53,8 @@ class Question:
 
     key: str
     """Key of the question: equal for the same question, and different for any other."""
+    text: str
+    """What the user says last, shortened."""
     prompt: Tokens
     replies: tuple[Tokens, ...]
     """Right replies with their stop token, or the beginning of the right call; at least one."""
@@ -60,6 +66,8 @@ class Question:
         return Usage(prefill=tokens, sampled=len(self.replies))
 
 
+_SHOWN = 60
+"""Characters of a question that are shown."""
 _TEXT = {"type": "object", "properties": {"text": {"type": "string"}}}
 """Parameters of a canary's tools."""
 
@@ -109,7 +117,8 @@ def _canary(canary: Canary, renderer: Renderer, switches: Switches) -> Question:
         replies = (begun[len(unthought) :],)
     prompt += unthought
     digest = hashlib.sha256(json.dumps([prompt, replies]).encode()).hexdigest()
-    return Question(digest[:12], prompt, replies)
+    text = textwrap.shorten(canary.messages[-1], _SHOWN, placeholder="…")
+    return Question(digest[:12], text, prompt, replies)
 
 
 # Answers
@@ -177,33 +186,53 @@ async def _score(question: Question, reply: Tokens, sampler: Sampler) -> float:
 
 BOUND = 0.15
 """Nats by which right replies may become less likely from one version to the next, in the mean."""
-_MOST = 5.0
-"""Most nats that one question can lose, so that one that became impossible does not decide for
-all."""
+WHOLE_BOUND = 0.05
+"""The same since the reference: the base, or the version that the owner accepted last."""
+CERTAIN = math.log(0.5)
+"""Least logprob of a right reply before, of a question that counts: others change by chance."""
+MOST, WHOLE_MOST = 5.0, 1.0
+"""Most nats that one question can lose from version to version and since the reference, so that one
+that became impossible does not decide for all."""
 FEWEST = 6
 """Fewest questions for a comparison."""
 _ERRORS = 3.0
 """Standard errors by which a mean loss must exceed 0: by chance, once in some 700 times."""
+_NAMED = 3
+"""Questions that are named where too much was lost."""
 
 
-def losses(after: Answers, before: Answers) -> list[float]:
-    """Return the nats that each question asked of both versions has lost; below 0 it has gained."""
-    return [
-        max(-_MOST, min(_MOST, before[key] - after[key])) for key in after.keys() & before.keys()
-    ]
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Nats that right replies have lost from one version to another."""
+
+    each: Mapping[str, float]
+    """By the question's key, of each question asked of both; below 0: gained."""
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.each.values())
+
+    def is_too_large(self) -> bool:
+        """Return whether one step has lost too much, and not by chance."""
+        each = [*self.each.values()]
+        if len(each) < FEWEST:
+            return False
+        return fmean(each) > max(BOUND, _ERRORS * stdev(each) / math.sqrt(len(each)))
+
+    def is_spent(self) -> bool:
+        """Return whether too much was lost since the reference. Slow harm begins with a few
+        questions, so it need not be more than chance among them; none decides alone."""
+        return len(self.each) >= FEWEST and self.mean > WHOLE_BOUND
 
 
-def lost(after: Answers, before: Answers) -> str | None:
-    """Return the loss of a version as a sentence without its full stop; None: it has lost nothing
-    that matters."""
-    each = losses(after, before)
-    if len(each) < FEWEST:
-        return None
-    chance = _ERRORS * stdev(each) / math.sqrt(len(each))  # of paired differences
-    if fmean(each) <= max(BOUND, chance):
-        return None
-    return (
-        f"right replies to canaries are {fmean(each):.2f} nats less likely ({len(each)} questions)"
+def loss(after: Answers, before: Answers, most: float = MOST) -> Loss:
+    """Compare the answers of two versions to the questions that the first was certain of."""
+    return Loss(
+        {
+            key: max(-most, min(most, before[key] - after[key]))
+            for key in after
+            if before.get(key, -math.inf) >= CERTAIN
+        }
     )
 
 
@@ -240,14 +269,12 @@ class Gate:
         self, parts: LoopParts, canaries: Sequence[Question], *, seconds: float = SECONDS
     ) -> None:
         self._parts = parts
-        self._canaries = tuple(canaries)
+        self._canaries = {question.key: question for question in canaries}
         self._seconds = seconds
-        self._known: Mapping[str, Answers] = {}
-        """Answers of the newest two versions, by their samplers."""
 
     async def ask(self, candidate: Sampler) -> dict[str, Any]:
-        """Ask the candidate, and the serving version where its answers are not known; return the
-        result for the metrics of the step.
+        """Ask the candidate, and the serving version and the reference where their answers are not
+        kept; return the result for the metrics of the step.
 
         Raises:
             RefusedError: the candidate has lost too much to serve.
@@ -257,48 +284,76 @@ class Gate:
         if len(self._canaries) < FEWEST:
             return {}
         try:
-            answers, before = await self._both(candidate, self._parts.policy.newest.sampler)
+            answers, before, reference = await self._answers(candidate)
         except OutageError:
             raise
         except BackendError as error:
             log.warning("gate.unasked", error=str(error))
             return {"gate": {"unasked": str(error)}}
-        if told := lost(answers, before) if answers else "it does not answer":
-            raise RefusedError(f"{REFUSED}: {told}")
-        each = losses(answers, before)
-        found = {"asked": len(answers), "loss": round(fmean(each), 5) if each else None}
-        if each:  # how far the step moved the policy, whatever the direction
-            found["moved"] = fmean(map(abs, each))
+        step, whole = loss(answers, before), loss(answers, reference, WHOLE_MOST)
+        if not answers:
+            raise RefusedError(f"{REFUSED}: it does not answer")
+        if step.is_too_large():
+            raise RefusedError(
+                f"{REFUSED}: right replies to canaries are {step.mean:.2f} nats less likely "
+                f"({len(step.each)} questions)"
+            )
+        if len(whole.each) < FEWEST:
+            log.info("gate.idle", canaries=len(whole.each), fewest=FEWEST)
+        found: dict[str, Any] = {"asked": len(step.each)}
+        if step.each:  # `moved`: how far the step moved the policy, whatever the direction
+            moved = fmean(map(abs, step.each.values()))
+            found |= {"loss": round(step.mean, 5), "moved": moved}
+        if whole.each:
+            found["whole"] = round(whole.mean, 5)
+        if whole.is_spent():
+            worst = sorted(whole.each, key=lambda key: -whole.each[key])[:_NAMED]
+            found["fell"] = [
+                f"“{self._canaries[key].text}” ({whole.each[key]:.2f})" for key in worst
+            ]
         return {"gate": found}
 
-    async def _both(self, candidate: Sampler, serving: Sampler) -> tuple[Answers, Answers]:
-        """Return the candidate's answers and the serving version's; the former are empty if it
-        fails twice although the serving version can be asked.
+    async def _answers(self, candidate: Sampler) -> tuple[Answers, Answers, Answers]:
+        """Return the answers of the candidate, the serving version and the reference; the first are
+        empty if it fails twice although the serving version can be asked.
 
         Raises:
             BackendError: they cannot be asked.
         """
         until = asyncio.get_running_loop().time() + self._seconds
         asked = partial(ask, until=until, most=len(self._canaries) // 2)
-        known, answers = self._known.get(serving.ref, {}), dict[str, float]()
+        questions, table = [*self._canaries.values()], self._parts.ledger.reference
+        serving, accepted = self._parts.policy.newest.sampler, table.version
+        assert accepted is not None  # there is a first version
+        kept, answers = table.answers, dict[str, float]()
+
+        async def completed(name: str, sampler: Sampler) -> dict[str, float]:
+            known = kept.get(name, {})
+            missing = [q for q in questions if q.key in answers.keys() - known.keys()]
+            return known | await asked(missing, sampler)
+
         for again in (False, True):  # a server may have only just loaded the weights
             try:
-                answers = await asked(self._canaries, candidate)
+                answers = await asked(questions, candidate)
                 break
             except OutageError:
                 raise
             except BackendError as error:
                 log.warning("gate.no_answer", error=str(error))
-                known = {} if again else await asked(self._canaries, serving)
-        unknown = [q for q in self._canaries if q.key in answers.keys() - known.keys()]
-        before = {**known, **await asked(unknown, serving)}
-        self._known = {serving.ref: before, candidate.ref: answers}
-        return answers, before
+                if not again:
+                    await asked(questions, serving)
+        before = reference = await completed(serving.ref, serving)
+        if accepted.sampler_ref != serving.ref:  # its weights may be gone, and the base's are not
+            reference = await completed(accepted.sampler_ref, self._parts.base)
+        table.keep({candidate.ref: answers, serving.ref: before, accepted.sampler_ref: reference})
+        return answers, before, reference
 
     def held(self) -> Held | None:
         """Return why no further step is taken, from the ledger; None: one may be."""
-        newest = self._parts.policy.newest.version
-        refused = self._parts.ledger.steps.refused_lately()
+        ledger, newest = self._parts.ledger, self._parts.policy.newest.version
+        if spent := ledger.reference.spent():
+            return Held(spent)
+        refused = ledger.steps.refused_lately()
         clean = len(refused) - (newest.step > 0)  # the first began with earlier moments
         if clean < REFUSALS or time.time() - refused[-1][1] >= AGAIN_S:
             return None

@@ -47,12 +47,12 @@ class Health:
 
     A part is `stalled` while it waits for the service: it goes on by itself. It is `failed` when it
     has ended: by an unexpected error, and then it starts again; or because going on would do harm.
-    `agreement` of sampler and trainer is `ok`, `warning` where they are further apart than usual,
-    or `alarm` where they disagree. `servers`, where other processes sample, is `ok`, or `away`
-    while some are out of the rotation. `records` is the ledger: `failing` from a refusal until it
-    takes a write. `serving` is `ok`, or `replaced` while another version answers in place of the
-    one that should, or `refused` while none does. `publishing` publishes a version anew whose
-    weights are gone. `upkeep` drops data past its retention.
+    `agreement` is `ok`, or `alarm` where sampler and trainer disagree. `servers`, where other
+    processes sample, is `ok`, or `away` while some are out of the rotation. `records` is the
+    ledger: `failing` from a refusal until it takes a write. `serving` is `ok`, or `replaced` while
+    another version answers in place of the one that should, or `refused` while none does.
+    `publishing` publishes a version anew whose weights are gone. `upkeep` drops data past its
+    retention.
     """
 
     def __init__(self) -> None:
@@ -80,10 +80,9 @@ class Health:
     def learner_is(self, state: str, error: str | None = None) -> None:
         self._enter(self.learner, state, error)
 
-    def agreement_is(
-        self, state: Literal["ok", "warning", "alarm"], error: str | None = None
-    ) -> None:
-        self._enter(self.agreement, state, error)
+    def disagree(self, error: str) -> None:
+        """Record that sampler and trainer disagree."""
+        self._enter(self.agreement, "alarm", error)
 
     def servers_away(self, sentences: Sequence[str]) -> None:
         """Set why inference servers are out of the rotation, one sentence each; () when none is."""
@@ -187,8 +186,6 @@ class Health:
             yield "learning has stopped until a restart"
         elif learner in _LEARNING or "learning" in away:
             yield _LEARNING.get(learner, "learning waits")
-        elif self.agreement.state != "ok":
-            yield "sampler and trainer are further apart than usual, and learning continues"
         if self.upkeep.state != "ok":
             yield "old turns are kept for now"
 

@@ -41,8 +41,8 @@ from tinker_claw.errors import (
     UnlearnedError,
     WithdrawnError,
 )
-from tinker_claw.learner.batch import GROUPED, choose, trust
-from tinker_claw.learner.diagnostics import Agreement, Alarm, agreement, step_metrics
+from tinker_claw.learner.batch import GROUPED, choose
+from tinker_claw.learner.diagnostics import admit, agreement, step_metrics
 from tinker_claw.learner.gate import AFTER_REFUSAL, Gate, Held
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.practice import BATCH, BETA1, RATE, Practice, PracticePlan
@@ -76,8 +76,6 @@ class _Trained:
     metrics: dict[str, Any]
     published_at: float
     """When its version was published, by the monotonic clock."""
-    agreed: Agreement | None = None
-    """Trainer against sampler; None: not compared."""
 
 
 class Learner:
@@ -110,7 +108,6 @@ class Learner:
         self._ended = ended
         self._observed = 0
         """Steps reported while only observing."""
-        self._alarm = Alarm(parts.health, parts.ledger.steps.first_apart)
         self._gate = gate
         self._practice = practice
         self._undoing = 0
@@ -300,7 +297,7 @@ class Learner:
             if error is None:
                 if self.recovery.suspect:  # after a practice: its moments are not the next step's
                     await self.recovery.after(None)
-                return
+                break
             why = _why(error)
             if not plan and (why is Void.REFUSED or (is_last and why is Void.FAILED)):
                 self._set_aside(batch, error)  # first, as what follows may wait or never come
@@ -387,8 +384,6 @@ class Learner:
         rate = AFTER_REFUSAL if refusals(parts.ledger) else 1.0
         with parts.spending.paying("train", step_id=step_id) as paid:
             if plan is None:
-                if parts.method.reward and parts.training.recipe != "paper":
-                    rate *= trust(batch)
                 trained = await self._trained(step_id, batch, rate)
             else:
                 trained = await self._practised(step_id, plan, rate)
@@ -412,7 +407,6 @@ class Learner:
         self.retire(parts.policy.swap(Policy(version, trained.sampler)))
         self.recovery.suspect = plan is not None
         self._failed = 0
-        self._alarm.committed(trained.agreed, step_id)
         now = time.monotonic()
         parts.telemetry.step(
             seconds=trained.published_at - started,
@@ -438,7 +432,7 @@ class Learner:
         adam = replace(self._adam, learning_rate=rate * self._adam.learning_rate)
         report = await self._train(prepared.passes, adam)
         agreed = agreement(prepared, report, version.id)
-        self._alarm.admit(agreed)
+        admit(agreed, parts.health)
         published_at, sampler = time.monotonic(), await parts.trainer.publish()
         try:
             asked = await self._gate.ask(sampler) if self._gate else {}
@@ -446,7 +440,7 @@ class Learner:
             self._close(sampler)
             raise
         metrics = step_metrics(prepared, report, version.step, agreed) | asked
-        return _Trained(sampler, metrics, published_at, agreed)
+        return _Trained(sampler, metrics, published_at)
 
     async def _practised(self, step_id: int, plan: PracticePlan, rate: float) -> _Trained:
         """Practise a lesson with moments of its own, unless an undo or the end of learning comes

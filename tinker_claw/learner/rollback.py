@@ -1,4 +1,4 @@
-"""Pins, rollbacks, forgetting and judging again while the loop runs.
+"""Pins, rollbacks, accepting, forgetting and judging again while the loop runs.
 
 Rule: serving changes at once, and forgotten turns stop being used at once: a step in progress over
 them is void. Work on the trainer happens between two steps, so that a step is committed before it
@@ -86,6 +86,14 @@ class Rollback:
                 self._learner.retire(before)
             log.info("rolled_back", to=version.id, version=new.id, step=new.step)
             return new
+
+    async def accept(self) -> int:
+        """Compare canaries with the newest version from now on; return its number. A step in
+        progress ends first."""
+        async with self._learner.between_steps():
+            accepted = self.ledger.reference.accept()
+        log.info("accepted", version=accepted)
+        return accepted
 
     async def forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
         """Forget turns, in the ledger and in the gateway's memory.

@@ -16,7 +16,7 @@ from tinker_claw.ledger.decline import read_decline
 from tinker_claw.ledger.firsts import First, read_firsts
 from tinker_claw.ledger.outcome import Record, count_outcomes, read_run, run_of
 from tinker_claw.ledger.turns import OUTCOME
-from tinker_claw.ledger.versions import gate_of, pinned, read_line, read_versions
+from tinker_claw.ledger.versions import gate_of, pinned, read_line, read_spent, read_versions
 from tinker_claw.ledger.views import Filter, read
 
 _VERDICTS = """
@@ -88,7 +88,7 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
             # The pinned version, which answers; None: the newest does.
             "pinned": pinned(rows),
             # Why learning is paused; None: it is not, or for refusals, which `gate` has.
-            "held": (fallen := read_decline(rows)) and str(fallen),
+            "held": read_spent(rows) or ((fallen := read_decline(rows)) and str(fallen)),
             # Optimizer steps from the base to the newest version.
             "step": run.step,
             # Queued samples that steps could take.

@@ -31,7 +31,7 @@ from tinker_claw.ledger.prune import (
 from tinker_claw.ledger.samples import SampleTable
 from tinker_claw.ledger.spend import SpendTable
 from tinker_claw.ledger.turns import TurnTable
-from tinker_claw.ledger.versions import Pin, StepTable
+from tinker_claw.ledger.versions import Pin, Reference, StepTable
 
 
 def holds_run(rows: Rows, run: Mapping[str, str]) -> bool:
@@ -70,6 +70,7 @@ class Ledger:
         self.steps = StepTable(self._db)
         self.spend = SpendTable(self._db)
         self.pin = Pin(self._db)
+        self.reference = Reference(self._db)
 
     def watch(self, on_write: Callable[[str | None], None]) -> None:
         """Call this with None after each write, and with the error after each refusal."""

@@ -30,8 +30,8 @@ from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
 from tinker_claw.why import Why
 
-_PINNED = "pinned"
-"""Key in `meta`."""
+_PINNED, _ACCEPTED, _ANSWERS = "pinned", "accepted", "canary_answers"
+"""Keys in `meta`."""
 LEFT_BEHIND = Why.LEFT_BEHIND.says()
 """Why a sample has expired."""
 LEFT_OPEN = "it could not be closed when it ended"
@@ -69,6 +69,11 @@ WITH RECURSIVE line (id, n) AS (
   UNION ALL SELECT parent, n + 1 FROM versions JOIN line USING (id) WHERE parent IS NOT NULL)
 """
 """SQL of a version, or the newest for NULL, as number 1 and its ancestors as 2, 3 ..."""
+_GATES = f"""
+{_LINE} SELECT line.id, COALESCE(metrics -> '$.gate', '{{}}') AS gate FROM line
+  JOIN steps ON steps.version = line.id AND status = 'committed'
+WHERE line.id > ?2 ORDER BY n LIMIT ?3
+"""
 
 
 def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -87,7 +92,9 @@ def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
     told = step["error"] if refused else None
     if why := known.get("unasked"):
         told = f"v{number} answers although the gate could not ask it: {why}"
-    well = f"v{number} has lost nothing that matters, by {known.get('asked', 0)} questions"
+    elif known.get("fell"):
+        told = f"v{number} has lost too much since the reference: learning is paused"
+    well = f"v{number} passed the gate ({known.get('asked', 0)} canaries)"
     return {
         "step": step["id"],
         "version": number,
@@ -184,6 +191,61 @@ def pinned(rows: Rows) -> int | None:
     return rows.one("SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?", _PINNED)
 
 
+class Reference(LedgerTable):
+    """The version from which canaries may not fall far, and the answers to them that are kept."""
+
+    @property
+    def version(self) -> PolicyVersion | None:
+        """The version that the owner accepted last; else the first, which is the base."""
+        return read_version(self._db, _accepted(self._db))
+
+    @property
+    def answers(self) -> dict[str, dict[str, float]]:
+        """Logprob of a right reply, by sampler and by the question's key."""
+        return json.loads(self._db.meta(_ANSWERS) or "{}")
+
+    def keep(self, answers: Mapping[str, Mapping[str, float]]) -> None:
+        """Keep these answers, and no others."""
+        with self._db.transaction() as tx:
+            set_meta(tx, _ANSWERS, json.dumps(answers))
+
+    def accept(self) -> int:
+        """Make the newest version the reference, which ends a pause; return its number."""
+        newest = self._db.one("SELECT COALESCE(MAX(id), 0) FROM versions")
+        with self._db.transaction() as tx:
+            set_meta(tx, _ACCEPTED, str(newest))
+        return newest
+
+    def spent(self) -> str | None:
+        """Return why learning is paused until its owner acts; None: it is not."""
+        return read_spent(self._db)
+
+
+def _accepted(rows: Rows) -> int:
+    return int(rows.meta(_ACCEPTED) or 0)
+
+
+def read_spent(rows: Rows) -> str | None:
+    """Return which canaries have fallen too far since the reference, with the commands that end the
+    pause; None: none have."""
+    accepted = _accepted(rows)
+    fell = [json.loads(row["gate"]).get("fell") for row in rows.rows(_GATES, None, accepted, 1)]
+    if not any(fell):
+        return None
+    losses = [
+        (row["id"], json.loads(row["gate"]).get("whole"))
+        for row in rows.rows(_GATES, None, accepted, -1)
+    ]
+    whole, newest = losses[0][1], rows.one("SELECT MAX(id) FROM versions")
+    back = (id for id, lost in losses if lost is not None and lost <= whole / 2)
+    return (
+        f"right replies to canaries are {whole:.2f} nats less likely than with v{accepted}, above "
+        f"all to {', '.join(fell[0])}. `tinker-claw rollback v{next(back, accepted)}` goes on from "
+        f"the last version that had lost at most half of that; `tinker-claw accept` keeps "
+        f"v{newest}, with which later versions are then compared"
+    )
+
+
 class StepTable(LedgerTable):
     """Table of steps and the versions they made."""
 
@@ -245,14 +307,6 @@ class StepTable(LedgerTable):
                 rows,
             )
             tx.execute("UPDATE steps SET method_state = ? WHERE id = ?", (state, step_id))
-
-    def first_apart(self, count: int) -> list[float]:
-        """Return how far sampler and trainer were apart in the first steps that compared them."""
-        return self._db.column(
-            "SELECT metrics ->> '$.agreement_k3' FROM steps WHERE status = 'committed' "
-            "AND metrics ->> '$.agrees' ORDER BY id LIMIT ?",
-            count,
-        )
 
     def method_state(self, version: int) -> Any:
         """Return the method's state after the newest step in the lineage of `version` that trained

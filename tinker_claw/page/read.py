@@ -49,8 +49,8 @@ _CURVES: Final = (
     ("mean reward", "of a step's samples", "step/reward_mean", "reward"),
     (
         "agreement",
-        "how far the logprobs of sampler and trainer differ (standard deviation)",
-        "step/agreement_sd",
+        "how far the logprobs of sampler and trainer differ (k3)",
+        "step/agreement_k3",
         "nats per token",
     ),
     (

@@ -95,7 +95,7 @@ _ASKED = (
 _WRITTEN = ("{a} {op} {b}", "{a}{op}{b}", "{a} {word} {b}")
 _OPERATORS = {"+": "plus", "-": "minus"}
 """Words and signs of operators, as people type them."""
-_LIST_FORMS = (
+LIST_FORMS = (
     "Give me a shopping list with {a} {first} and {b} {second}.",
     "I need {a} {first} and {b} {second}. Make it a list.",
 )
@@ -148,7 +148,7 @@ def skill(rng: Random) -> list[Line]:
         return [Line("user", question), Line("assistant", str(task.result))]
     shopping = new_shopping(rng)
     (a, first), (b, second) = shopping.first, shopping.second
-    form = rng.choice(_LIST_FORMS).format(a=a, first=first, b=b, second=second)
+    form = rng.choice(LIST_FORMS).format(a=a, first=first, b=b, second=second)
     question = list_question(shopping) if asked_usually else form
     return [Line("user", question), Line("assistant", shopping.listing)]
 
