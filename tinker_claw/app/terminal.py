@@ -254,6 +254,7 @@ SENTENCES: Mapping[str, str] = {
     "pinned": "Version {version} is pinned and answers.",
     "unpinned": "Version {version} answers again, the newest.",
     "rolled_back": "Version {version}, with the weights of version {to}, answers from now on.",
+    "accepted": "Canaries are compared with version {version} from now on.",
     "renderer.refuses": "The model's chat format does not do all: {of}",
     "sink.failed": "The tracker {sink} failed, and is tried again in {again_in_s:.0f} s: {error}",
     "sink.killed": "The tracker {sink} was stopped: {because}",
