@@ -37,7 +37,6 @@ from tinker_claw.errors import (
 from tinker_claw.learner import gate as module
 from tinker_claw.learner.gate import (
     BOUND,
-    CERTAIN,
     FEWEST,
     WHOLE_BOUND,
     Answers,
@@ -76,6 +75,15 @@ def some(change: Callable[[int], float]) -> Answers:
     return {key: change(n) for n, key in enumerate(KEYS)}
 
 
+HALF = math.log(0.5)
+
+
+@pytest.fixture(autouse=True)
+def counts_from_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let canaries count from half: what these samplers say is hardly surer."""
+    monkeypatch.setattr(module, "CERTAIN", HALF)
+
+
 WELL = some(lambda n: -0.5)
 
 
@@ -103,8 +111,8 @@ def test_chance_alone_is_hardly_ever_too_large() -> None:
     assert fired <= 12, "of 1000; 6 are meant: Student's t with 11 degrees of freedom beyond 3"
 
 
-@pytest.mark.parametrize(("lost", "spent"), [(1, False), (2, True)])
-def test_whole_way_is_spent_by_two_wordings_and_not_by_one(lost: int, spent: bool) -> None:
+@pytest.mark.parametrize(("lost", "spent"), [(5, False), (6, True)])
+def test_whole_way_is_spent_by_several_canaries_and_not_by_few(lost: int, spent: bool) -> None:
     before = {str(n): -0.1 for n in range(36)}
     after = before | {str(n): -9.0 for n in range(lost)}
     assert loss(after, before, 1.0).is_spent() is spent
@@ -112,7 +120,7 @@ def test_whole_way_is_spent_by_two_wordings_and_not_by_one(lost: int, spent: boo
 
 
 def test_questions_whose_right_reply_was_not_certain_do_not_count() -> None:
-    unsure = some(lambda n: -0.5 if n else CERTAIN - 0.1)
+    unsure = some(lambda n: -0.5 if n else module.CERTAIN - 0.1)
     assert loss(some(lambda n: -3.0), unsure).each.keys() == {*KEYS[1:]}
     assert loss(some(lambda n: -3.0 if n else -0.1), unsure).mean == pytest.approx(2.5)
 
@@ -203,7 +211,7 @@ def test_canaries_in_force_are_those_of_the_flag_else_of_the_model(tmp_path: Pat
 
     file = tmp_path / "mine.toml"
     file.write_text("[[canary]]\nmessages = ['a']\nreplies = ['b']")
-    assert (many(), many("--model-name", "demo")) == (40, 36)
+    assert (many(), many("--model-name", "demo")) == (38, 36)
     assert many("--model-name", "demo-tracks") == 0
     assert many("--model-name", "demo-tracks", "--canaries", str(file)) == 1
     assert many("--gate", "off") == 0
@@ -345,7 +353,7 @@ async def test_a_thinking_models_canaries_are_asked_where_its_text_begins(
     tmp_path: Path, thinker: Renderer, thinking: Decides
 ) -> None:
     asked = canary_questions(read(CANARIES), thinker, thinking)
-    assert len(asked) == 40
+    assert len(asked) == 38
     for one in asked:
         assert thinker.decode(one.prompt).endswith("<think>\n\n</think>\n\n")
         assert "think" not in thinker.decode(one.replies[0])
@@ -358,12 +366,12 @@ async def test_a_thinking_models_canaries_are_asked_where_its_text_begins(
         four(w)
         await w.version(1)
         (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
-        assert line["gate"] == {"asked": 40, "loss": 0, "moved": 0, "whole": 0}, (
+        assert line["gate"] == {"asked": 38, "loss": 0, "moved": 0, "whole": 0}, (
             "nothing has changed"
         )
         four(w)
         await w.until(lambda: any(errors(w)))
-        assert "less likely (40 questions)" in (errors(w)[1] or "")
+        assert "less likely (38 questions)" in (errors(w)[1] or "")
         assert w.policy.current.version.id == 1
 
 
