@@ -133,7 +133,9 @@ def known_flags() -> set[str]:
     helps += [help_of(main.main, command, "--help") for command in main.COMMANDS]
     sources = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tests" / "lab").glob("*.py")]
     sources += [ROOT / "tests" / "conftest.py", *(ROOT / "examples" / "demo").glob("*.py")]
-    sources += [ROOT / "examples" / name / "__main__.py" for name in ("judge_check", "personalize")]
+    sources += [
+        ROOT / "examples" / name / "__main__.py" for name in ("judge_check", "personalize", "real")
+    ]
     sources += (ROOT / "examples" / "tracks").glob("*.py")
     sources.append(ROOT / "local_gpu" / "plan" / "commands.py")  # flags of vLLM
     declared = re.findall(r'"(--[a-z][a-z-]+)"', "".join(file.read_text() for file in sources))

@@ -22,12 +22,12 @@ from pathlib import Path
 from random import Random
 from statistics import stdev
 
+from examples.real.wishes import QUESTIONS, WISHES
 from local_gpu.config import LocalConfig
 from local_gpu.model.small import default_cache, model_folder
 from local_gpu.trainer import LocalTrainer
 from tests.lab.endings import BATCH, Run
 from tests.lab.practised import CONTEXT, LIVE_RATE
-from tests.lab.wishes import QUESTIONS, WISHES
 from tinker_claw.config.canaries import read
 from tinker_claw.learner.gate import (
     CERTAIN,
