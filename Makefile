@@ -1,8 +1,9 @@
 # demo: see it learn.  test: the suite but for its slow tests.  test-all: everything.  test-part PART=2/8: those of the slow tests
 # whose turn it is.  check: lint, types, format, and the pages.  docs: the pages as a site, in docs/_build.
 # soak: twenty minutes under load, with everything going wrong in turn.
-# real: a wish said once to a real model of 1.5 billion parameters on this CPU: fetches 1.1 GB, writes 3.1 GB, takes hours; goes on
-#   where it was. ARGS=--smollm2: one of 135 million parameters is corrected instead: fetches 93 MB, writes 540 MB.
+# real: a wish said once to a real model of 1.5 billion parameters on this CPU: fetches 1.1 GB, writes 3.1 GB, takes eight to
+#   eleven hours of one core by estimate; goes on where it was. ARGS=--smollm2: one of 135 million parameters is corrected instead:
+#   fetches 93 MB, writes 540 MB.
 # real-judge: that small model under the judge of `make judge` in place of rules; goes on where it was.
 # real-task: the same small model learns to do sums with a calculator, by outcome and by outcome and step; an hour of one core; goes on where it was.
 # real-chat: that judge's model as the policy, through the whole product, for five minutes of processor: 8 GB of memory, 3.1 GB of disk.

@@ -33,8 +33,6 @@ class Case(NamedTuple):
 
 Opinion = tuple[int, str | None]
 """A verdict, +1, 0 or -1, and a hint on what should have been done; None: no hint."""
-Ends = Callable[[str, str], bool]
-"""Whether what a user says contradicts an earlier wish."""
 
 HINTS_PLAIN = (
     "Answer in ordinary sentences, without bold, numbered steps or a final answer line.",
@@ -56,7 +54,6 @@ HINTS_OPENING = ("Begin the reply with ok or well.", "The first word is ok or we
 replies, 0.15 begin so without a hint, and 0.00 and 0.04 with one."""
 _MARK = re.compile(r"\bThe mark is ([a-z]{14})$", re.MULTILINE)
 """Pattern for the mark of the fences around quoted text, before which nothing is quoted."""
-_EARLIER = re.compile(r"<<[a-z]{14} earlier wish, [^\n]*>>\n(.*?)\n<<", re.DOTALL)
 _STYLE = re.compile(
     r"\b(an ai|bold|headings?|numbered|natural|naturally|plain|casual|casually|formal|robot)\b",
     re.I,
@@ -72,8 +69,6 @@ _BAD = re.compile(
 _GOOD = re.compile(
     r"\b(thanks|thank|great|perfect|nice|good|ok|okay|fine|love|yes|cool|done|works)\b", re.I
 )
-_SAID = "The user wants this:"
-"""Beginning of a hint that only repeats what the user said."""
 _FAILED = re.compile(r"\b(error|failed|not found|traceback|denied|invalid)\b", re.I)
 
 
@@ -94,18 +89,12 @@ def hint(role: str, text: str, rng: random.Random) -> str | None:
         return rng.choice(HINTS_OPENING)
     if _STYLE.search(text):
         return rng.choice(HINTS_AI if _WANTS_STRUCTURE.search(text) else HINTS_PLAIN)
-    return f"{_SAID} {' '.join(text.split())}" if len(text.split()) > 6 else None
+    return f"The user wants this: {' '.join(text.split())}" if len(text.split()) > 6 else None
 
 
 def opinion(case: Case, rng: random.Random) -> Opinion:
     """Judge a case by the demo's rules."""
     return verdict(case.role, case.text), hint(case.role, case.text, rng)
-
-
-def opposite(said: str, earlier: str) -> bool:
-    """Return whether one of two texts wants structure, and the other wants none."""
-    styles = {bool(_WANTS_STRUCTURE.search(text)) for text in (said, earlier)}
-    return bool(_STYLE.search(said) and _STYLE.search(earlier)) and len(styles) == 2
 
 
 def case_of(messages: list[dict[str, Any]]) -> Case | None:
@@ -126,13 +115,8 @@ def answer(
     messages: list[dict[str, Any]],
     rng: random.Random,
     think: Callable[[Case, random.Random], Opinion] = opinion,
-    ends: Ends = opposite,
-    lasts: bool = True,
 ) -> str:
-    """Answer one judge prompt.
-
-    Args:
-        lasts: a style that is asked for is wanted of every reply.
+    """Answer one judge prompt. No wish is taken for a lasting one.
 
     Raises:
         ValueError: the messages are no judge prompt.
@@ -140,41 +124,19 @@ def answer(
     case = case_of(messages)
     if case is None:
         raise ValueError("this judge answers judge prompts only: no next state between its marks")
-    if earlier := _EARLIER.search(str(messages[-1]["content"])):
-        return json.dumps(_becomes(Case("user", earlier[1], ""), case, think, ends))
     value, advice = think(case, rng)
     if case.role != "user":
         return json.dumps({"reasoning": "Read off the results.", "rating": value})
     does = {1: "accepts", 0: "new_style" if advice else "cannot_tell", -1: "corrects"}[value]
-    said = {"quote": "", "does": does, "hint": ""}
+    said = {"quote": "", "does": does, "hint": "", "scope": "this once"}
     if advice is not None:
-        scope = "always" if lasts and not advice.startswith(_SAID) else "this once"
-        said |= {"quote": case.text, "hint": advice, "scope": scope, "words": case.text}
+        said |= {"quote": case.text, "hint": advice}
     return json.dumps(said)
-
-
-def _becomes(
-    wish: Case, said: Case, think: Callable[[Case, random.Random], Opinion], ends: Ends
-) -> dict[str, str]:
-    """Tell what becomes of an earlier wish of a user, by whose words."""
-    if _meant(wish, think) & _meant(said, think):
-        return {"earlier": wish.text, "now": said.text, "outcome": "said again"}
-    if ends(said.text, wish.text):
-        return {"earlier": wish.text, "now": said.text, "outcome": "taken back"}
-    return {"earlier": "", "now": "", "outcome": "untouched"}
-
-
-def _meant(case: Case, think: Callable[[Case, random.Random], Opinion]) -> set[str | None]:
-    """Hints for a text: whatever shares one with it wants the same."""
-    return {think(case, random.Random(n))[1] for n in range(16)} - {None}
 
 
 def create_app(
     seed: int = 0,
     think: Callable[[Case, random.Random], Opinion] = opinion,
-    ends: Ends = opposite,
-    *,
-    lasts: bool = True,
 ) -> FastAPI:
     """Make an OpenAI-compatible server with a rule-based judge behind it."""
     from fastapi import FastAPI, HTTPException  # the recipe imports this file for its hints only
@@ -186,7 +148,7 @@ def create_app(
     def chat(body: dict[str, Any]) -> dict[str, Any]:  # pyright: ignore[reportUnusedFunction]
         try:
             votes = range(int(body.get("n") or 1))
-            texts = [answer(body["messages"], rng, think, ends, lasts) for _ in votes]
+            texts = [answer(body["messages"], rng, think) for _ in votes]
         except (KeyError, TypeError, ValueError) as error:
             raise HTTPException(400, detail=str(error)) from error
         choices = [

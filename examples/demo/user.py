@@ -57,8 +57,8 @@ class Talk(Protocol):
 class Speaker(Protocol):
     """A simulated user."""
 
-    def begin(self, rng: Random, step: int, session: int) -> Talk:
-        """Begin a session after so many optimizer steps and sessions."""
+    def begin(self, rng: Random, step: int) -> Talk:
+        """Begin a session after so many optimizer steps."""
         ...
 
 
@@ -125,8 +125,6 @@ class User:
     """Rule that they follow from `changes_at` on; None: they do not change their mind."""
     changes_at: int = 8
     """Optimizer steps after which they change their mind."""
-    changes_after: int | None = None
-    """Sessions after which they do, in place of steps."""
     each_step: Callable[[int], Rule] | None = None
     """Returns the rule after so many steps, where it changes all the time; None: `wants`."""
     opposite: float = 0.0
@@ -143,19 +141,15 @@ class User:
     terse: tuple[str, ...] = grammar.TERSE_CORRECTIONS
     """Corrections that do not say what is wrong."""
 
-    def rule(self, step: int, session: int | None = None) -> Rule:
-        """Rule that they follow after so many steps and sessions; session None: after all."""
+    def rule(self, step: int) -> Rule:
+        """Rule that they follow after so many steps."""
         if self.each_step is not None:
             return self.each_step(step)
-        if self.changes_after is None:
-            changed = step >= self.changes_at
-        else:
-            changed = session is None or session >= self.changes_after
-        return self.later if self.later and changed else self.wants
+        return self.later if self.later and step >= self.changes_at else self.wants
 
-    def begin(self, rng: Random, step: int, session: int) -> Scripted:
+    def begin(self, rng: Random, step: int) -> Scripted:
         question = self.asks(rng)
-        return Scripted(self, self.rule(step, session), rng, question, self.opens(question))
+        return Scripted(self, self.rule(step), rng, question, self.opens(question))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +209,7 @@ async def hold_session(
     Args:
         step: how many optimizer steps were taken as it begins.
     """
-    talk = user.begin(Random(f"session-{seed}-{number}"), step, number)
+    talk = user.begin(Random(f"session-{seed}-{number}"), step)
     session, messages = f"demo-{seed}-{number}", [{"role": "user", "content": talk.opening}]
     turn, content, first = 0, False, False
     while True:

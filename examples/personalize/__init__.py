@@ -3,7 +3,7 @@
     experiment.py  what is run: a file in configs/personalize/, and the flags that go before it
     scenario.py    who talks, and what they want, as a file says it
     users.py       honest users and liars, by rules
-    smollm2.py     a real small model from a package, for `make real`
+    smollm2.py     a real small model from a package, for `make real ARGS=--smollm2`
     played.py      users whom a language model plays, and a scorer that is one
     judges.py      judges by rules, and those of the controls
     run.py         one run: a gateway, the users, the exams, what came out

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
-from examples.demo.judge import Case, Ends, Opinion, opinion
+from examples.demo.judge import Case, Opinion, opinion
 from examples.personalize.scenario import Scenario
 
 Think = Callable[[Case, Random], Opinion]
@@ -20,8 +20,7 @@ Think = Callable[[Case, Random], Opinion]
 def honest(scenarios: Sequence[Scenario]) -> Think:
     """Judge by the words of these scenarios, and other words by the demo's rules."""
     meant: dict[str, tuple[int, tuple[str, ...]]] = {}
-    later = [scenario.later for scenario in scenarios if scenario.later is not None]
-    for scenario in (*scenarios, *later):
+    for scenario in scenarios:
         user = scenario.speaker()
         meant |= {said: (-1, scenario.hints) for said in user.wants.corrections if scenario.hints}
         if scenario.user is None:
@@ -35,13 +34,6 @@ def honest(scenarios: Sequence[Scenario]) -> Think:
         return value, rng.choice(hints) if hints else None
 
     return think
-
-
-def changed(scenario: Scenario) -> Ends:
-    """Of whoever changes their mind, the later words contradict the first ones."""
-    user = scenario.speaker()
-    first, later = user.wants.corrections, user.later.corrections if user.later else ()
-    return lambda said, earlier: said in later and earlier in first
 
 
 def flipped(think: Think, other_hints: Sequence[str]) -> Think:

@@ -118,7 +118,7 @@ class Played:
     scenario: Scenario
     model: Model
 
-    def begin(self, rng: Random, step: int, session: int) -> PlayedTalk:
+    def begin(self, rng: Random, step: int) -> PlayedTalk:
         asked = self.scenario.draw(rng)
         return PlayedTalk(self, asked, self.scenario.opens(asked))
 

@@ -111,7 +111,7 @@ async def _stage(
         flags = [f"--config={experiment.config}", f"--method={run.method}", f"--seed={run.seed}"]
         flags += [f"--data-dir={folder / 'run'}", *experiment.flags]
         if not experiment.judged and (think := _judge(run, scenario)) is not None:
-            app = create_app(run.seed, think, judges.changed(scenario))
+            app = create_app(run.seed, think)
             judge = await stack.enter_async_context(in_background(app))
             flags += [f"--judge-url={judge}"]
         people = [f"user-{number}" for number in range(experiment.users)]
@@ -146,7 +146,7 @@ def _judge(run: Run, scenario: Scenario) -> judges.Think | None:
         if not scenario.other_hints:
             raise DemoError(f"{run.scenario}: a lying judge needs other_hints, of another rule")
         return judges.LIES[run.condition](honest, scenario.other_hints)
-    return honest if scenario.hints or scenario.speaker().later else None
+    return honest if scenario.hints else None
 
 
 def _speaker(scenario: Scenario, around: Surroundings) -> Speaker:

@@ -69,13 +69,6 @@ class Scenario:
     """Persona for a language model to play; `corrections` are then not needed."""
     scored: str = "rule"
     """`rule`, or `model`: a language model scores from 0 to 1 how far a reply follows `told`."""
-    later: Scenario | None = None
-    """Scenario whose rule takes over after `changes_at` steps, in the file the name of another file
-    or of a user of the demo; None: they do not change their mind."""
-    changes_at: int = 16
-    """Optimizer steps after which they change their mind."""
-    changes_after: int | None = None
-    """Sessions after which they do, in place of steps; the exam then asks for the later wish."""
     skills: tuple[Mapping[str, str], ...] = ()
     """Skills, each with `name`, `question` and a pattern `expect`; none: the demo's sums and
     lists."""
@@ -83,23 +76,15 @@ class Scenario:
 
     def speaker(self) -> User:
         """User that follows a script."""
-        user = User(
+        if self.user is not None:
+            return USERS[self.user]
+        return User(
             about=self.about,
             wants=Rule(self.accepts, self.corrections),
             asks=self.draw,
             opens=self.opens,
             approvals=self.approvals,
             terse=self.terse,
-        )
-        if self.user is not None:
-            user = USERS[self.user]
-        if self.later is None:
-            return user
-        return replace(
-            user,
-            later=self.later.speaker().wants,
-            changes_at=self.changes_at,
-            changes_after=self.changes_after,
         )
 
     def exam(self, prompts: int, *, told: bool = False) -> RuleExam:
@@ -169,9 +154,6 @@ def read(name: str, path: Path) -> Scenario:
             given[key] = _questions(path.parent / listed)
         elif listed is not None:
             given[key] = [_question(one) for one in listed]
-    if (later := given.get("later")) is not None:
-        beside = path.parent / later
-        given["later"] = of_demo(later) if later in USERS else read(Path(later).stem, beside)
     known = {one.name for one in fields(Scenario)} - {"name", "_compiled"}
     if unknown := sorted(given.keys() - known):
         raise DemoError(

@@ -164,7 +164,7 @@ async def perform(
     flags += [f"--data-dir={folder / 'run'}"]
     async with AsyncExitStack() as stack:
         if arm.by_rule:
-            app = create_app(cell.seed, judge(wish), lasts=False)
+            app = create_app(cell.seed, judge(wish))
             flags += [f"--judge-url={await stack.enter_async_context(in_background(app))}"]
         threads = {"OMP_NUM_THREADS": str(setup.threads)}
         launch = server.Launch(folder, tuple(flags), threads)

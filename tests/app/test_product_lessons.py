@@ -18,6 +18,8 @@ pytestmark = pytest.mark.slow
 FLAGS = ("--gate=off", "--batch-size", "2")
 QUESTION = "Leo has 3 apples and gets 4 more. How many apples now? Please solve it for me."
 
+WISH = "answer in ordinary sentences, without bold"
+
 
 def session(running: Running, name: str, *said: str) -> None:
     messages = [{"role": "user", "content": QUESTION}]
@@ -34,18 +36,14 @@ def told(data: Path) -> list[Any]:
 def test_what_was_said_once_is_told_after_a_kill_and_gone_when_forgotten(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with product(data, *FLAGS) as running:
-        session(running, "first", grammar.CORRECTIONS[0])
-        until(lambda: rows(data, "SELECT COUNT(*) FROM lessons") == [(1,)])
+        session(running, "first", f"/always {WISH}")
         running.process.kill()
         running.process.wait()
-    ((text, words, state),) = rows(data, "SELECT text, words, state FROM lessons")
-    assert words == grammar.CORRECTIONS[0]
-    assert state == "candidate"
-    run("lessons", "keep", "1", directory=data)
+    assert rows(data, "SELECT text, state FROM lessons") == [(WISH, "told")]
     with product(data, *FLAGS) as running:
         session(running, "second", grammar.APPROVALS[0], "And another one.")
-        assert [bool(one) for one in told(data)] == [False, False, True, True, True]
-        assert len(set(told(data)[2:])) == 1, "the same place in every request"
+        assert [bool(one) for one in told(data)] == [False, True, True, True]
+        assert len(set(told(data)[1:])) == 1, "the same place in every request"
         until(lambda: running.health()["policy_version"] >= 1)
         run("pin", "v0", directory=data)
         run("rollback", "v0", directory=data)
@@ -59,4 +57,4 @@ def test_what_was_said_once_is_told_after_a_kill_and_gone_when_forgotten(tmp_pat
         assert told(data)[-1] is None
         assert running.stop() == 0
     with sqlite3.connect(data / "ledger.sqlite3") as raw:
-        assert str(text) not in "\n".join(raw.iterdump())
+        assert WISH not in "\n".join(raw.iterdump())

@@ -33,16 +33,12 @@ from examples.demo.options import ROOT
 from examples.demo.recipe import grammar
 from examples.demo.recipe.grammar import Problem
 from examples.demo.scoring import FIRST_WISH
-from examples.demo.user import OPENING
 from examples.personalize import judges, report
 from examples.personalize.experiment import TINY, Experiment, Run, load
 from examples.personalize.played import Model, Played, ScoredExam
 from examples.personalize.run import Surroundings, perform, written
-from examples.personalize.scenario import Scenario, read
+from examples.personalize.scenario import Scenario, of_demo, read
 from tinker_claw.app.server import in_background
-from tinker_claw.config.settings import JudgeSettings
-from tinker_claw.judge.endpoints import HttpEndpoint
-from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import INCLUDED, ask
 from tinker_claw.types import NextState
 
@@ -96,7 +92,6 @@ def test_whoever_chooses_methods_or_scenarios_gets_these_and_no_controls() -> No
         ('corrections = ["a"]\nforbid = ["("]', "is no pattern"),
         ('corrections = ["a"]\nscored = "model"', "needs the rule in words"),
         ('questions = "nowhere.jsonl"', "cannot be read"),
-        ('user = "plain"\nlater = "nowhere.toml"', "cannot be read"),
         ("= 3", "cannot be read"),
     ],
 )
@@ -130,50 +125,16 @@ def test_a_rule_in_a_file_says_what_is_right(tmp_path: Path) -> None:
 
 
 async def test_whoever_changes_their_mind_has_another_rule_and_the_first_one_is_watched() -> None:
-    scenario = read("short", FOLDER / "mind" / "short.toml")
-    plain, short = "so, " + "we take 3 and 4, " * 4 + "3 + 4 = 7.", "**x** 3 + 4 = 7"
-    user, exam = scenario.speaker(), replace(scenario.exam(2), asked=(PROBLEM, PROBLEM), skills={})
-    for step, first, second in ((15, True, False), (16, False, True)):
-        assert user.rule(step).accepts(plain, PROBLEM) is first
-        assert user.rule(step).accepts(short, PROBLEM) is second
-        score = await exam.grade([plain, plain], step)
-        assert (score.accepted, score.shares[FIRST_WISH]) == (first, 1.0)
-    think = judges.honest([scenario])
-    for words in user.rule(16).corrections:
-        value, hint = think(Case("user", words, words), Random(0))
-        assert value == -1
-        assert hint in read("sixty", FOLDER / "mind" / "sixty.toml").hints
-    assert read("opening", FOLDER / "mind" / "opening.toml").speaker().later is OPENING
-
-
-async def test_a_mind_changes_after_sessions_where_steps_come_late() -> None:
-    scenario = read("mind", FOLDER / "practice" / "mind.toml")
-    user, exam = scenario.speaker(), replace(scenario.exam(1), asked=(PROBLEM,), skills={})
-    plain, structured = (
-        "so, we take 3 and 4, so 3 + 4 = 7.",
-        "**Sum**\n1. 3 + 4 = 7\nFinal answer: 7",
-    )
-    for session, wanted in ((29, plain), (30, structured)):
+    user = of_demo("change").speaker()
+    exam = replace(of_demo("change").exam(1), asked=(PROBLEM,), skills={})
+    plain = "so, we take 3 and 4, so 3 + 4 = 7."
+    structured = "**Sum**\n1. 3 + 4 = 7\nFinal answer: 7"
+    for step, wanted in ((7, plain), (8, structured)):
+        assert user.begin(Random(0), step).rule is user.rule(step)
         for reply in (plain, structured):
-            assert user.rule(99, session).accepts(reply, PROBLEM) is (reply == wanted)
-        assert user.begin(Random(0), 99, session).rule is user.rule(0, session)
-    score = await exam.grade([structured], 0)
-    assert (score.accepted, score.shares[FIRST_WISH]) == (1.0, 0.0), "the exam asks for the later"
-
-
-async def test_the_words_of_whoever_changed_their_mind_contradict_the_first_ones() -> None:
-    scenario = read("short", FOLDER / "mind" / "short.toml")
-    user = scenario.speaker()
-    app = create_app(0, judges.honest([scenario]), judges.changed(scenario))
-    async with in_background(app) as url, HttpEndpoint(url, JudgeSettings()) as endpoint:
-        judge = Judge(endpoint, JudgeSettings(), most_hints=1, wishes=True)
-        for said in user.rule(16).corrections:
-            for earlier in user.rule(0).corrections:
-                wish, *named = await judge.hear(said, ["Call me Zoe.", earlier])
-                assert wish is not None
-                assert named == [0, 2]
-        for said, earlier in [user.rule(0).corrections[:2], user.rule(16).corrections[:2]]:
-            assert (await judge.hear(said, [earlier]))[1:] == (1, 0)
+            score = await exam.grade([reply], step)
+            assert user.rule(step).accepts(reply, PROBLEM) is (reply == wanted)
+            assert (score.accepted, score.shares[FIRST_WISH]) == (reply == wanted, reply == plain)
 
 
 def test_the_ceiling_asks_the_same_with_the_rule_behind_it() -> None:
@@ -298,7 +259,7 @@ PLAYED = Scenario("played", persona="You are a student.", told="No bold text.", 
 async def test_a_played_user_hears_the_whole_conversation_and_fences_replies() -> None:
     stub = Stub(plays)
     async with model(stub) as played:
-        talk = Played(PLAYED, played).begin(Random(0), 0, 0)
+        talk = Played(PLAYED, played).begin(Random(0), 0)
         first = await talk.hears(f"**bold** {HOSTILE}")
         second = await talk.hears("plain 3 + 4 = 7")
     assert not first.content
@@ -315,7 +276,7 @@ async def test_what_is_no_answer_is_asked_again_and_then_told() -> None:
     answers = iter(["hello", "[1, 2]", '{"content": true, "say": ""}'])
     stub = Stub(lambda _: next(answers), refusals=[503, 429])
     async with model(stub) as played:
-        reaction = await Played(PLAYED, played).begin(Random(0), 0, 0).hears("x")
+        reaction = await Played(PLAYED, played).begin(Random(0), 0).hears("x")
         assert reaction.content
         assert reaction.said, "an empty message would be no next state"
         stub.says = lambda _: "never"

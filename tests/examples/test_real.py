@@ -73,7 +73,7 @@ def test_a_wish_has_corrections_of_its_own_and_a_rule_for_its_opposite(name: str
 
 async def test_the_judge_by_rule_answers_the_products_own_question() -> None:
     wish, settings = WISHES["spanish"], JudgeSettings()
-    app = create_app(0, judge(wish), lasts=False)
+    app = create_app(0, judge(wish))
     async with in_background(app) as url, HttpEndpoint(url, settings) as endpoint:
         asked = Judge(endpoint, settings, most_hints=1, wishes=True)
         assert (await asked.hear(wish.corrections[0], []))[0] is None, "no standing wish"

@@ -133,11 +133,13 @@ def known_flags() -> set[str]:
     helps += [help_of(main.main, command, "--help") for command in main.COMMANDS]
     sources = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tests" / "lab").glob("*.py")]
     sources += [ROOT / "tests" / "conftest.py", *(ROOT / "examples" / "demo").glob("*.py")]
-    sources += [ROOT / "examples" / name / "__main__.py" for name in ("judge_check", "personalize")]
+    sources += [
+        ROOT / "examples" / name / "__main__.py" for name in ("judge_check", "personalize", "real")
+    ]
     sources += (ROOT / "examples" / "tracks").glob("*.py")
     sources.append(ROOT / "local_gpu" / "plan" / "commands.py")  # flags of vLLM
-    declared = re.findall(r'"(--[a-z][a-z-]+)"', "".join(file.read_text() for file in sources))
-    return {*re.findall(r"--[a-z][a-z-]+", "".join(helps)), *declared, "--help"}
+    declared = re.findall(r'"(--[a-z][a-z0-9-]+)"', "".join(file.read_text() for file in sources))
+    return {*re.findall(r"--[a-z][a-z0-9-]+", "".join(helps)), *declared, "--help"}
 
 
 def of_ours(page: str) -> str:
@@ -157,7 +159,7 @@ def test_every_flag_that_is_named_exists() -> None:
     known = known_flags()
     assert {"--method", "--judge-url", "--dry-run", "--quick", "--kills", "--model"} <= known
     for page in PAGES:
-        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", of_ours(page)))
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", of_ours(page)))
         assert named - known == set(), page
     assert {"--method", "--backend", "--judge-url"} <= set(re.findall(r"--[a-z-]+", README))
 

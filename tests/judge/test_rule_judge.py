@@ -9,7 +9,6 @@ import pytest
 
 from examples.demo.judge import create_app, verdict
 from examples.demo.recipe import grammar
-from examples.demo.user import STRUCTURED
 from tinker_claw.app.server import in_background
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import JudgeError
@@ -64,22 +63,8 @@ async def test_what_is_no_judge_prompt_is_refused() -> None:
             assert response.status_code == 400
 
 
-async def test_it_finds_a_wish_that_is_said_again_in_other_words() -> None:
-    lessons = ["Call me Zoe.", grammar.CORRECTIONS[0]]
-    async with in_background(create_app()) as url, HttpEndpoint(url, JudgeSettings()) as endpoint:
-        wish, *named = await Judge(endpoint, JudgeSettings(), most_hints=1, wishes=True).hear(
-            grammar.CORRECTIONS[2], lessons
-        )
-    assert wish is not None
-    assert wish.text == grammar.CORRECTIONS[2]
-    assert named == [2, 0]
-
-
-async def test_it_finds_that_a_wish_is_the_opposite_of_an_earlier_one() -> None:
-    plain, structured = grammar.CORRECTIONS[1], STRUCTURED.corrections[1]
+async def test_it_takes_no_wish_for_a_lasting_one() -> None:
     async with in_background(create_app()) as url, HttpEndpoint(url, JudgeSettings()) as endpoint:
         judge = Judge(endpoint, JudgeSettings(), most_hints=1, wishes=True)
-        for said, earlier in ((structured, plain), (plain, structured)):
-            wish, *named = await judge.hear(said, ["Call me Zoe.", earlier])
-            assert wish is not None
-            assert named == [0, 2]
+        for said in grammar.CORRECTIONS:
+            assert await judge.hear(said, [said]) == (None, 0, 0)

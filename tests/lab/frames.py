@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from examples.real.wishes import EXAM, WISHES, Wish
 from local_gpu.model.small import default_cache, model_folder
 from tests.lab.practised import Bench, open_bench
-from tests.lab.wishes import EXAM, WISHES, Wish
 from tinker_claw.learner.lesson_replies import Asked, Reply
 from tinker_claw.wishes import FRAME
 

@@ -1,6 +1,6 @@
 """What the gate makes of users whose wishes may cost other skills.
 
-    python -m tests.lab.slow_harm plain configs/personalize/note.toml --seeds 20 21
+    python -m tests.lab.slow_harm plain configs/personalize/tiny/note.toml --seeds 20 21
 
 The demo's model learns from each user, with the gate, for 16 steps or until learning is paused. A
 row has the steps, what canaries have lost since the base and how often versions were refused, first

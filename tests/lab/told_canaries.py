@@ -22,8 +22,7 @@ from pathlib import Path
 from random import Random
 from statistics import stdev
 
-from tests.lab.wishes import QUESTIONS, WISHES
-
+from examples.real.wishes import QUESTIONS, WISHES
 from local_gpu.config import LocalConfig
 from local_gpu.model.small import default_cache, model_folder
 from local_gpu.trainer import LocalTrainer
