@@ -97,7 +97,7 @@ async def run(model: str, args: argparse.Namespace) -> None:
             ]
             show(f"told {name}", await answers(told, base), before, texts)
         wish = WISHES[args.wish[0]]
-        learner = Run(model, trainer, wish, most=args.most, every_hint=False)
+        learner = Run(model, trainer, wish, most=args.most, method="combine")
         asked = Random(args.seed).sample(QUESTIONS, BATCH)
         replies = await learner.replies(base, asked, seed=1000 * args.seed)
         policy, hints = await learner.step(replies, Adam(args.rate), 0)
