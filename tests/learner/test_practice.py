@@ -44,6 +44,7 @@ from tinker_claw.types import (
     Usage,
     Wish,
 )
+from tinker_claw.wishes import lesson_text
 
 SOLVE = "Solve 3x + 7 = 22."
 CODE = "Fix my Python script."
@@ -727,4 +728,4 @@ async def test_what_is_learned_already_is_told_to_the_base_of_the_next_practice(
             o.asks(told=(lesson,))
         plan = o.practice.due()
         assert plan is not None
-        assert plan.text.endswith(f"\n- {PLAIN}\n- Answer in metres.")
+        assert plan.text == lesson_text([PLAIN, "Answer in metres."])
