@@ -282,12 +282,9 @@ class Practice:
         scores = dict[str, list[float]]()
         for reply, score in zip(untold, await replies.scores(wish, untold), strict=True):
             scores.setdefault(reply.asked.opposite, []).append(score)
-        means = {sentence: fmean(scores) for sentence, scores in scores.items()}
-        apart = [
-            sentence
-            for sentence in sorted(means, key=means.__getitem__)
-            if means[sentence] <= bound
-        ]
+        means = {sentence: fmean(each) for sentence, each in scores.items()}
+        apart = [sentence for sentence, mean in means.items() if mean <= bound]
+        apart.sort(key=means.__getitem__)
         return apart[:CONTRARY]
 
     async def _not_following(
