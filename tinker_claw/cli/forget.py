@@ -99,8 +99,9 @@ def _told(what: Forgetting, kept: Sequence[Record]) -> Iterator[str]:
     yield f"{gone}; sums of what was spent stay."
     for turn in what.unsaid:
         yield f"Turn {turn} stays, without what followed it and what the judge made of that."
-    if what.told:
-        yield f"{_turns(what.told)} held a lesson from it, which goes; they are not trained."
+    if what.lesson_turns:
+        turns = _turns(what.lesson_turns)
+        yield f"{turns} held a lesson from it, which goes; they are not trained."
     if what.withdrawn:
         are = "is" if what.withdrawn == 1 else "are"
         yield f"{plural(what.withdrawn, 'queued sample')} {are} withdrawn."

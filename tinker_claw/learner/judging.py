@@ -418,7 +418,7 @@ class Judging:
 
     def _lessons(self, turn: Turn) -> list[Lesson]:
         known = self._parts.training.lessons != "off" and not turn.episode
-        return self._parts.ledger.lessons.shown(turn.id) if known else []
+        return self._parts.ledger.lessons.for_judge(turn.id) if known else []
 
     async def _answered(self, turn: Turn, state: NextState, lessons: Sequence[Lesson]) -> Judgement:
         self._check(turn.id)  # forgotten while waiting for budget?

@@ -144,7 +144,7 @@ class Practice:
     def _plan(self, lesson: Lesson) -> PracticePlan | None:
         table = self._parts.ledger.practice
         runs, newest = table.runs(lesson, since=time.time() - DAYS * 86_400)
-        turn_ids = table.asked(lesson.user)
+        turn_ids = table.first_turns(lesson.user)
         if runs >= RUNS or sum(turn > newest for turn in turn_ids) < FEWEST:
             return None
         have = (State.PROVISIONAL, State.LEARNED)

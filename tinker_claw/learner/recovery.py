@@ -58,7 +58,7 @@ async def load(ledger: Ledger, trainer: Trainer, state_ref: str) -> None:
         BackendError: it cannot be loaded; says how to go on from another.
     """
     try:
-        fresh = refusals(ledger) or ledger.practice.made(state_ref)
+        fresh = refusals(ledger) or ledger.practice.is_practised(state_ref)
         await trainer.load_state(state_ref, moments=not fresh)
     except OutageError:
         raise
