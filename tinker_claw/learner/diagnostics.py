@@ -3,8 +3,8 @@
 The same weights sample a reply and train on it, in two programs: perhaps another engine, precision,
 kernel or machine. With q the sampler's logprob of a sampled token and z the trainer's, before the
 step, d = z - q would be 0. If both compute in float32 it is rounding (1e-5 nats). With bfloat16 its
-standard deviation is about 0.05, and one ratio in thirteen is outside 0.9 to 1.1. (Such figures are
-published for vLLM, and for a trainer against itself in other chunks.) An adapter that was not
+standard deviation is about 0.05, and one ratio in thirteen is outside 0.9 to 1.1. Such figures are
+published for vLLM, and for a trainer against itself in other chunks. An adapter that was not
 applied, another alpha, a prefix cache of older weights, another temperature, a cut distribution:
 each shows in d, and makes every importance ratio of the batch wrong.
 
