@@ -74,5 +74,5 @@ def read(path: Path) -> tuple[Canary, ...]:
     Raises:
         ConfigError: it cannot be read, or an entry is none; names all that is wrong.
     """
-    found = read_as(_File, "--canaries", path).canary
-    return tuple(one for at, one in enumerate(found) if one not in found[:at])
+    canaries = read_as(_File, "--canaries", path).canary
+    return tuple(canary for at, canary in enumerate(canaries) if canary not in canaries[:at])

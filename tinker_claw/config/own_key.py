@@ -33,11 +33,11 @@ def accounts() -> Iterable[pwd.struct_passwd]:
 def others() -> list[str]:
     """Names of those who can log in here, without the account that runs this."""
     return [
-        one.pw_name
-        for one in accounts()
-        if one.pw_uid in _PERSONS
-        and one.pw_uid != os.getuid()
-        and Path(one.pw_shell).name not in _NO_LOGIN
+        account.pw_name
+        for account in accounts()
+        if account.pw_uid in _PERSONS
+        and account.pw_uid != os.getuid()
+        and Path(account.pw_shell).name not in _NO_LOGIN
     ]
 
 
