@@ -45,8 +45,8 @@ def choose(answers: Mapping[str, str]) -> str:
     Raises:
         click.Abort: the input has ended.
     """
-    for number, told in enumerate(answers.values(), 1):
-        print(f"  {number}  {told}")
+    for number, answer in enumerate(answers.values(), 1):
+        print(f"  {number}  {answer}")
     ask = f"1 to {len(answers)}: "
     _show(ask)
     while (key := _key()) not in map(str, range(1, len(answers) + 1)):
@@ -56,7 +56,7 @@ def choose(answers: Mapping[str, str]) -> str:
     return [*answers][int(key) - 1]
 
 
-def line(ask: str, *, shown: bool = True) -> str:
+def line(ask: str, *, echo: bool = True) -> str:
     """Return a line that is typed, without blanks around it; an empty one is none.
 
     Raises:
@@ -67,10 +67,10 @@ def line(ask: str, *, shown: bool = True) -> str:
     while (key := _key()) != _ENTER or not typed.strip():
         if key in _BACK and typed:
             typed = typed[:-1]
-            _show("\b \b" * shown)
+            _show("\b \b" * echo)
         elif key.isprintable():
             typed += key
-            _show(key * shown)
+            _show(key * echo)
     print(flush=True)
     return typed.strip()
 
