@@ -1,7 +1,7 @@
 """Token prices: a dated table of our own, or one of the user's.
 
-Rule: a price that nobody was found to have read is None, never 0, and what needs it has no dollars.
-The shipped table is configs/prices.toml, which says where each figure comes from.
+Rule: a price without a source is None, never 0, and no sum in dollars is given of what needs it.
+The shipped table is configs/prices.toml, which names the source of each figure.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def _adapter(settings: Settings, version: Record, draft: Path) -> None:
 
 
 async def _from_service(settings: Settings, version: Record, target: Path) -> None:
-    """The service exports the weights of a training session, so one is begun with that state."""
+    """Export at the service, from a training session that begins with the version's state."""
     from tinker_claw.backends.open import check_backend, open_trainer  # seconds: turns need neither
 
     await check_backend(settings)

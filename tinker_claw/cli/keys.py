@@ -1,7 +1,7 @@
 """Questions on a terminal that take each key at once.
 
-Rule: what is typed before its question, a pasted secret above all, is never shown. So a terminal is
-without an echo from the first question to the last, and shown is what we write.
+Rule: what is typed before its question, a pasted secret above all, is never shown. So the
+terminal's echo is off from the first question to the last, and only what we write is shown.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def unseen() -> Generator[None]:
 def choose(answers: Mapping[str, str]) -> str:
     """List answers with their numbers; return the name of the one whose number is pressed.
 
-    Enter is no answer: who is used to press it after a number does not answer the next question.
+    Enter is no answer, so pressing it after a number does not answer the next question.
 
     Raises:
         click.Abort: the input has ended.

@@ -1,7 +1,7 @@
 """`tinker-claw status`: show the state of the running gateway and the progress of its run.
 
-Rule: whether it helps, in a line; then what is wrong, since when, and what that means to the user,
-before any figures.
+Rule: the first line says whether it helps. Then follows what is wrong, since when, and what that
+means to the user. Figures come last.
 """
 
 from __future__ import annotations

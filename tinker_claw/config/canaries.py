@@ -1,6 +1,6 @@
 """Canaries: questions with known right replies, which `learner.gate` asks every new version.
 
-Rule: a file is read once in a process, and whatever is wrong in it is told by its place.
+Rule: a file is read once in a process, and an error names its place in the file.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class _File(BaseModel):
 def in_force(settings: Settings) -> tuple[Canary, ...]:
     """Canaries of the file --canaries, else those shipped for the model.
 
-    For the tracks' beginners none are: they have learned their tools and nothing else, and what
-    they must not lose is measured by their tasks' outcomes.
+    There are none for the tracks' beginners, which have learned their tools and nothing else. Their
+    tasks' outcomes measure what they must not lose.
 
     Raises:
         ConfigError: as `read`.

@@ -37,7 +37,7 @@ _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._-]+(:[0-9]{1,5})?"
 
 
 def check(settings: Settings) -> None:
-    """Refuse what cannot be meant together, and what would let strangers in.
+    """Refuse settings that contradict one another, and those that would let strangers in.
 
     Raises:
         ConfigError: says what to set, or what to leave out.
@@ -49,7 +49,7 @@ def check(settings: Settings) -> None:
 
 
 def _access(settings: Settings) -> Iterator[str]:
-    """An address that other machines can reach needs a key, and a key names one user."""
+    """Refuse an address that other machines can reach without a key, and keys of several users."""
     host, api_key, users = settings.gateway.host, settings.gateway.api_key, settings.users
     keys = {f"users[{n}].key": user.key.get_secret_value() for n, user in enumerate(users)}
     names = [user.name for user in users]

@@ -69,8 +69,8 @@ def _case(reply: str, wish: str, draw: Callable[[], str] = draw_mark) -> str:
 def opposite(wish: str) -> list[Message]:
     """Ask for a sentence that asks for the opposite of a wish, which is the user's own words.
 
-    A model of 1.5 billion parameters answers so in one to six of eight answers, and else repeats
-    the wish: whoever asks keeps what works.
+    A model of 1.5 billion parameters does so in one to six of eight answers, and else repeats the
+    wish. So the caller tries the answers, and keeps those that work.
     """
     examples = [(f"Rule: {rule}", _LABEL + sentence) for rule, sentence in _EXCEPTIONS_SHOWN]
     return [*with_examples(_EXCEPTION, examples), {"role": "user", "content": f"Rule: {wish}"}]

@@ -1,5 +1,5 @@
-"""The judge's questions about lessons: does what an owner says hold for later replies, and what
-becomes of each of their earlier wishes?
+"""The judge's questions about lessons: whether an owner's words hold for later replies, and what
+becomes of each of their earlier wishes.
 
 Rule: an answer only points at the owner's words, letter for letter. These are questions of their
 own: asked with the verdict, they would colour it. A small model follows examples, as turns of the
