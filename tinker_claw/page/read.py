@@ -153,7 +153,7 @@ def _first_rows(name: str, rows: Sequence[Record], key: str) -> Record:
     return {name: rows[:ROWS], "rest": rows[ROWS - 1][key] if len(rows) > ROWS else None}
 
 
-def read_one(
+def read_details(
     rows: Rows, turn_id: int, user: str | None, training: Training, decode: Decode
 ) -> Record:
     """Return everything shown about one turn.
@@ -171,11 +171,11 @@ def read_one(
     trained = turn.trained_in_step is not None and contents.advantages
     return {
         "turn": turn,
-        "known": contents,
-        "told": tell(turn, contents, run),
+        "contents": contents,
+        "parts": tell(turn, contents, run),
         "forgotten": turn.blanked == "forgotten",
         "pieces": list(_pieces(contents, decode)) if trained else [],
-        "given": next((entry for entry in contents.feedback[::-1] if not entry["final"]), None),
+        "feedback": next((entry for entry in contents.feedback[::-1] if not entry["final"]), None),
         "does": rating(turn),
         # The turns of the session before and after it.
         "neighbours": rows.row(

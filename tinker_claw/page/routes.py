@@ -160,7 +160,7 @@ def create_page(deps: PageDeps) -> list[Route]:
     page, training = _Page(deps), deps.training
     turns = page.shows("turns", lambda rows, _, w: read.read_turns(rows, w))
     turn = page.shows(
-        "turn", lambda rows, n, w: read.read_one(rows, n, w.user, training, deps.decode)
+        "turn", lambda rows, n, w: read.read_details(rows, n, w.user, training, deps.decode)
     )
     versions = page.shows("versions", lambda rows, _, w: read.read_versions(rows, w.before))
     overview, change = page.overview, "/versions/{number:row}/{what:change}"
