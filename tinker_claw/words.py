@@ -173,7 +173,7 @@ def _judged(turn: TurnView, known: Contents) -> Iterator[Said]:
         yield Said(f"{judge}: {_verdict(turn.verdict)}.")
     else:
         if voted:
-            yield Said(f"{judge}: by them {_verdict(turn.found)}.")
+            yield Said(f"{judge}: by them {_verdict(turn.judge_verdict)}.")
         yield Said(f"Its {turn.verdict_by}'s rating outranks the judge: {_verdict(turn.verdict)}.")
     for hint in known.hints:
         used = ", used" if hint == known.hint else ""

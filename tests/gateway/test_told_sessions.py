@@ -264,7 +264,7 @@ async def test_forgetting_the_source_takes_the_lesson_and_its_words(
         told = world.turns()[-1]
         assert told.told is not None
         forgotten = await world.ledger.forget_in_thread(from_turn(source))
-        assert forgotten.told == (told.id,)
+        assert forgotten.lesson_turns == (told.id,)
         assert world.ledger.lessons.of_user() == []
         now = world.ledger.turns.get(told.id)
         assert (now.told, now.hint_at) == (Told((), 0, 0), None)

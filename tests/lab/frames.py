@@ -19,7 +19,7 @@ from pathlib import Path
 from examples.real.wishes import EXAM, WISHES, Wish
 from local_gpu.model.small import default_cache, model_folder
 from tests.lab.practised import Bench, open_bench
-from tinker_claw.learner.lesson_replies import Asked, Reply
+from tinker_claw.learner.lesson_replies import FirstMessage, Reply
 from tinker_claw.wishes import FRAME
 
 
@@ -86,9 +86,11 @@ async def rows(model: str, wish: Wish, args: argparse.Namespace) -> None:
             _show(name, wish, await bench.replies.sample(bench.base, asked, text))
 
 
-def _at_the_end(bench: Bench, asked: Asked, wish: str) -> Asked:
-    assert asked.turn.hint_at is not None
-    return replace(asked, prompt=bench.renderer.splice(asked.prompt, asked.turn.hint_at, wish))
+def _at_the_end(bench: Bench, message: FirstMessage, wish: str) -> FirstMessage:
+    assert message.turn.hint_at is not None
+    return replace(
+        message, prompt=bench.renderer.splice(message.prompt, message.turn.hint_at, wish)
+    )
 
 
 def _show(name: str, wish: Wish, replies: list[Reply]) -> None:

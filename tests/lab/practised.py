@@ -30,7 +30,7 @@ from tinker_claw.config.settings import Training
 from tinker_claw.errors import UnlearnedError
 from tinker_claw.judge.endpoints import SamplerEndpoint
 from tinker_claw.learner import practice
-from tinker_claw.learner.lesson_replies import Asked, LessonReplies
+from tinker_claw.learner.lesson_replies import FirstMessage, LessonReplies
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.lessons import Lesson, State
 from tinker_claw.policy import Sampler
@@ -64,7 +64,7 @@ class Bench:
     parts: LoopParts
     most: int
 
-    def asked(self, question: str, number: int) -> Asked:
+    def asked(self, question: str, number: int) -> FirstMessage:
         """Return a question as a past first message."""
         prompt = self.renderer.prompt([{"role": "user", "content": question}], hint_message=0)
         params = SamplingParams(self.most, stop_tokens=self.renderer.stop_tokens)
@@ -81,7 +81,7 @@ class Bench:
             request_text=question,
             reply_text="",
         )
-        return Asked(turn, prompt.tokens)
+        return FirstMessage(turn, prompt.tokens)
 
     async def exam(
         self, name: str, wish: Wish, sampler: Sampler, text: str | None, many: int
@@ -109,7 +109,7 @@ class Bench:
             flush=True,
         )
         for reply in (*main[:2], *contrary[:2]):
-            print(f"  {reply.asked.text!r} -> {reply.text!r}", flush=True)
+            print(f"  {reply.message.text!r} -> {reply.text!r}", flush=True)
 
 
 class _Spending:
@@ -199,7 +199,7 @@ async def _practise(
             print(f"accepted {len(examples.kept)}, right {right}")
             print(f"anchors {len(examples.anchors)}, right {obey}: {examples.opposites}")
             for reply in (*examples.kept[:3], *examples.anchors):
-                print(f"  {reply.asked.text!r} -> {reply.text!r}", flush=True)
+                print(f"  {reply.message.text!r} -> {reply.text!r}", flush=True)
             return examples
 
     runner = Examined(bench.parts, bench.replies, None)

@@ -76,7 +76,7 @@ async def test_judge_gets_and_leaves_only_redacted_text(tmp_path: Path) -> None:
     async with world(tmp_path, running=False, redact=Redactor(["secrets"]).redact) as w:
         w.judging._judge._endpoint = Leaks()
         turn = w.turn(f"NO, with {secret}")  # as an older release has kept it
-        await w.judging._one(turn)
+        await w.judging._handle(turn)
         assert len(asked) == 1
         assert not any(secret in prompt for prompt in asked)
         kept = w.ledger._db.rows("SELECT answer FROM votes UNION ALL SELECT text FROM hints")

@@ -287,10 +287,10 @@ def ask_torch(arranged: Arrangement) -> None:
     counted = os.environ | dict([ORDER])  # torch counts GPUs as nvidia-smi does
     for index in arranged.layout.train if arranged.gpus else ():
         device = f"cuda:{arranged.first + index}"
-        asked = [sys.executable, "-c", f"import torch; torch.empty(1, device={device!r})"]
+        command = [sys.executable, "-c", f"import torch; torch.empty(1, device={device!r})"]
         try:
             done = subprocess.run(
-                asked, env=counted, capture_output=True, text=True, timeout=_TORCH_S, check=False
+                command, env=counted, capture_output=True, text=True, timeout=_TORCH_S, check=False
             )
         except subprocess.TimeoutExpired:
             why = f"it did not answer within {_TORCH_S:.0f} s"
@@ -334,7 +334,7 @@ async def open_local(
         config = local_config(settings, folder, arranged, urls)
         try:
             trainer = await LocalTrainer.start(
-                config, lambda told: log.info("local", told=told), away, hung
+                config, lambda message: log.info("local", told=message), away, hung
             )
         except OutageError as error:
             if not settings.local.urls:
@@ -350,7 +350,7 @@ async def open_local(
 async def _running(launched: Sequence[Launch]) -> AsyncGenerator[Servers]:
     from local_gpu.sample.supervisor import Servers
 
-    servers = Servers(launched, lambda told: log.info("servers", told=told))
+    servers = Servers(launched, lambda message: log.info("servers", told=message))
     try:
         await servers.ready()
         log.info("servers.ready", urls=servers.urls)

@@ -1,4 +1,4 @@
-"""Where a model's files are: in a folder, shipped, or on the hub.
+"""Files of a model: in a folder, shipped, or on the hub.
 
 Rule: files are downloaded once, and only those that are needed. A folder that cannot be a model is
 refused here, before anything is loaded.
@@ -34,7 +34,7 @@ _WANTED = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model's files are and which chat format it uses."""
+    """Folders of a model's files, and its chat format."""
 
     tokenizer: str
     """The folder of tokenizer and chat template."""
@@ -77,7 +77,7 @@ def absent(settings: Settings) -> list[str]:
 
 
 def may_see(settings: Settings) -> bool:
-    """Whether the model takes images and the settings allow them, as far as is known."""
+    """Return whether the model takes images and the settings allow them, as far as is known."""
     run, named = settings.run, _named(settings)
     family = _family(run.renderer, run.tokenizer or named, named)
     if family not in SEEING or settings.gateway.images == "off":
@@ -95,7 +95,7 @@ def may_see(settings: Settings) -> bool:
 
 
 def thinking_of(settings: Settings) -> Thinking:
-    """How the model thinks, as far as its name and its files on this machine tell."""
+    """Return the model's way of thinking, as far as its name and its files here tell."""
     named = _named(settings)
     spoken = settings.run.tokenizer or named
     family = _family(settings.run.renderer, spoken, named)
@@ -127,13 +127,13 @@ def _named(settings: Settings) -> str:
     return run.model_name.partition(":")[0] if run.backend == "tinker" else run.model_name
 
 
-def _family(asked: str, spoken: str, named: str) -> str:
+def _family(renderer: str, spoken: str, named: str) -> str:
     if spoken in MODELS:
         return "qwen3-vl" if spoken == "demo-screen" else "qwen3"
-    if asked != "auto":
-        return asked
-    known = family_of(named)
-    return known if known != "auto" else family_of(spoken)
+    if renderer != "auto":
+        return renderer
+    family = family_of(named)
+    return family if family != "auto" else family_of(spoken)
 
 
 def config_folder(name: str) -> str:

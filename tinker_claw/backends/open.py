@@ -100,8 +100,8 @@ def learning_rate(settings: Settings, folder: str) -> float:
         return lora_learning_rate(config["hidden_size"], config.get("model_type", ""))
     from transformers import AutoConfig  # knows its other names; imports torch
 
-    known = AutoConfig.from_pretrained(folder).get_text_config()
-    return lora_learning_rate(known.hidden_size, known.model_type)
+    text_config = AutoConfig.from_pretrained(folder).get_text_config()
+    return lora_learning_rate(text_config.hidden_size, text_config.model_type)
 
 
 def _text_config(file: Path) -> dict[str, Any]:
@@ -139,11 +139,11 @@ async def context_of(settings: Settings) -> Context:
     """The context that the gateway will offer with these settings, before anything is opened."""
     limit = settings.run.context_tokens
     remote = settings.run.backend == "tinker"
-    found = await _of_the_service(settings) if remote else _of_the_model(settings)
+    context = await _of_the_service(settings) if remote else _of_the_model(settings)
     if limit is None:
-        return found
-    if found.certain and found.tokens < limit:
-        return Context(found.tokens, f"{found.source}, which is below --context-tokens")
+        return context
+    if context.certain and context.tokens < limit:
+        return Context(context.tokens, f"{context.source}, which is below --context-tokens")
     return Context(limit, "--context-tokens")
 
 
@@ -155,8 +155,10 @@ async def _of_the_service(settings: Settings) -> Context:
 
         where, served = await offered(settings, within_s=_PATIENCE_S)
     except ConfigError as error:
-        known = _of_the_model(settings)
-        return Context(known.tokens, f"{known.source}; the service was not asked: {error}", False)
+        context = _of_the_model(settings)
+        return Context(
+            context.tokens, f"{context.source}; the service was not asked: {error}", False
+        )
     if served.context_tokens is None:
         return Context(FALLBACK_CONTEXT, f"{where.base_url} does not say; the gateway takes this")
     return Context(served.context_tokens, f"{where.base_url} says so")

@@ -23,13 +23,13 @@ def check_sdk() -> None:
         ConfigError: says which is there and how to get the right one.
     """
     try:
-        found = version("tinker")
+        installed = version("tinker")
     except PackageNotFoundError:
-        found = "missing"
-    if found != SDK_VERSION:
+        installed = "missing"
+    if installed != SDK_VERSION:
         raise ConfigError(
-            f"the tinker package is {found}, and this program needs exactly {SDK_VERSION}, because "
-            f"its wire changes between releases: pip install tinker=={SDK_VERSION}"
+            f"the tinker package is {installed}, and this program needs exactly {SDK_VERSION}, "
+            f"because its wire changes between releases: pip install tinker=={SDK_VERSION}"
         )
 
 

@@ -16,8 +16,8 @@ GET_VLLM: Final = (
 
 def find_vllm() -> Path | None:
     """The executable of vLLM: in an environment of its own here, else on PATH."""
-    found = shutil.which(VLLM) or shutil.which("vllm")
-    return Path(found).absolute() if found else None
+    executable = shutil.which(VLLM) or shutil.which("vllm")
+    return Path(executable).absolute() if executable else None
 
 
 def no_compiler(path: str | None = None, headers: Path | None = None) -> str | None:

@@ -80,7 +80,7 @@ class Spending:
         rest = self._price.usd(spent.unpriced)
         return None if rest is None else spent.usd + rest
 
-    def _gone(self) -> float:
+    def _used_usd(self) -> float:
         """US dollars that count against the budget, with which every price is known."""
         if self._budget is None or not self._budget.monthly:
             return self.spent_usd or 0.0
@@ -161,7 +161,7 @@ class Spending:
         """Return whether the budget has room for so much more."""
         if self._budget is None:
             return True
-        return self._gone() + (self._price.usd(usage) or 0.0) <= self._budget.usd
+        return self._used_usd() + (self._price.usd(usage) or 0.0) <= self._budget.usd
 
     async def room(self) -> None:
         """Wait until learning may spend something.
@@ -174,11 +174,11 @@ class Spending:
             await asyncio.sleep(_LOOK_S)
 
     def paused(self) -> str | None:
-        """Why nothing is judged or trained; None: there is money left."""
+        """Reason why nothing is judged or trained; None: there is money left."""
         if self._budget is None:
             return None
-        gone = self._gone()
-        if gone < self._budget.usd:
+        used = self._used_usd()
+        if used < self._budget.usd:
             self._paused_since = None
             self._warn()
             return None
@@ -193,7 +193,7 @@ class Spending:
             else f"turns are answered and kept, which still costs ({self._serving()})"
         )
         because = (
-            f"${gone:.4f} of the budget of {self._budget} are spent. Nothing is judged or trained"
+            f"${used:.4f} of the budget of {self._budget} are spent. Nothing is judged or trained"
             f"{until}; {serving}, and samples stay queued. To go on {sooner}"
             "start again with a higher --budget-usd."
         )
@@ -203,15 +203,15 @@ class Spending:
         return because
 
     def refused(self) -> str | None:
-        """Why a request is not answered; None: it is."""
+        """Reason why no request is answered; None: they are."""
         return self.paused() if self._stops_serving else None
 
     def near(self) -> str | None:
         """A warning that most of the budget is spent; None: it is not, or all of it is."""
-        if self._budget is None or not NEAR <= (gone := self._gone()) / self._budget.usd < 1:
+        if self._budget is None or not NEAR <= (used := self._used_usd()) / self._budget.usd < 1:
             return None
         return (
-            f"${gone:.4f} of the budget of {self._budget} are spent ({self._serving()}). At all of "
+            f"${used:.4f} of the budget of {self._budget} are spent ({self._serving()}). At all of "
             "it judging and training wait."
         )
 
@@ -223,19 +223,19 @@ class Spending:
             log.warning("spend.near", because=near)
 
     def _serving(self) -> str:
-        """What serving has cost of late."""
+        """Describe the cost of serving in the last day."""
         usd = self._usd(self._table.total(self._now() - _DAY_S, purpose="serve"))
         return f"serving: ${usd or 0.0:.2f} in the last 24 hours"
 
     def shown_in(self, health: Mapping[str, Any]) -> dict[str, Any]:
         """/healthz with the sums, and with the pause where there is one."""
         paused, since = self.paused(), self._paused_since
-        shown = {
+        fields = {
             **health,
             "spent_usd": self.spent_usd,
             "budget_usd": self._budget and self._budget.usd,
             # Of it, where it is that of a month; None: it is that of the run, or there is none.
-            "month_usd": self._gone() if self._budget and self._budget.monthly else None,
+            "month_usd": self._used_usd() if self._budget and self._budget.monthly else None,
             "spending_near": self.near(),
             "spent_tokens": asdict(self._spent.usage),
             "spending_paused": paused,
@@ -243,7 +243,7 @@ class Spending:
         if paused:
             for part in ("judge", "learner"):
                 if health.get(part) != "failed":  # what has failed for good stays failed
-                    shown |= {part: "paused", f"{part}_since": since}
+                    fields |= {part: "paused", f"{part}_since": since}
             if health.get("status") == "ok":
-                shown["status"] = "paused"
-        return shown
+                fields["status"] = "paused"
+        return fields

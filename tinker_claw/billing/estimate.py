@@ -148,17 +148,17 @@ def announce(settings: Settings, price: Price, ledger: Ledger) -> None:
     """Log the estimate at the start; nothing for a local backend, which bills nothing."""
     if settings.run.backend == "local":
         return
-    told = forecast(settings, price, ledger)
+    estimate = forecast(settings, price, ledger)
     log.info(
         "spend.estimate",
-        step_usd=told.step_usd,
-        serving_usd=told.serve_usd,
+        step_usd=estimate.step_usd,
+        serving_usd=estimate.serve_usd,
         message_usd=price.usd(message(settings, PROMPT_TOKENS)),
         long_message_usd=price.usd(message(settings, LONG_TOKENS)),
-        step_tokens=asdict(told.step),
-        serving_tokens=asdict(told.serve),
+        step_tokens=asdict(estimate.step),
+        serving_tokens=asdict(estimate.serve),
         budget_usd=settings.spend.budget_usd,
         prices_of=price.as_of.isoformat() if price.as_of else None,
-        per=told.words,
+        per=estimate.words,
         note=unknown(settings, price),
     )

@@ -2,8 +2,8 @@
 
 Rule: a backend calls `bill` at the wire, once per request; the part of the loop that caused the
 request opens an account with `charged`. Neither knows the other. The account in force is a context
-variable, so tasks started inside it are charged to it as well, also by a service that goes on with
-what nobody waits for any more.
+variable, so tasks started inside it are charged to it as well. So is work that a service goes on
+with although nobody waits for it any more.
 """
 
 from __future__ import annotations

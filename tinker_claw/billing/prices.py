@@ -1,7 +1,7 @@
 """Token prices: a dated table of our own, or one of the user's.
 
-Rule: a price that nobody was found to have read is None, never 0, and what needs it has no dollars.
-The shipped table is configs/prices.toml, which says where each figure comes from.
+Rule: a price without a source is None, never 0, and no sum in dollars is given of what needs it.
+The shipped table is configs/prices.toml, which names the source of each figure.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ def load(path: Path | None = None) -> Mapping[str, Price]:
         ConfigError: the file cannot be read, or an entry is unknown or out of range, by name.
     """
     file = read_as(_File, "--prices", path or PRICES)
-    found = dict[str, Price]()
+    prices = dict[str, Price]()
     for name, row in file.models.items():
         cached = row.cached
         if cached is None and row.prefill is not None and file.cached_share is not None:
             cached = row.prefill * file.cached_share
-        found[name] = replace(row, cached=cached, as_of=row.as_of or file.as_of)
-    return found
+        prices[name] = replace(row, cached=cached, as_of=row.as_of or file.as_of)
+    return prices
 
 
 def price_in_force(settings: Settings) -> Price:
@@ -89,12 +89,12 @@ def price_in_force(settings: Settings) -> Price:
     Raises:
         ConfigError: the price table is wrong.
     """
-    run, given = settings.run, settings.spend.prices
+    run, price_file = settings.run, settings.spend.prices
     host = urlsplit(run.base_url or os.environ.get("TINKER_BASE_URL") or "").hostname
     own = host is not None and host != PROVIDER and not host.endswith(f".{PROVIDER}")
-    if given is None and (own or run.backend == "local"):
+    if price_file is None and (own or run.backend == "local"):
         return Price()
-    return load(given).get(run.model_name, Price())
+    return load(price_file).get(run.model_name, Price())
 
 
 def unknown(settings: Settings, price: Price) -> str | None:
@@ -121,7 +121,7 @@ def check_budget(settings: Settings, price: Price) -> None:
             "--budget-usd is for a service that bills, and --backend local bills nothing: leave it "
             "out"
         )
-    if told := unknown(settings, price):
-        given = settings.spend.budget_usd
-        shown = f"{given:g}" if isinstance(given, float) else given
-        raise ConfigError(f"--budget-usd {shown} cannot be kept: {told}, or leave it out")
+    if reason := unknown(settings, price):
+        budget = settings.spend.budget_usd
+        budget_text = f"{budget:g}" if isinstance(budget, float) else budget
+        raise ConfigError(f"--budget-usd {budget_text} cannot be kept: {reason}, or leave it out")

@@ -42,23 +42,25 @@ class Command(BaseModel):
 
     MORE: ClassVar[str] = ""
     """Last paragraph of the command's help."""
-    _given: Mapping[str, Any] = PrivateAttr(default_factory=dict[str, Any])
+    _parsed: Mapping[str, Any] = PrivateAttr(default_factory=dict[str, Any])
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Self:
+    def of(cls, parsed: Mapping[str, Any]) -> Self:
         """Create from parsed command-line values, tinker-claw's flags included; None: not given.
 
         Raises:
             ConfigError: a value has the wrong type, or is out of bounds; names the flag.
         """
-        own = {k: v for k, v in given.items() if k in cls.model_fields and v is not None}
+        own = {k: v for k, v in parsed.items() if k in cls.model_fields and v is not None}
         try:
             command = cls.model_validate(own)
         except ValidationError as error:
-            problems = [(str(one["loc"][0]), one) for one in error.errors()]
-            told = (wrong(at, cls.model_fields[at], own[at], one) for at, one in problems)
-            raise ConfigError("; ".join(told)) from error
-        command._given = given
+            problems = [(str(problem["loc"][0]), problem) for problem in error.errors()]
+            sentences = (
+                wrong(at, cls.model_fields[at], own[at], problem) for at, problem in problems
+            )
+            raise ConfigError("; ".join(sentences)) from error
+        command._parsed = parsed
         return command
 
     def run(self) -> int:
@@ -76,7 +78,7 @@ class Command(BaseModel):
         Raises:
             ConfigError: a setting is wrong.
         """
-        return load_given(self._given)
+        return load_given(self._parsed)
 
 
 _DATA_DIR = "run__data_dir"
@@ -96,16 +98,16 @@ class RunCommand(Command):
     def settings(self) -> Settings:
         """The settings; where --data-dir alone says what runs, with those of its run."""
         settings = super().settings
-        others = {name: value for name, value in self._given.items() if name != _DATA_DIR}
+        others = {name: value for name, value in self._parsed.items() if name != _DATA_DIR}
         file = settings.run.directory / FILE
-        alone = self._given.get(_DATA_DIR) is not None and not names_run(others)
-        alone = alone and not self._given.get(CONFIG)
+        alone = self._parsed.get(_DATA_DIR) is not None and not names_run(others)
+        alone = alone and not self._parsed.get(CONFIG)
         if not alone or not file.exists():
             return settings
         with reading(file) as rows:
             held = rows.pairs("SELECT key, value FROM meta")
         own = {flag: held[key] for key, flag in _HELD.items() if key in held}
-        return load_given({**self._given, **own})
+        return load_given({**self._parsed, **own})
 
 
 class LedgerCommand(Command):
@@ -138,7 +140,7 @@ class LedgerCommand(Command):
             yield ledger
 
     def carry_out(
-        self, name: str, given: Mapping[str, Any], offline: Callable[[Ledger], Any]
+        self, name: str, arguments: Mapping[str, Any], offline: Callable[[Ledger], Any]
     ) -> tuple[Any, bool]:
         """Ask the running gateway to do it, or call `offline` on the ledger where none runs.
 
@@ -149,7 +151,7 @@ class LedgerCommand(Command):
         """
         directory = self.ledger.parent
         if is_locked(directory):
-            return order(directory, name, given, _waits), True
+            return order(directory, name, arguments, _waits), True
         with closing(Ledger(directory)) as ledger:
             return offline(ledger), False
 
@@ -228,7 +230,7 @@ def table(columns: Sequence[Column], records: Iterable[Any]) -> list[str]:
     terminal = sys.stdout.isatty()
     wraps = terminal and any(column.wraps for column in columns)
     for column, *values in zip(columns, *cells, strict=True):
-        numbers = any(type(one) in (int, float) for one in values)
+        numbers = any(type(value) in (int, float) for value in values)
         grid.add_column(
             column.name,
             justify="right" if numbers else "left",
@@ -264,9 +266,9 @@ def write_json(records: Iterable[Any]) -> None:
     write(json.dumps(record) for record in records)
 
 
-def note(told: str) -> None:
+def note(message: str) -> None:
     """Print a note to standard error, apart from the output itself."""
-    print(f"tinker-claw: {told}", file=sys.stderr)
+    print(f"tinker-claw: {message}", file=sys.stderr)
 
 
 def wrapped(sentence: str, indent: str = "") -> list[str]:

@@ -74,8 +74,8 @@ class Doctor(RunCommand):
             Finding(str(error), "FAIL").show("settings")
             return 1
         run = settings.run
-        told = f"{run.method} on {run.model_name}, backend {run.backend}"
-        Finding(told).show("settings")
+        summary = f"{run.method} on {run.model_name}, backend {run.backend}"
+        Finding(summary).show("settings")
         return 0 if asyncio.run(Checks(settings).examine()) else 1
 
 
@@ -131,7 +131,7 @@ class Checks:
 
     @property
     def unfetched(self) -> bool:
-        """Whether the model is the small one, and not on this machine yet."""
+        """The model is the small one, and not on this machine yet."""
         return self.settings.run.model_name == SMALL and not local_file(SMALL).exists()
 
     @property
@@ -143,14 +143,14 @@ class Checks:
         for name, needs in _CHECKS.items():
             if missing := [other for other in needs if other in self.failed]:
                 self.failed.append(name)
-                found = Finding(f"skipped: needs {missing[0]}", "-")
+                finding = Finding(f"skipped: needs {missing[0]}", "-")
             else:
                 try:
-                    found: Finding = await getattr(self, name)()
+                    finding: Finding = await getattr(self, name)()
                 except ClawError as error:
                     self.failed.append(name)
-                    found = Finding(str(error), "FAIL")
-            found.show(name)
+                    finding = Finding(str(error), "FAIL")
+            finding.show(name)
         return not self.failed
 
     # What the gateway itself needs
@@ -161,16 +161,16 @@ class Checks:
         build(run.method)
         spoken()
         added = {kind: plugins.added(kind) for kind in plugins.KINDS}
-        told = "; ".join(f"{kind} {', '.join(names)}" for kind, names in added.items() if names)
+        summary = "; ".join(f"{kind} {', '.join(names)}" for kind, names in added.items() if names)
         if hidden := [*(added["method"].keys() & METHODS), *(added["sink"].keys() & built_in())]:
-            told += f"; the built-in {', '.join(hidden)} is used"
-            return Finding(told, "warn", "give yours another name")
+            summary += f"; the built-in {', '.join(hidden)} is used"
+            return Finding(summary, "warn", "give yours another name")
         try:
             for name in added["sink"].keys() & run.sinks:
                 plugins.load(added["sink"][name], attrgetter("write", "close"))
         except ConfigError as error:  # the gateway starts without it
             return Finding(str(error), "warn")
-        return Finding(told) if told else Finding("none is installed", "-")
+        return Finding(summary) if summary else Finding("none is installed", "-")
 
     async def backend(self) -> Finding:
         await check_backend(self.settings)
@@ -178,10 +178,10 @@ class Checks:
             from tinker_claw.backends.tinker.trainer import offered  # imports the SDK
 
             where, served = await offered(self.settings)
-            told = f"tinker {SDK_VERSION}; {where.base_url} takes the key"
+            summary = f"tinker {SDK_VERSION}; {where.base_url} takes the key"
             if not served.trainable:
-                return Finding(f"{told}, and does not train the model any more", "warn")
-            return Finding(f"{told} and has the model")
+                return Finding(f"{summary}, and does not train the model any more", "warn")
+            return Finding(f"{summary} and has the model")
         return Finding("torch, peft and safetensors are installed")
 
     async def memory(self) -> Finding:
@@ -196,14 +196,14 @@ class Checks:
             check_room(default_cache())
             return Finding(f"the first start fetches the model: {NEEDS}")
         arranged = local.arrange(self.settings, only_reckon=True)
-        told = arranged.layout.describe()
+        summary = arranged.layout.describe()
         if arranged.fit is None or arranged.demand is None:
             needs, cure = local.cpu_memory(self.settings)
-            return Finding(f"{told}: {needs}", "warn" if cure else "ok", cure)
-        told = "\n".join([f"{told}. {arranged.demand.describe()}", *arranged.fit.lines()])
+            return Finding(f"{summary}: {needs}", "warn" if cure else "ok", cure)
+        summary = "\n".join([f"{summary}. {arranged.demand.describe()}", *arranged.fit.lines()])
         if (wrong := local.why_not(arranged)) is not None:
-            raise ConfigError(f"{told}\n{wrong}")
-        return Finding(told)
+            raise ConfigError(f"{summary}\n{wrong}")
+        return Finding(summary)
 
     async def samplers(self) -> Finding:
         settings = self.settings
@@ -212,10 +212,10 @@ class Checks:
         if settings.local.urls:
             served = [await local.served_at(url, settings) for url in settings.local.urls]
             return Finding("\n".join(served))
-        found, arranged = find_vllm(), local.arrange(settings, only_reckon=True)
+        vllm, arranged = find_vllm(), local.arrange(settings, only_reckon=True)
         if not arranged.gpus:
             return Finding("the gateway's process samples")
-        if found is None:
+        if vllm is None:
             local.refuse_without_vllm(settings)
         if (missing := no_compiler()) is not None:
             return Finding(
@@ -223,7 +223,7 @@ class Checks:
                 "warn",
                 "on Ubuntu: sudo apt install gcc python3-dev, of the Python that is used",
             )
-        return Finding(f"{len(arranged.layout.serve)} of {found} will be started")
+        return Finding(f"{len(arranged.layout.serve)} of {vllm} will be started")
 
     async def tokenizer(self) -> Finding:
         if self.unfetched:
@@ -232,18 +232,20 @@ class Checks:
         renderer = Renderer.load(self.source.tokenizer, self.source.family)
         self.sees = renderer.eyes is not None
         prompt = renderer.prompt([{"role": "user", "content": "Hello"}], None, hint_message=0)
-        told = [f"chat format {renderer.family}, from {self.source.tokenizer}"]
+        facts = [f"chat format {renderer.family}, from {self.source.tokenizer}"]
         renderer.thinking.check(self.settings.gateway.thinking, self.settings.run.model_name)
         if renderer.thinking.on is not None and renderer.thinking.off is None:
-            told.append("it always thinks")
+            facts.append("it always thinks")
         if isinstance(renderer.stream(prompt.tokens), BufferedStream):
-            told.append("replies are parsed when they are complete, so agents see them late")
+            facts.append("replies are parsed when they are complete, so agents see them late")
         elif renderer.family == "default":
-            told.append("its own template was tried out, and text is streamed")
+            facts.append("its own template was tried out, and text is streamed")
         warns = prompt.hint_at is None and build(self.settings.run.method).teaching
         if prompt.hint_at is None:
-            told.append("no place for a hint is known: hints teach nothing here, verdicts still do")
-        return Finding("; ".join([*told, *renderer.refusals]), "warn" if warns else "ok")
+            facts.append(
+                "no place for a hint is known: hints teach nothing here, verdicts still do"
+            )
+        return Finding("; ".join([*facts, *renderer.refusals]), "warn" if warns else "ok")
 
     async def method(self) -> Finding:
         settings = self.settings
@@ -264,26 +266,28 @@ class Checks:
             self.offers = Context(has.context_tokens, "the service says so")
             assert isinstance(trainer, TinkerTrainer)
             left = await trainer.rehearse(student_topk(method, settings.training))
-        told = f"the service can do all of {settings.run.method}: saved, loaded, published, sampled"
+        summary = (
+            f"the service can do all of {settings.run.method}: saved, loaded, published, sampled"
+        )
         if left:
-            return Finding(f"{told}; it cannot delete what that left: {', '.join(left)}", "warn")
-        return Finding(told)
+            return Finding(f"{summary}; it cannot delete what that left: {', '.join(left)}", "warn")
+        return Finding(summary)
 
     async def price(self) -> Finding:
         settings = self.settings
-        found = price_in_force(settings)
-        check_budget(settings, found)
+        price = price_in_force(settings)
+        check_budget(settings, price)
         if not self.remote:
             return Finding("nothing is billed: it runs on this machine")
-        told = forecast(settings, found)
-        if told.step_usd is None or told.serve_usd is None:
-            return Finding(f"no dollars: {unknown(settings, found)}")
-        short, long = (found.usd(message(settings, n)) or 0.0 for n in (PROMPT_TOKENS, LONG_TOKENS))
+        estimate = forecast(settings, price)
+        if estimate.step_usd is None or estimate.serve_usd is None:
+            return Finding(f"no dollars: {unknown(settings, price)}")
+        short, long = (price.usd(message(settings, n)) or 0.0 for n in (PROMPT_TOKENS, LONG_TOKENS))
         return Finding(
-            f"about ${told.step_usd:.2f} a step, and ${told.serve_usd:.2f} to serve its turns: "
-            f"{told.words} A message to an agent that makes {REQUESTS} requests for it: about "
-            f"${short:.2f} at prompts of {PROMPT_TOKENS:,} tokens, ${long:.2f} at {LONG_TOKENS:,}, "
-            f"learning included. Prices as of {found.as_of}."
+            f"about ${estimate.step_usd:.2f} a step, and ${estimate.serve_usd:.2f} to serve its "
+            f"turns: {estimate.words} A message to an agent that makes {REQUESTS} requests for it: "
+            f"about ${short:.2f} at prompts of {PROMPT_TOKENS:,} tokens, ${long:.2f} at "
+            f"{LONG_TOKENS:,}, learning included. Prices as of {price.as_of}."
         )
 
     async def judge(self) -> Finding:
@@ -291,12 +295,12 @@ class Checks:
         asks = settings.judge
         if asks.judge_prompts:
             Prompts.read(asks.judge_prompts)
-        told = "the base model judges"
+        summary = "the base model judges"
         if asks.judge_url:
-            told = await _answers(asks.judge_url, asks)
+            summary = await _answers(asks.judge_url, asks)
         elif settings.run.model_name in MODELS:
-            told = "the rules that come with the shipped models judge"
-        return Finding(told)
+            summary = "the rules that come with the shipped models judge"
+        return Finding(summary)
 
     async def data(self) -> Finding:
         directory = self.settings.run.directory
@@ -320,14 +324,14 @@ class Checks:
         try:
             with listen(gateway.host, gateway.port):
                 return Finding(f"{gateway.host}:{gateway.port} is free")
-        except ConfigError as taken:
+        except ConfigError as error:
             if (health := await asyncio.to_thread(self._runs)) is None:
-                raise taken from None
+                raise error from None
         state = health["status"]
-        told = f"the gateway of {self.ledger.parent} answers. It is {state}. {health['meaning']}"
+        summary = f"the gateway of {self.ledger.parent} answers. It is {state}. {health['meaning']}"
         if state != "ok":
-            return Finding(told, "warn", "`tinker-claw status` says why")
-        return Finding(told)
+            return Finding(summary, "warn", "`tinker-claw status` says why")
+        return Finding(summary)
 
     def _runs(self) -> Mapping[str, Any] | None:
         """Return the health of the gateway that has this port and data directory; None: neither."""
@@ -345,21 +349,21 @@ class Checks:
             return Finding("served as small; its context is known once it is here", "-")
         offers = self.offers or await context_of(self.settings)
         context = f"context {offers.tokens} tokens: {offers.source}"
-        told = f"served as {self.settings.served_name}; {context}"
+        summary = f"served as {self.settings.served_name}; {context}"
         if (refusal := openclaw.too_small(offers.tokens)) is None:
-            return Finding(told)
-        return Finding(f"{told}. {refusal}", "warn")
+            return Finding(summary)
+        return Finding(f"{summary}. {refusal}", "warn")
 
     async def openclaw(self) -> Finding:
-        told = f"tinker-claw is tried with {' and '.join(openclaw.TRIED)}"
+        tested = f"tinker-claw is tried with {' and '.join(openclaw.TRIED)}"
         if shutil.which("openclaw") is None:
-            return Finding(f"none is found on PATH; {told}", "-")
+            return Finding(f"none is found on PATH; {tested}", "-")
         if (here := openclaw.release()) is None:
-            return Finding(f"one is installed that does not say its release; {told}")
+            return Finding(f"one is installed that does not say its release; {tested}")
         if here in openclaw.TRIED:
-            return Finding(f"{here} is installed; {told}")
+            return Finding(f"{here} is installed; {tested}")
         return Finding(
-            f"{here} is installed; {told}", "warn", "`status` says what is not understood"
+            f"{here} is installed; {tested}", "warn", "`status` says what is not understood"
         )
 
 

@@ -58,14 +58,14 @@ def explained(rows: Rows, turn_id: int, training: Training, *, text: bool) -> li
     Raises:
         LedgerError: there is no such turn.
     """
-    turn, known = read_turn(rows, turn_id), read_contents(rows, turn_id)
-    if turn is None or known is None:
+    turn, contents = read_turn(rows, turn_id), read_contents(rows, turn_id)
+    if turn is None or contents is None:
         raise LedgerError(f"{rows.path} has no turn {turn_id}; `tinker-claw log turns` lists them")
     run = read_run(rows, training.batch_size, sure="batch_size" in training.model_fields_set)
     lines = list[str]()
-    for said in (one for part in tell(turn, known, run).values() for one in part):
-        lines += wrapped(said.sentence)
-        lines += [] if said.quote is None else _quote(said.quote, text)
+    for entry in (entry for part in tell(turn, contents, run).values() for entry in part):
+        lines += wrapped(entry.sentence)
+        lines += [] if entry.quote is None else _quote(entry.quote, text)
     return lines
 
 

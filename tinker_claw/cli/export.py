@@ -74,11 +74,12 @@ class Export(LedgerCommand):
 
     def _lessons(self, target: Path) -> None:
         with self.rows() as ledger:
-            found = [one for one in of_user(ledger, None) if one.state not in NOT_TOLD]
-        users, lines = sorted({one.user for one in found}), ["# What the user wants of replies"]
+            lessons = [lesson for lesson in of_user(ledger, None) if lesson.state not in NOT_TOLD]
+        users = sorted({lesson.user for lesson in lessons})
+        lines = ["# What the user wants of replies"]
         for user in users:
             lines += ["", *([f"## {user}", ""] if len(users) > 1 else [])]
-            lines += [f"- {plain_line(one.text)}" for one in found if one.user == user]
+            lines += [f"- {plain_line(lesson.text)}" for lesson in lessons if lesson.user == user]
         _write(target, lines, "The lessons are")
 
     def _turns(self, target: Path) -> None:
@@ -103,8 +104,12 @@ class Export(LedgerCommand):
         write([f"The {what} of v{version['id']} is in {target}."])
 
 
-def _write(target: Path, lines: Iterable[str], told: str) -> None:
-    """Write lines to a file, or for `-` to the terminal. `told`: what is there; {}: how many."""
+def _write(target: Path, lines: Iterable[str], beginning: str) -> None:
+    """Write lines to a file, or for `-` to the terminal.
+
+    Args:
+        beginning: of the sentence that names the file; {}: the number of lines.
+    """
     if str(target) == "-":
         return write(lines)
     count = 0
@@ -112,7 +117,7 @@ def _write(target: Path, lines: Iterable[str], told: str) -> None:
         for line in lines:
             file.write(f"{line}\n")
             count += 1
-    write([f"{told.format(count)} in {target}."])
+    write([f"{beginning.format(count)} in {target}."])
 
 
 def _weights(settings: Settings, version: Record) -> Path:
@@ -129,7 +134,7 @@ def _adapter(settings: Settings, version: Record, draft: Path) -> None:
 
 
 async def _from_service(settings: Settings, version: Record, target: Path) -> None:
-    """The service exports the weights of a training session, so one is begun with that state."""
+    """Export at the service, from a training session that begins with the version's state."""
     from tinker_claw.backends.open import check_backend, open_trainer  # seconds: turns need neither
 
     await check_backend(settings)

@@ -57,7 +57,7 @@ class Forget(LedgerCommand):
         find = self._find()
         with self.rows() as ledger:
             forgetting, kept = find(ledger), read_kept(ledger)
-        write(_told(forgetting, kept))
+        write(_describe(forgetting, kept))
         if self.dry_run:
             return 0
         if not self.yes:
@@ -69,10 +69,10 @@ class Forget(LedgerCommand):
                 return EXIT_LEFT
         named = {self.what: self.which, "user": self.user}
         # There may be more turns by now than were shown.
-        gone, running = self.carry_out(
+        forgotten, running = self.carry_out(
             f"forget-{self.what}", named, lambda ledger: asdict(ledger.forget(find))
         )
-        write([f"Forgotten: {_turns(gone['turns'])} of session {gone['session']}."])
+        write([f"Forgotten: {_turns(forgotten['turns'])} of session {forgotten['session']}."])
         if running:
             write(
                 wrapped(
@@ -92,35 +92,36 @@ class Forget(LedgerCommand):
         return from_turn(int(self.which))
 
 
-def _told(what: Forgetting, kept: Sequence[Record]) -> Iterator[str]:
-    rest = "" if what.whole else ", all from there on, because later prompts repeat it"
-    yield f"Of session {what.session}: {_turns(what.turns)}{rest}."
-    gone = "Text, images, ids, logprobs, next states, votes, feedback and hints go"
-    yield f"{gone}; sums of what was spent stay."
-    for turn in what.unsaid:
+def _describe(forgetting: Forgetting, kept: Sequence[Record]) -> Iterator[str]:
+    rest = "" if forgetting.whole else ", all from there on, because later prompts repeat it"
+    yield f"Of session {forgetting.session}: {_turns(forgetting.turns)}{rest}."
+    parts = "Text, images, ids, logprobs, next states, votes, feedback and hints go"
+    yield f"{parts}; sums of what was spent stay."
+    for turn in forgetting.unsaid:
         yield f"Turn {turn} stays, without what followed it and what the judge made of that."
-    if what.told:
-        yield f"{_turns(what.told)} held a lesson from it, which goes; they are not trained."
-    if what.withdrawn:
-        are = "is" if what.withdrawn == 1 else "are"
-        yield f"{plural(what.withdrawn, 'queued sample')} {are} withdrawn."
-    for used in what.steps:
+    if forgetting.lesson_turns:
+        turns = _turns(forgetting.lesson_turns)
+        yield f"{turns} held a lesson from it, which goes; they are not trained."
+    if forgetting.withdrawn:
+        are = "is" if forgetting.withdrawn == 1 else "are"
+        yield f"{plural(forgetting.withdrawn, 'queued sample')} {are} withdrawn."
+    for used in forgetting.steps:
         trained = f"Step {used.step} trained on {used.samples} of them and made v{used.version}"
         yield f"{trained}." if used.live else f"{trained}, which a rollback has left behind."
-    if (before := what.roll_back_to) is None:
+    if (before := forgetting.roll_back_to) is None:
         return
     possible = [
-        one["id"]
-        for one in kept
-        if one["id"] <= before and one["live"] and usable(one, with_state=True)
+        version["id"]
+        for version in kept
+        if version["id"] <= before and version["live"] and usable(version, with_state=True)
     ]
     stays = "What was learned from it stays learned"
     if possible:
         back = f"tinker-claw rollback v{max(possible)}"
         yield f"{stays}, until you go back before it: {back}"
     else:
-        gone = "has no state to go back to any more"
-        yield f"{stays}: v{before}, the version before that, {gone}."
+        reason = "has no state to go back to any more"
+        yield f"{stays}: v{before}, the version before that, {reason}."
 
 
 def _turns(turns: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
 """Questions on a terminal that take each key at once.
 
-Rule: what is typed before its question, a pasted secret above all, is never shown. So a terminal is
-without an echo from the first question to the last, and shown is what we write.
+Rule: what is typed before its question, a pasted secret above all, is never shown. So the
+terminal's echo is off from the first question to the last, and only what we write is shown.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def unseen() -> Generator[None]:
 def choose(answers: Mapping[str, str]) -> str:
     """List answers with their numbers; return the name of the one whose number is pressed.
 
-    Enter is no answer: who is used to press it after a number does not answer the next question.
+    Enter is no answer, so pressing it after a number does not answer the next question.
 
     Raises:
         click.Abort: the input has ended.
     """
-    for number, told in enumerate(answers.values(), 1):
-        print(f"  {number}  {told}")
+    for number, answer in enumerate(answers.values(), 1):
+        print(f"  {number}  {answer}")
     ask = f"1 to {len(answers)}: "
     _show(ask)
     while (key := _key()) not in map(str, range(1, len(answers) + 1)):
@@ -56,7 +56,7 @@ def choose(answers: Mapping[str, str]) -> str:
     return [*answers][int(key) - 1]
 
 
-def line(ask: str, *, shown: bool = True) -> str:
+def line(ask: str, *, echo: bool = True) -> str:
     """Return a line that is typed, without blanks around it; an empty one is none.
 
     Raises:
@@ -67,10 +67,10 @@ def line(ask: str, *, shown: bool = True) -> str:
     while (key := _key()) != _ENTER or not typed.strip():
         if key in _BACK and typed:
             typed = typed[:-1]
-            _show("\b \b" * shown)
+            _show("\b \b" * echo)
         elif key.isprintable():
             typed += key
-            _show(key * shown)
+            _show(key * echo)
     print(flush=True)
     return typed.strip()
 

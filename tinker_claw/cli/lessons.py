@@ -55,14 +55,18 @@ class Lessons(LedgerCommand):
             if self.words:
                 raise UndoError(f"`list` takes no {' '.join(self.words)!r}: `tinker-claw lessons`")
             with self.rows() as ledger:
-                found = read_lessons(ledger, self.user)
+                lessons = read_lessons(ledger, self.user)
             if self.as_json:
-                write_json(found)
-            elif found:
-                vain = [one for one in found if one["vain"]]
-                said = [f"Lesson {one['id']} is told in vain: {one['vain']}." for one in vain]
-                said += [practised(run) for one in found for run in one["runs"][-1:]]
-                write([*table(_COLUMNS, found), *(line for one in said for line in wrapped(one))])
+                write_json(lessons)
+            elif lessons:
+                vain = [lesson for lesson in lessons if lesson["vain"]]
+                notes = [
+                    f"Lesson {lesson['id']} is told in vain: {lesson['vain']}." for lesson in vain
+                ]
+                notes += [practised(run) for lesson in lessons for run in lesson["runs"][-1:]]
+                write(
+                    [*table(_COLUMNS, lessons), *(line for note in notes for line in wrapped(note))]
+                )
             else:
                 write(wrapped(_NONE))
             return 0
@@ -79,15 +83,17 @@ class Lessons(LedgerCommand):
             raise UndoError(f"one at a time: `tinker-claw lessons {self.do} {number}`")
         from tinker_claw.privacy.redact import Redactor  # not needed to list
 
-        said = Redactor(self.settings.privacy.kinds).redact(" ".join(text))
-        given = {"rule": self.do, "user": user, "lesson": number, "text": said}
-        values = self.do, user, number, said
-        done, _ = self.carry_out("lesson", given, lambda ledger: ledger.lessons.rule(*values))
-        known = self.do == "add" and done <= newest
-        write([f"Lesson {done}: {_DONE['known' if known else self.do]}."])
+        redacted = Redactor(self.settings.privacy.kinds).redact(" ".join(text))
+        arguments = {"rule": self.do, "user": user, "lesson": number, "text": redacted}
+        values = self.do, user, number, redacted
+        done, _ = self.carry_out("lesson", arguments, lambda ledger: ledger.lessons.rule(*values))
+        existed = self.do == "add" and done <= newest
+        write([f"Lesson {done}: {_DONE['known' if existed else self.do]}."])
         if self.do == "drop":
             with self.rows() as ledger:
-                back = next(one["back"] for one in read_lessons(ledger, None) if one["id"] == done)
+                back = next(
+                    lesson["back"] for lesson in read_lessons(ledger, None) if lesson["id"] == done
+                )
             if back is not None:
                 write(wrapped(_UNDO.format(back)))
         return 0

@@ -157,8 +157,8 @@ def _judged(record: Record) -> str | None:
 
 def _rewarded(record: Record) -> str | None:
     """Format the reward; `-` where that of an episode's step lacks its outcome."""
-    known = record["reward"] is not None and record["state"] != "held"
-    return vote(record["reward"]) if known else None
+    has_reward = record["reward"] is not None and record["state"] != "held"
+    return vote(record["reward"]) if has_reward else None
 
 
 def _metric(name: str, of: str) -> Column:

@@ -68,18 +68,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, or the gateway until it is told to stop; an error is one sentence."""
     for_owner_only()
     program = Program()
-    if asked := os.environ.get(_COMPLETES):
-        return shell_complete(program, {}, "tinker-claw", _COMPLETES, asked)
+    if shell := os.environ.get(_COMPLETES):
+        return shell_complete(program, {}, "tinker-claw", _COMPLETES, shell)
     try:
-        given = list(sys.argv[1:] if arguments is None else arguments)
-        with program.make_context("tinker-claw", given) as context:
+        typed = list(sys.argv[1:] if arguments is None else arguments)
+        with program.make_context("tinker-claw", typed) as context:
             return program.invoke(context)
     except click.exceptions.Exit as end:  # of --help
         return end.exit_code
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "tinker-claw"
-        told = " ".join(error.format_message().split())  # choices stand on lines of their own
-        note(f"{told} ({path} --help says more)")
+        message = " ".join(error.format_message().split())  # choices stand on lines of their own
+        note(f"{message} ({path} --help says more)")
     except ClawError as error:
         note(str(error))
     except (KeyboardInterrupt, click.Abort):  # of a command
@@ -101,10 +101,10 @@ def end_at_once() -> None:
         signal.signal(number, lambda number, frame: os._exit(128 + number))
 
 
-def serve(given: Mapping[str, Any]) -> int:
+def serve(parsed: Mapping[str, Any]) -> int:
     """Run the gateway; this is tinker-claw without a command."""
     end_at_once()
-    settings = load_given(given)
+    settings = load_given(parsed)
     import asyncio
     import atexit  # takes seconds with what follows: --help and wrong flags need none of it
 
@@ -126,7 +126,7 @@ class _Helped(click.Command):
     """Names of the parameters that --help shows."""
 
     def __init__(self, name: str, own: Sequence[click.Parameter] = (), **options: Any) -> None:
-        taken = {flag for parameter in own for flag in parameter.opts}
+        own_flags = {flag for parameter in own for flag in parameter.opts}
         every = click.Option(
             ["--help-all"],
             is_flag=True,
@@ -135,23 +135,27 @@ class _Helped(click.Command):
             callback=self._help_all,
             help="show every flag, those of tinker-claw, too",
         )
-        self.brief = [*(one.name for one in own), every.name]
+        self.brief = [*(parameter.name for parameter in own), every.name]
         super().__init__(
             name,
-            params=[*own, *(one for one in flags() if not taken & {*one.opts}), every],
+            params=[
+                *own,
+                *(parameter for parameter in flags() if not own_flags & {*parameter.opts}),
+                every,
+            ],
             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
             **options,
         )
 
     def _help_all(self, context: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted and not context.resilient_parsing:
-            self.brief = [one.name for one in self.get_params(context)]
+            self.brief = [parameter.name for parameter in self.get_params(context)]
             click.echo(f"{self.get_help(context)}\n\n{ELSEWHERE}")
             context.exit()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        shown = [p for p in self.get_params(ctx) if p.name in self.brief]
-        rows = [p.get_help_record(ctx) for p in shown if isinstance(p, click.Option)]
+        visible = [p for p in self.get_params(ctx) if p.name in self.brief]
+        rows = [p.get_help_record(ctx) for p in visible if isinstance(p, click.Option)]
         with formatter.section("flags (--help-all shows every one)"):
             formatter.write_dl([row for row in rows if row])
 
@@ -162,13 +166,13 @@ class _Named(_Helped):
     def __init__(self, name: str) -> None:
         module = import_module(f"tinker_claw.cli.{COMMANDS[name][1]}")
         self._command: type[Command] = getattr(module, name.title().replace("-", ""))
-        told = getdoc(self._command) or ""
-        super().__init__(name, parameters(self._command), help=told, epilog=self._command.MORE)
+        help_text = getdoc(self._command) or ""
+        super().__init__(name, parameters(self._command), help=help_text, epilog=self._command.MORE)
 
     def invoke(self, ctx: click.Context) -> int:
-        given = dict(ctx.parent.params) if ctx.parent else {}
-        given |= {name: value for name, value in ctx.params.items() if value is not None}
-        return self._command.of(given).run()
+        parsed = dict(ctx.parent.params) if ctx.parent else {}
+        parsed |= {name: value for name, value in ctx.params.items() if value is not None}
+        return self._command.of(parsed).run()
 
 
 class Program(_Helped, click.Group):
@@ -186,15 +190,15 @@ class Program(_Helped, click.Group):
         click.version_option(__version__, message="%(prog)s %(version)s")(self)
         self.brief = (*COMMON, "version")  # with more, the help would not fit a screen
 
-    def _without_command(self, **given: Any) -> int:
+    def _without_command(self, **parsed: Any) -> int:
         if click.get_current_context().invoked_subcommand is not None:
             return 0
-        file = settings_file(given)
-        if file is None and start.can_ask() and not names_run(given):
-            return start.begin(lambda: serve(given))
-        if file is not None and not given.get(CONFIG):
+        file = settings_file(parsed)
+        if file is None and start.can_ask() and not names_run(parsed):
+            return start.begin(lambda: serve(parsed))
+        if file is not None and not parsed.get(CONFIG):
             note(f"the settings are those of {file} (delete it to be asked again).")
-        return serve(given)
+        return serve(parsed)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -64,7 +64,7 @@ class OpenclawConfig(RunCommand):
     def run(self) -> int:
         settings = self.settings
         directory = settings.run.directory
-        if not names_run(self._given) and not self._given.get(CONFIG):
+        if not names_run(self._parsed) and not self._parsed.get(CONFIG):
             directory = _running_here(directory)
         if (health := orders.health(directory)) is not None:
             offer = _of_gateway(directory, health["offers"])
@@ -92,13 +92,13 @@ class OpenclawConfig(RunCommand):
             _carry_out(commands if self.primary else commands[:-1])
             return 0
         block = {"models": {"providers": {PROVIDER: ours}}, "agents": {"defaults": defaults}}
-        told = json.dumps(block, indent=2, ensure_ascii=False)
-        write([told, "", *map(shlex.join, commands)])
+        text = json.dumps(block, indent=2, ensure_ascii=False)
+        write([text, "", *map(shlex.join, commands)])
         return 0
 
 
 def too_small(context_tokens: int) -> str | None:
-    """Why OpenClaw cannot be served with such a window, and what helps; None: it can."""
+    """Return why OpenClaw cannot be served with such a window, and what helps; None: it can."""
     if context_tokens >= SMALLEST_CONTEXT:
         return None
     return (
@@ -113,8 +113,8 @@ def _set(place: str, value: str, *flags: str) -> Sequence[str]:
 
 
 def _merge(place: str, value: Any) -> Sequence[str]:
-    told = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return _set(place, told, "--strict-json", "--merge")
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _set(place, text, "--strict-json", "--merge")
 
 
 def _carry_out(commands: Sequence[Sequence[str]]) -> None:
@@ -126,13 +126,13 @@ def _carry_out(commands: Sequence[Sequence[str]]) -> None:
         )
     for _, *words in commands:
         if status := subprocess.run([program, *words]).returncode:
-            told = f"`openclaw {' '.join(words[:3])} …` ended with status {status}"
-            raise ConfigError(f"{told}; what it said stands above")
+            failure = f"`openclaw {' '.join(words[:3])} …` ended with status {status}"
+            raise ConfigError(f"{failure}; what it said stands above")
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What OpenClaw is told of a gateway."""
+    """Description of a gateway for OpenClaw's configuration."""
 
     host: str
     port: int
@@ -158,7 +158,7 @@ def _running_here(directory: Path) -> Path:
     if orders.address(directory) is not None:
         return directory
     others = [file.parent for file in sorted(directory.parent.glob(f"*/{CONTROL_FILE}"))]
-    running = [one for one in others if orders.address(one) is not None]
+    running = [folder for folder in others if orders.address(folder) is not None]
     if len(running) > 1:
         names = ", ".join(map(str, running))
         raise ConfigError(f"gateways run on {names}: say which by --data-dir")

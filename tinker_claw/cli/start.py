@@ -61,17 +61,17 @@ def begin(serve: Callable[[], int]) -> int:
     write(["A few questions; one keypress answers each. Ctrl-C leaves, and changes nothing."])
     with keys.unseen():
         while (place := _place()) != "demo":
-            given = {"run__backend": place}
+            values = {"run__backend": place}
             try:
                 if place == "local":
-                    _check_local(load_given(given))
-                given["run__model_name"] = _model(load_given(given))
-                settings = load_given(given)
+                    _check_local(load_given(values))
+                values["run__model_name"] = _model(load_given(values))
+                settings = load_given(values)
                 key = _key(settings) if place == "tinker" else None
             except ConfigError as error:
                 write(["", str(error)])
                 continue
-            settings = load_given(given | {"training__lessons": _lessons()})
+            settings = load_given(values | {"training__lessons": _lessons()})
             _remember(settings, key, _spend(settings), first_file())
             break
     return demo(()) if place == "demo" else serve()
@@ -126,11 +126,11 @@ def _key(settings: Settings) -> str | None:
     from tinker_claw.backends.tinker.trainer import offered
 
     key = None
-    if (found := source_of_key()) is not None:
-        write(["", f"Your key is in {found}, which is used; it is stored nowhere else."])
+    if (key_source := source_of_key()) is not None:
+        write(["", f"Your key is in {key_source}, which is used; it is stored nowhere else."])
     else:
         write(["", f"Your Tinker key? Make one at {CONSOLE}."])
-        key = keys.line("It begins with tml- and is not shown as you type", shown=False)
+        key = keys.line("It begins with tml- and is not shown as you type", echo=False)
     write(["Asking Tinker ..."])
     asyncio.run(offered(settings, key=key))
     return key

@@ -1,7 +1,7 @@
 """`tinker-claw status`: show the state of the running gateway and the progress of its run.
 
-Rule: whether it helps, in a line; then what is wrong, since when, and what that means to the user,
-before any figures.
+Rule: the first line says whether it helps. Then follows what is wrong, since when, and what that
+means to the user. Figures come last.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Status(Command):
             health = look.health or {"status": "unreachable", "error": " ".join(look.notes)}
             write_json([{**health, "ledger": look.overview}])
             return look.exit_status
-        for told in look.notes:
-            note(told)
-        write([*look.said, *([""] if look.said and look.figures else []), *look.figures])
+        for message in look.notes:
+            note(message)
+        write([*look.summary, *([""] if look.summary and look.figures else []), *look.figures])
         return look.exit_status
 
 
@@ -91,7 +91,7 @@ class _Look:
     overview: Record | None
     """Figures of the ledger; None: no ledger was found."""
     notes: Sequence[str]
-    said: Sequence[str]
+    summary: Sequence[str]
     """Whether it helps, in a line, and lines about the gateway."""
     figures: Sequence[str]
     """Lines about the ledger."""
@@ -125,9 +125,9 @@ def _look(settings: Settings) -> _Look:
     except LedgerError as error:
         notes.append(f"No figures of the ledger: {error}.")
     headlines = overview["headlines"] if overview else []
-    said = [line for one in headlines for line in wrapped(printable(one["said"]))]
-    said += [] if health is None else describe(health, url_of(settings), time.time())
-    return _Look(health, overview, notes, said, board(overview) if overview else [])
+    summary = [line for headline in headlines for line in wrapped(printable(headline["said"]))]
+    summary += [] if health is None else describe(health, url_of(settings), time.time())
+    return _Look(health, overview, notes, summary, board(overview) if overview else [])
 
 
 def _watch(look: Callable[[], _Look]) -> None:
@@ -141,7 +141,7 @@ def _watch(look: Callable[[], _Look]) -> None:
         while True:
             seen = look()
             style = "green" if seen.exit_status == EXIT_WELL else "bold red"
-            head = Text("\n".join([*seen.said, *seen.notes]), style=style)
+            head = Text("\n".join([*seen.summary, *seen.notes]), style=style)
             figures = Text.from_ansi("\n".join(seen.figures))
             live.update(Group(Panel(head, title="tinker-claw"), figures), refresh=True)
             time.sleep(EVERY_S)
@@ -182,8 +182,8 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
         # Parts that wait for the backend do not repeat the error of its outage.
         if error and (part == "backend" or state != "stalled"):
             yield f"    {error}"
-    if taken := health.get("private_near_misses"):
-        yield f"  private: near misses, {plural(taken, 'time')} since the start"
+    if near_misses := health.get("private_near_misses"):
+        yield f"  private: near misses, {plural(near_misses, 'time')} since the start"
         yield f"    {NEAR_MISS}"
     for sentence in health.get("left_out", ()):
         yield f"  left out of requests: {printable(sentence)}"
@@ -218,9 +218,9 @@ def board(seen: Record) -> list[str]:
         "turns not trained, or not yet": _reasons(seen["not_trained"]),
     }
     bars = {"next step": f"[{_bar(seen['samples_waiting'], seen['batch_size'])}] "}
-    lines = [f"{label:<10} {bars.get(label, '')}{printable(told)}" for label, told in facts(seen)]
-    for heading, told in sections.items():
-        lines += ["", heading, *(f"  {line}".rstrip() for line in told)]
+    lines = [f"{label:<10} {bars.get(label, '')}{printable(value)}" for label, value in facts(seen)]
+    for heading, rows in sections.items():
+        lines += ["", heading, *(f"  {line}".rstrip() for line in rows)]
     return lines
 
 
@@ -236,8 +236,8 @@ def _reasons(untrained: Mapping[str, int]) -> Iterator[str]:
         yield "none: every turn was trained"
     most, reasons = max(untrained.values(), default=0), list(untrained.items())
     for reason, turns in reasons[:_MOST_REASONS]:
-        told = printable(short(WIDTH - BAR - 11, reason))
-        yield f"{turns:>7} {_bar(turns, most).rstrip('.'):<{BAR}} {told}"
+        label = printable(short(WIDTH - BAR - 11, reason))
+        yield f"{turns:>7} {_bar(turns, most).rstrip('.'):<{BAR}} {label}"
     if rest := reasons[_MOST_REASONS:]:
         yield f"{sum(turns for _, turns in rest):>7} {'':<{BAR}} {len(rest)} other reasons"
 

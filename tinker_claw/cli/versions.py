@@ -46,15 +46,15 @@ def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Recor
     if not kept:
         raise UndoError(f"{rows.path} has no version yet: the gateway makes v0 when it starts")
     if version is None:
-        version = max(one["id"] for one in kept if one["serving"])
-    possible = [one for one in kept if usable(one, with_state=with_state)]
-    known = ", ".join(f"v{one['id']}" for one in possible[-40:]) or "none"
-    found = next((one for one in kept if one["id"] == version), None)
-    if found is None:
-        raise UndoError(f"there is no v{version}; possible: {known}")
-    if found not in possible:
-        raise UndoError(f"v{version} cannot be used: {found['lost']} ({STAYS}); possible: {known}")
-    return found
+        version = max(record["id"] for record in kept if record["serving"])
+    possible = [record for record in kept if usable(record, with_state=with_state)]
+    names = ", ".join(f"v{record['id']}" for record in possible[-40:]) or "none"
+    chosen = next((record for record in kept if record["id"] == version), None)
+    if chosen is None:
+        raise UndoError(f"there is no v{version}; possible: {names}")
+    if chosen not in possible:
+        raise UndoError(f"v{version} cannot be used: {chosen['lost']} ({STAYS}); possible: {names}")
+    return chosen
 
 
 class Versions(LedgerCommand):
@@ -74,7 +74,7 @@ class Versions(LedgerCommand):
         if self.as_json:
             write_json(records)
             return 0
-        deleted = any(False in (one["state"], one["sampler"]) for one in records)
+        deleted = any(False in (record["state"], record["sampler"]) for record in records)
         write([*table(_COLUMNS, records), *([f"Deleted: {STAYS}."] if deleted else [])])
         return 0
 
@@ -159,12 +159,12 @@ class Rollback(_AnswerCommand):
             ledger.steps.void_unfinished()
             return asdict(ledger.steps.roll_back(to))
 
-        made, now = self.carry_out("rollback", {"version": kept["id"]}, offline)
+        new_version, now = self.carry_out("rollback", {"version": kept["id"]}, offline)
         write(
             [
-                f"v{made['id']}, with the weights of v{kept['id']}, {_answers(now)}, and learning "
-                "continues from its state. What later versions sampled, and was not trained on, "
-                "has expired."
+                f"v{new_version['id']}, with the weights of v{kept['id']}, {_answers(now)}, and "
+                "learning continues from its state. What later versions sampled, and was not "
+                "trained on, has expired."
             ]
         )
         return 0

@@ -1,6 +1,6 @@
 """Canaries: questions with known right replies, which `learner.gate` asks every new version.
 
-Rule: a file is read once in a process, and whatever is wrong in it is told by its place.
+Rule: a file is read once in a process, and an error names its place in the file.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class _File(BaseModel):
 def in_force(settings: Settings) -> tuple[Canary, ...]:
     """Canaries of the file --canaries, else those shipped for the model.
 
-    For the tracks' beginners none are: they have learned their tools and nothing else, and what
-    they must not lose is measured by their tasks' outcomes.
+    There are none for the tracks' beginners, which have learned their tools and nothing else. Their
+    tasks' outcomes measure what they must not lose.
 
     Raises:
         ConfigError: as `read`.
@@ -74,5 +74,5 @@ def read(path: Path) -> tuple[Canary, ...]:
     Raises:
         ConfigError: it cannot be read, or an entry is none; names all that is wrong.
     """
-    found = read_as(_File, "--canaries", path).canary
-    return tuple(one for at, one in enumerate(found) if one not in found[:at])
+    canaries = read_as(_File, "--canaries", path).canary
+    return tuple(canary for at, canary in enumerate(canaries) if canary not in canaries[:at])

@@ -37,7 +37,7 @@ _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._-]+(:[0-9]{1,5})?"
 
 
 def check(settings: Settings) -> None:
-    """Refuse what cannot be meant together, and what would let strangers in.
+    """Refuse settings that contradict one another, and those that would let strangers in.
 
     Raises:
         ConfigError: says what to set, or what to leave out.
@@ -49,7 +49,7 @@ def check(settings: Settings) -> None:
 
 
 def _access(settings: Settings) -> Iterator[str]:
-    """An address that other machines can reach needs a key, and a key names one user."""
+    """Refuse an address that other machines can reach without a key, and keys of several users."""
     host, api_key, users = settings.gateway.host, settings.gateway.api_key, settings.users
     keys = {f"users[{n}].key": user.key.get_secret_value() for n, user in enumerate(users)}
     names = [user.name for user in users]
@@ -89,7 +89,7 @@ def _access(settings: Settings) -> Iterator[str]:
 
 
 def _owners(settings: Settings) -> Iterator[str]:
-    """What one owner wishes is not practised into weights that answer another."""
+    """Refuse practice where several owners share the weights: one's wishes would reach another."""
     of = Counter(name.partition(":")[0] for name in settings.gateway.chats.owners)
     names = {user.name for user in settings.users}
     names |= {DEFAULT_USER} if settings.gateway.api_key is not None and names else set()
@@ -140,8 +140,8 @@ def _local(run: Run, local: Local) -> Iterator[str]:
         yield "--model-name small runs on this machine; add --backend local"
     needs = local.given(*NEEDS_GPU)
     if run.model_name in MODELS and needs:
-        told = "needs no GPU; leave it out, or name another model"
-        yield f"{needs}: the model {run.model_name} {told}"
+        advice = "needs no GPU; leave it out, or name another model"
+        yield f"{needs}: the model {run.model_name} {advice}"
     if local.device == "cpu" and needs:
         yield f"{needs} needs GPUs, but --device is cpu; leave one of the two out"
     if local.device.startswith("cuda:") and (local.gpus or 1) > 1:

@@ -32,7 +32,7 @@ def parameters(model: type[BaseModel], section: str = "") -> list[click.Paramete
 
 
 def has_flag(field: FieldInfo) -> bool:
-    """Whether a field has a flag; secrets and tables have none."""
+    """Return whether a field has a flag; secrets and tables have none."""
     kinds = get_args(field.annotation) or (field.annotation,)
     tables = any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds)
     return not tables and SecretStr not in kinds
@@ -56,7 +56,7 @@ def _parameter(name: str, field: FieldInfo, section: str) -> click.Parameter:
             metavar=field.title,
             help=field.description,
         )
-    flag, told = (field.alias or name).replace("_", "-"), field.description or ""
+    flag, description = (field.alias or name).replace("_", "-"), field.description or ""
     options: dict[str, Any] = {"default": None, "type": kind}
     if kind is click.BOOL:
         options["is_flag"] = True
@@ -67,11 +67,13 @@ def _parameter(name: str, field: FieldInfo, section: str) -> click.Parameter:
         unset = field.default is None or field.default is False
         default = "" if unset else f"default {field.default}"
         facts = ", ".join(str(fact) for fact in (extra.get("unit"), default) if fact)
-        told += f" ({facts})" if facts else ""
+        description += f" ({facts})" if facts else ""
         if isinstance(kind, click.Choice):
             options["type"] = _Checked(kind.choices)
     names = f"--{flag}/--no-{flag}" if section and kind is click.BOOL else f"--{flag}"
-    return click.Option([names, f"{section}__{name}" if section else name], help=told, **options)
+    return click.Option(
+        [names, f"{section}__{name}" if section else name], help=description, **options
+    )
 
 
 def wrong(name: str, field: FieldInfo, typed: Any, problem: ErrorDetails) -> str:
@@ -100,8 +102,8 @@ _TAKES = {
 
 def takes(problem: ErrorDetails) -> str:
     """Say what is wrong with a value, or what it has to be."""
-    told = _TAKES.get(problem["type"])
-    return problem["msg"] if told is None else told.format_map(problem.get("ctx", {}))
+    template = _TAKES.get(problem["type"])
+    return problem["msg"] if template is None else template.format_map(problem.get("ctx", {}))
 
 
 def _kind(annotation: Any) -> tuple[click.ParamType[Any], bool]:

@@ -55,15 +55,15 @@ def load(arguments: Sequence[str]) -> Settings:
         raise ConfigError(error.format_message()) from error
 
 
-def load_given(given: Mapping[str, Any]) -> Settings:
+def load_given(parsed: Mapping[str, Any]) -> Settings:
     """Settings where these flags were given, by `<section>__<field>`; what is None was not.
 
     Raises:
         ConfigError: as `load`.
     """
-    path = settings_file(given)
+    path = settings_file(parsed)
     by_section: dict[str, Any] = {}
-    for destination, value in given.items():
+    for destination, value in parsed.items():
         section, _, name = destination.partition("__")
         if section and name and value is not None:
             by_section.setdefault(section, {})[name] = value
@@ -79,21 +79,21 @@ def load_given(given: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def settings_file(given: Mapping[str, Any]) -> Path | None:
+def settings_file(parsed: Mapping[str, Any]) -> Path | None:
     """Return the settings file in force where these flags were given; None: there is none.
 
     It is that of `--config`, else the one that the first start wrote, where neither flags nor
     variables say what is to run.
     """
-    if path := given.get(CONFIG):
+    if path := parsed.get(CONFIG):
         return config_file(path)
     file = first_file()
-    return file if not names_run(given) and file.is_file() else None
+    return file if not names_run(parsed) and file.is_file() else None
 
 
-def names_run(given: Mapping[str, Any]) -> bool:
+def names_run(parsed: Mapping[str, Any]) -> bool:
     """Return whether flags or variables say what is to run, other than by a settings file."""
-    typed = (name for name, value in given.items() if value is not None)
+    typed = (name for name, value in parsed.items() if value is not None)
     return any(name.startswith("run__") for name in typed) or any(
         name.startswith(f"{ENV_PREFIX}RUN__") for name in os.environ
     )
@@ -156,15 +156,17 @@ def read_as(model: type[M], flag: str, path: Path) -> M:
     try:
         return model.model_validate(read_toml(flag, path))
     except ValidationError as error:
-        wrong = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        wrong = (
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
+        )
         raise ConfigError(f"{flag} {path}: {'; '.join(wrong)}") from error
 
 
 def _read_environment() -> dict[str, Any]:
     prefixes = tuple(f"{ENV_PREFIX}{name.upper()}__" for name in sections())
     for name in os.environ:
-        known = name.startswith(prefixes) or name == ENV_PREFIX + USERS.upper()
-        if name.startswith(ENV_PREFIX) and not known:
+        is_setting = name.startswith(prefixes) or name == ENV_PREFIX + USERS.upper()
+        if name.startswith(ENV_PREFIX) and not is_setting:
             raise ConfigError(
                 f"environment: {name} names no setting (tinker-claw --help-all lists them)"
             )
@@ -180,15 +182,15 @@ def _read_environment() -> dict[str, Any]:
 
 
 def _wants_gpus(run: Any) -> bool:
-    """Whether a run uses GPUs; a service or a shipped model needs none."""
-    given = cast("Mapping[str, Any]", run) if isinstance(run, Mapping) else {}
-    return given.get("backend") == "local" and given.get("model_name") not in MODELS
+    """Return whether a run uses GPUs; a service or a shipped model needs none."""
+    fields = cast("Mapping[str, Any]", run) if isinstance(run, Mapping) else {}
+    return fields.get("backend") == "local" and fields.get("model_name") not in MODELS
 
 
 def _read_variables() -> dict[str, Any]:
     """OpenClaw-RL's variables. Other programs may know such names, so an empty one is none."""
-    given = {field: os.environ.get(name, "").strip() for field, name in VARIABLES.items()}
-    return {"local": {field: value for field, value in given.items() if value}}
+    variables = {field: os.environ.get(name, "").strip() for field, name in VARIABLES.items()}
+    return {"local": {field: value for field, value in variables.items() if value}}
 
 
 def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -209,22 +211,22 @@ def _build(values: Mapping[str, Any], typed: Mapping[str, Any]) -> Settings:
         return Settings(**values)
     except ValidationError as error:
         flagged, others = list[str](), list[str]()
-        for one in error.errors(include_input=False):
-            section, name = (*map(str, one["loc"]), "", "")[:2]
+        for problem in error.errors(include_input=False):
+            section, name = (*map(str, problem["loc"]), "", "")[:2]
             if name in typed.get(section, {}):
                 field = sections()[section].model_fields[name]
-                flagged.append(wrong(name, field, typed[section][name], one))
+                flagged.append(wrong(name, field, typed[section][name], problem))
             else:
-                others.append(f"{_named(one['loc'])}: {_reason(one)}")
-        told = [*flagged, *([f"settings: {'; '.join(others)}"] if others else [])]
-        raise ConfigError("; ".join(told)) from error
+                others.append(f"{_named(problem['loc'])}: {_reason(problem)}")
+        sentences = [*flagged, *([f"settings: {'; '.join(others)}"] if others else [])]
+        raise ConfigError("; ".join(sentences)) from error
 
 
 def _named(location: tuple[int | str, ...]) -> str:
     dotted = ".".join(str(part) for part in location)
     section, _, field = dotted.partition(".")
-    known = section == "local" and field in VARIABLES
-    return f"{dotted} ({VARIABLES[field]})" if known else dotted
+    has_variable = section == "local" and field in VARIABLES
+    return f"{dotted} ({VARIABLES[field]})" if has_variable else dotted
 
 
 def _reason(problem: ErrorDetails) -> str:

@@ -1,8 +1,8 @@
 """The key that a gateway makes for itself where others have accounts on its machine.
 
-Rule: loopback keeps other machines out, and nobody who is logged in on this one. So a gateway that
-nobody gave a key makes one with its new data directory, for its owner alone to read; so does one
-that lets a named origin in. Whoever says `--api-key none` wants none.
+Rule: loopback keeps other machines out, but not other users of this one. So a gateway without a key
+makes one with its new data directory, which only its owner can read. A gateway that lets a named
+origin in does the same. With `--api-key none` there is none.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def accounts() -> Iterable[pwd.struct_passwd]:
 def others() -> list[str]:
     """Names of those who can log in here, without the account that runs this."""
     return [
-        one.pw_name
-        for one in accounts()
-        if one.pw_uid in _PERSONS
-        and one.pw_uid != os.getuid()
-        and Path(one.pw_shell).name not in _NO_LOGIN
+        account.pw_name
+        for account in accounts()
+        if account.pw_uid in _PERSONS
+        and account.pw_uid != os.getuid()
+        and Path(account.pw_shell).name not in _NO_LOGIN
     ]
 
 

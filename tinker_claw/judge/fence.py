@@ -95,8 +95,8 @@ def shorten(text: str, most: int = MOST_CHARS) -> str:
 
 def shares(sizes: Sequence[int], most: int = MOST_CHARS) -> list[int]:
     """Split the characters among several texts: what short ones leave goes to long ones."""
-    given, left = dict[int, int](), most
+    allotted, left = dict[int, int](), most
     for done, at in enumerate(sorted(range(len(sizes)), key=lambda at: sizes[at])):
-        given[at] = max(LEAST_CHARS, left // (len(sizes) - done))
-        left = max(0, left - min(sizes[at], given[at]))
-    return [given[at] for at in range(len(sizes))]
+        allotted[at] = max(LEAST_CHARS, left // (len(sizes) - done))
+        left = max(0, left - min(sizes[at], allotted[at]))
+    return [allotted[at] for at in range(len(sizes))]

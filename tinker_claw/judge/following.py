@@ -52,8 +52,10 @@ def follows(wish: str, reply: str) -> list[Message]:
     A model of 1.5 billion parameters says yes to most replies, and is surer of those that do: so
     answers are compared with those for other replies to the same wish, never with one half.
     """
-    shown = [(_case(said, of, lambda: "example"), says) for said, of, says in _FOLLOWS_SHOWN]
-    return [*with_examples(_FOLLOWS, shown), {"role": "user", "content": _case(reply, wish)}]
+    examples = [
+        (_case(example, of, lambda: "example"), says) for example, of, says in _FOLLOWS_SHOWN
+    ]
+    return [*with_examples(_FOLLOWS, examples), {"role": "user", "content": _case(reply, wish)}]
 
 
 def _case(reply: str, wish: str, draw: Callable[[], str] = draw_mark) -> str:
@@ -67,11 +69,11 @@ def _case(reply: str, wish: str, draw: Callable[[], str] = draw_mark) -> str:
 def opposite(wish: str) -> list[Message]:
     """Ask for a sentence that asks for the opposite of a wish, which is the user's own words.
 
-    A model of 1.5 billion parameters answers so in one to six of eight answers, and else repeats
-    the wish: whoever asks keeps what works.
+    A model of 1.5 billion parameters does so in one to six of eight answers, and else repeats the
+    wish. So the caller tries the answers, and keeps those that work.
     """
-    shown = [(f"Rule: {rule}", _LABEL + sentence) for rule, sentence in _EXCEPTIONS_SHOWN]
-    return [*with_examples(_EXCEPTION, shown), {"role": "user", "content": f"Rule: {wish}"}]
+    examples = [(f"Rule: {rule}", _LABEL + sentence) for rule, sentence in _EXCEPTIONS_SHOWN]
+    return [*with_examples(_EXCEPTION, examples), {"role": "user", "content": f"Rule: {wish}"}]
 
 
 def read_opposite(answer: str) -> str:

@@ -68,7 +68,7 @@ class Judge:
         self._endpoint = endpoint
         self.votes = settings.prm_m
         self._most_hints, self._wishes = most_hints, wishes
-        self._prompts, self._asked = prompts, prompts.version
+        self._prompts, self._prompts_version = prompts, prompts.version
         self._sees = settings.judge_images
 
     async def judge(
@@ -108,15 +108,15 @@ class Judge:
             wish=wish,
             repeats=repeats,
             contradicts=contradicts,
-            prompt=self._asked,
+            prompt=self._prompts_version,
         )
 
-    async def hear(self, said: str, lessons: Sequence[str]) -> tuple[Wish | None, int, int]:
+    async def hear(self, words: str, lessons: Sequence[str]) -> tuple[Wish | None, int, int]:
         """Return the lasting wish in an owner's words, and the numbers of the lessons that it
         repeats and contradicts; 0: none."""
-        wish, again = choose_wish(await self._answers(standing(said)), said), list[int]()
+        wish, again = choose_wish(await self._answers(standing(words)), words), list[int]()
         for number, lesson in enumerate(lessons if wish else (), 1):
-            outcome = choose_outcome(await self._answers(becomes(lesson, said)), lesson, said)
+            outcome = choose_outcome(await self._answers(becomes(lesson, words)), lesson, words)
             if outcome == ENDED:
                 return wish, 0, number
             if outcome == AGAIN:

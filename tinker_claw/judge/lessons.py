@@ -1,5 +1,5 @@
-"""The judge's questions about lessons: does what an owner says hold for later replies, and what
-becomes of each of their earlier wishes?
+"""The judge's questions about lessons: whether an owner's words hold for later replies, and what
+becomes of each of their earlier wishes.
 
 Rule: an answer only points at the owner's words, letter for letter. These are questions of their
 own: asked with the verdict, they would colour it. A small model follows examples, as turns of the
@@ -113,22 +113,22 @@ _KINDS: Final[Mapping[str, Schema]] = {
 """Fields of an answer that are no free text."""
 
 
-def standing(said: str) -> JudgeQuestion:
+def standing(words: str) -> JudgeQuestion:
     """Ask whether the owner's words are a standing wish."""
     asks = _STANDING, "Does the message hold a standing wish?"
-    return _asked(asks, _OF_STANDING, _STANDING_SHOWN, [said])
+    return _question(asks, _OF_STANDING, _STANDING_SHOWN, [words])
 
 
-def becomes(lesson: str, said: str) -> JudgeQuestion:
+def becomes(lesson: str, words: str) -> JudgeQuestion:
     """Ask what becomes of a lesson by the owner's words."""
     asks = _BECOMES, "What becomes of the earlier wish?"
-    return _asked(asks, _OF_OUTCOME, _OUTCOMES_SHOWN, [lesson, said])
+    return _question(asks, _OF_OUTCOME, _OUTCOMES_SHOWN, [lesson, words])
 
 
-def _asked(
+def _question(
     asks: tuple[str, str],
     fields: Mapping[str, str],
-    shown: Shown,
+    examples: Shown,
     texts: Sequence[str],
 ) -> JudgeQuestion:
     """
@@ -148,10 +148,10 @@ def _asked(
     def answer(values: Sequence[str]) -> str:
         return json.dumps(dict(zip(fields, values, strict=True)), ensure_ascii=False)
 
-    examples = [(case(few, lambda: "example")[0], answer(values)) for few, values in shown]
-    messages = with_examples(f"{asks[0]}\n\n{form_of(fields)}", examples)
-    asked, mark = case(texts, draw_mark)
-    messages.append({"role": "user", "content": f"{TOLD.format(mark=mark)}\n\n{asked}"})
+    pairs = [(case(few, lambda: "example")[0], answer(values)) for few, values in examples]
+    messages = with_examples(f"{asks[0]}\n\n{form_of(fields)}", pairs)
+    question, mark = case(texts, draw_mark)
+    messages.append({"role": "user", "content": f"{TOLD.format(mark=mark)}\n\n{question}"})
     return messages, schema_of(fields, _KINDS)
 
 
@@ -162,17 +162,17 @@ def choose_wish(answers: Sequence[str], owner: str) -> Wish | None:
     Args:
         owner: the owner's own words, where whatever an answer copies must stand.
     """
-    read = [said for said in map(object_in, answers) if text_in(said, "scope") in _SCOPES]
-    found = Counter(wish for said in read if (wish := _wish(said, owner)) is not None)
-    if 2 * found.total() <= len(read):
+    read = [answer for answer in map(object_in, answers) if text_in(answer, "scope") in _SCOPES]
+    wishes = Counter(wish for answer in read if (wish := _wish(answer, owner)) is not None)
+    if 2 * wishes.total() <= len(read):
         return None
-    return min(found, key=lambda wish: (-found[wish], len(wish.text), wish.text))
+    return min(wishes, key=lambda wish: (-wishes[wish], len(wish.text), wish.text))
 
 
-def _wish(said: Mapping[str, Any], owner: str) -> Wish | None:
-    copied = (own_words(text_in(said, name), quotable(owner)) for name in ("quote", "words"))
+def _wish(answer: Mapping[str, Any], owner: str) -> Wish | None:
+    copied = (own_words(text_in(answer, name), quotable(owner)) for name in ("quote", "words"))
     quote, words = (" ".join(text.split()) for text in copied)
-    if text_in(said, "scope") == _ONCE or not (quote and words) or hidden(words) is not None:
+    if text_in(answer, "scope") == _ONCE or not (quote and words) or hidden(words) is not None:
         return None
     text = own_sentences(owner, quote, words)
     return Wish(text, words) if text else None
@@ -181,11 +181,13 @@ def _wish(said: Mapping[str, Any], owner: str) -> Wish | None:
 def choose_outcome(answers: Sequence[str], lesson: str, owner: str) -> str:
     """Return what a majority of the readable answers say becomes of a lesson. One counts as
     untouched whose quotes do not stand in the lesson and in the owner's words."""
-    read = [said for said in map(object_in, answers) if text_in(said, "outcome") in _OUTCOMES]
-    found = Counter(
-        text_in(said, "outcome")
-        for said in read
-        if own_words(text_in(said, "earlier"), lesson)
-        and own_words(text_in(said, "now"), quotable(owner))
+    read = [answer for answer in map(object_in, answers) if text_in(answer, "outcome") in _OUTCOMES]
+    outcomes = Counter(
+        text_in(answer, "outcome")
+        for answer in read
+        if own_words(text_in(answer, "earlier"), lesson)
+        and own_words(text_in(answer, "now"), quotable(owner))
     )
-    return next((one for one in (AGAIN, ENDED) if 2 * found[one] > len(read)), "untouched")
+    return next(
+        (outcome for outcome in (AGAIN, ENDED) if 2 * outcomes[outcome] > len(read)), "untouched"
+    )

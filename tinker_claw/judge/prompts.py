@@ -57,7 +57,7 @@ _ODD: Final = re.compile(r"[^A-Za-z0-9_.:/-]+")
 
 
 class Effect(NamedTuple):
-    """What a class of message says of the reply before it."""
+    """Effect of a class of messages on the verdict on the reply before them."""
 
     value: Vote
     weight: float = 1.0
@@ -221,10 +221,10 @@ class Prompts(BaseModel):
     @property
     def version(self) -> str:
         """Digest of all prompts: equal versions mean equal prompts."""
-        asked = [
+        questions = [
             ask(self, "", "", NextState(role, ""), draw=lambda: "M") for role in ("user", "tool")
         ]
-        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps(questions).encode()).hexdigest()[:12]
 
 
 INCLUDED: Final = Prompts()
@@ -251,8 +251,8 @@ def ask(
         text, fields, examples = prompts.user, _OF_MESSAGE, _examples()
     case, mark = _case(request, reply, state, _WRITTEN.get(asked_by, BY_USER), draw)
     messages = with_examples(f"{text}\n\n{form_of(fields)}", examples)
-    asked = _shown(f"{TOLD.format(mark=mark)}\n\n{case}", images)
-    return [*messages, asked], schema_of(fields, _KINDS)
+    question = _user_message(f"{TOLD.format(mark=mark)}\n\n{case}", images)
+    return [*messages, question], schema_of(fields, _KINDS)
 
 
 def _case(
@@ -287,11 +287,14 @@ def form_of(fields: Mapping[str, str]) -> str:
     return f"Answer with one JSON object and nothing else. Its fields, in this order:\n{lines}"
 
 
-def with_examples(system: str, shown: Iterable[tuple[str, str]]) -> list[Message]:
+def with_examples(system: str, examples: Iterable[tuple[str, str]]) -> list[Message]:
     """Return the messages of a question before it is asked: examples are turns of their own."""
     messages: list[Message] = [{"role": "system", "content": system}]
-    for asked, answer in shown:
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    for question, answer in examples:
+        messages += [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
     return messages
 
 
@@ -302,7 +305,7 @@ def schema_of(fields: Iterable[str], kinds: Mapping[str, Schema]) -> Schema:
     return {"type": "object", "properties": each, **closed}
 
 
-def _shown(case: str, images: Images) -> Message:
+def _user_message(case: str, images: Images) -> Message:
     if not images:
         return {"role": "user", "content": case}
     texts = [{"type": "text", "text": text} for text in (case, _SHOWN)]
@@ -322,8 +325,8 @@ def _came_next(state: NextState) -> Iterable[Part]:
         yield Part("next state", BY_USER, shorten(state.text))
         return
     results = state.results
-    given = shares([len(text) for _, text in results])
-    for n, ((name, text), most) in enumerate(zip(results, given, strict=True), 1):
+    limits = shares([len(text) for _, text in results])
+    for n, ((name, text), most) in enumerate(zip(results, limits, strict=True), 1):
         tool = _ODD.sub(" ", name)[:_NAME_CHARS]
         source = f"result {n} of {len(results)}, returned by the tool {tool}"
         yield Part("next state", source, shorten(text, most))
@@ -342,7 +345,7 @@ _WRITTEN: Final[Mapping[Writer, str]] = {
 
 
 class Answer(NamedTuple):
-    """What follows from an answer of the judge."""
+    """Conclusion from one answer of the judge."""
 
     value: Vote | None = None
     """None: it could not be read."""
@@ -393,9 +396,9 @@ def own_words(quote: str, owner: str) -> str:
     return ""
 
 
-def text_in(said: Mapping[str, Any], name: str) -> str:
+def text_in(answer: Mapping[str, Any], name: str) -> str:
     """Return a field that is a text; "" where it is none."""
-    text = said.get(name)
+    text = answer.get(name)
     # JSON can hold lone surrogates, which cannot be encoded.
     return text.encode(errors="replace").decode() if isinstance(text, str) else ""
 
@@ -403,15 +406,15 @@ def text_in(said: Mapping[str, Any], name: str) -> str:
 def object_in(answer: str) -> Mapping[str, Any]:
     """Return the JSON object that makes up a whole answer behind its thinking; an empty one where
     it is none, was cut off, or only thought."""
-    said = answer.rpartition("</think>")[2].strip()
-    if answer.endswith(CUT) or said.startswith("<think>"):
+    text = answer.rpartition("</think>")[2].strip()
+    if answer.endswith(CUT) or text.startswith("<think>"):
         return {}
-    fenced = _FENCED_JSON.fullmatch(said)
+    fenced = _FENCED_JSON.fullmatch(text)
     try:  # models break lines within strings
-        given = json.loads(fenced[1] if fenced else said, strict=False)
+        parsed = json.loads(fenced[1] if fenced else text, strict=False)
     except (ValueError, RecursionError):
         return {}
-    return cast("Mapping[str, Any]", given) if isinstance(given, dict) else {}
+    return cast("Mapping[str, Any]", parsed) if isinstance(parsed, dict) else {}
 
 
 def majority(answers: Sequence[Answer]) -> Verdict:
@@ -420,26 +423,28 @@ def majority(answers: Sequence[Answer]) -> Verdict:
     Its weight is the mean of those of the votes for it, so that the votes between "accepts" and
     "goes on" are not lost.
     """
-    votes: tuple[Vote | None, ...] = tuple(one.value for one in answers)
+    votes: tuple[Vote | None, ...] = tuple(answer.value for answer in answers)
     counts = Counter[Vote](vote for vote in votes if vote is not None).most_common(2)
     if not counts:
         return Verdict(votes, None)
     if len(counts) > 1 and counts[0][1] == counts[1][1]:
         return Verdict(votes, 0)
     value = counts[0][0]
-    return Verdict(votes, value, weight=fmean(one.weight for one in answers if one.value == value))
+    return Verdict(
+        votes, value, weight=fmean(answer.weight for answer in answers if answer.value == value)
+    )
 
 
-def choose_hints(found: Sequence[str | None], read: int, most: int) -> tuple[str, ...]:
+def choose_hints(hints: Sequence[str | None], read: int, most: int) -> tuple[str, ...]:
     """Return distinct hints, at most `most`, where a majority of the readable answers gave one.
 
     The most frequent come first, then the shortest.
 
     Args:
-        found: the hint of each answer, or None.
+        hints: the hint of each answer, or None.
         read: number of answers that could be read.
     """
-    hints = Counter(hint for hint in found if hint is not None)
-    if 2 * hints.total() <= read:
+    counts = Counter(hint for hint in hints if hint is not None)
+    if 2 * counts.total() <= read:
         return ()
-    return tuple(sorted(hints, key=lambda hint: (-hints[hint], len(hint), hint))[:most])
+    return tuple(sorted(counts, key=lambda hint: (-counts[hint], len(hint), hint))[:most])

@@ -72,31 +72,31 @@ def choose(
         now: seconds since 1970.
     """
     units, limit = _units(waiting), max(1, int(share * batch_size))
-    taken, crowded = _take(units, batch_size, most, limit, now)
-    if len(taken) < batch_size and crowded:
+    chosen, crowded = _take(units, batch_size, most, limit, now)
+    if len(chosen) < batch_size and crowded:
         others = [unit for unit in units if unit is not crowded[0]]
-        taken, _ = _take([crowded[0], *others], batch_size, most, limit, now)
-    elif len(taken) < batch_size:
+        chosen, _ = _take([crowded[0], *others], batch_size, most, limit, now)
+    elif len(chosen) < batch_size:
         due = [unit.since + FILL_S for unit in units if unit.since + FILL_S > now]
         enough = ready(waiting, batch_size) >= batch_size
         return Choice((), min(due, default=None) if enough else None)
-    return Choice(tuple(sorted(taken)), None)
+    return Choice(tuple(sorted(chosen)), None)
 
 
 def _take(
     units: Sequence[_Unit], batch_size: int, most: int, limit: int, now: float
 ) -> tuple[list[int], list[_Unit]]:
     """Return the ids of the samples taken, and the units for which there was no room."""
-    taken, crowded, over = list[int](), list[_Unit](), list[_Unit]()
+    chosen, crowded, over = list[int](), list[_Unit](), list[_Unit]()
     counts = Counter[Hashable]()
     room, of_tools = batch_size, batch_size // 2
 
     def take(unit: _Unit, fills: int) -> None:
         nonlocal room, of_tools
-        if taken and len(taken) + len(unit.ids) > most:
+        if chosen and len(chosen) + len(unit.ids) > most:
             crowded.append(unit)
         elif room > 0 and not (unit.tools and of_tools == 0):
-            taken.extend(unit.ids)
+            chosen.extend(unit.ids)
             counts.update(dict.fromkeys(unit.origins, len(unit.ids)))
             room, of_tools = room - fills, of_tools - unit.tools
 
@@ -105,17 +105,20 @@ def _take(
             over.append(unit)
         else:
             take(unit, min(len(unit.ids), limit) if unit.origins else len(unit.ids))
-    room = batch_size - len(taken)
+    room = batch_size - len(chosen)
     for unit in over:
         if unit.alone or now >= unit.since + FILL_S:
             take(unit, len(unit.ids))
-    return taken, crowded
+    return chosen, crowded
 
 
 def _units(waiting: Sequence[Waiting]) -> list[_Unit]:
-    """Group the samples that a step may take into units: what people said, then what tools said,
-    each the newest first, but for the newest of people that is not of the baseline, and the newest
-    reply that each judge's bare rejections need."""
+    """Group the samples that a step may take into units: those that people judged, then those that
+    tools judged, each the newest first.
+
+    Two come before the rest of their kind: the newest sample of people that is not of the baseline,
+    and the newest reply that each judge's bare rejections need.
+    """
     together = defaultdict[Hashable, list[Waiting]](list)
     able = usable(waiting)
     for sample in able:
@@ -125,13 +128,13 @@ def _units(waiting: Sequence[Waiting]) -> list[_Unit]:
     says = max((s.id for s in able if s.judge == "user" and not s.baseline), default=None)
     units = list[_Unit]()
     for samples in together.values():
-        one = samples[0]
-        origins: list[Hashable] = [] if alone else [("user", one.user)]
-        if one.group is None:
-            origins.append(("session", one.session))
+        first = samples[0]
+        origins: list[Hashable] = [] if alone else [("user", first.user)]
+        if first.group is None:
+            origins.append(("session", first.session))
         ids = tuple(sorted(sample.id for sample in samples))
         since = max(sample.queued_at for sample in samples)
-        tools = one.group is None and one.judge == "tools"
+        tools = first.group is None and first.judge == "tools"
         units.append(_Unit(ids, since, tuple(origins), tools, alone))
 
     def place(unit: _Unit) -> tuple[bool, bool, bool, int]:
@@ -144,8 +147,8 @@ def _units(waiting: Sequence[Waiting]) -> list[_Unit]:
 def _better(waiting: Sequence[Waiting], judge: Judge) -> int | None:
     """Return the newest sample that is better than a bare rejection of this judge; None: there is
     no such rejection."""
-    mine = [one for one in waiting if one.judge == judge and one.group is None]
-    worst = min((one.reward or 0.0 for one in mine if one.bare), default=None)
+    mine = [sample for sample in waiting if sample.judge == judge and sample.group is None]
+    worst = min((sample.reward or 0.0 for sample in mine if sample.bare), default=None)
     if worst is None:
         return None
-    return max(one.id for one in mine if one.reward is not None and one.reward > worst)
+    return max(sample.id for sample in mine if sample.reward is not None and sample.reward > worst)

@@ -2,16 +2,16 @@
 
 The same weights sample a reply and train on it, in two programs: perhaps another engine, precision,
 kernel or machine. With q the sampler's logprob of a sampled token and z the trainer's, before the
-step, d = z - q would be 0. If both compute in float32 it is rounding (1e-5 nats); with bfloat16 its
-standard deviation is about 0.05, and one ratio in thirteen is outside 0.9 to 1.1 (as published for
-vLLM and for a trainer against itself in other chunks). An adapter that was not applied, another
-alpha, a prefix cache of older weights, another temperature, a cut distribution: each shows in d,
-and makes every importance ratio of the batch wrong.
+step, d = z - q would be 0. If both compute in float32 it is rounding (1e-5 nats). With bfloat16 its
+standard deviation is about 0.05, and one ratio in thirteen is outside 0.9 to 1.1. Such figures are
+published for vLLM, and for a trainer against itself in other chunks. An adapter that was not
+applied, another alpha, a prefix cache of older weights, another temperature, a cut distribution:
+each shows in d, and makes every importance ratio of the batch wrong.
 
 Rule: only fresh tokens are compared, those of the version that is trained on. An older version's q
-differs from z by what was learned since, as it should. (Its scores under the current sampler could
-be compared, too, but with local training the trainer computes them itself, so they say nothing
-about the engine that answers.) A batch without fresh tokens is not compared.
+differs from z by what was learned since, as it should. Its scores under the current sampler could
+be compared, too. But with local training the trainer computes them itself, so they say nothing
+about the engine that answers. A batch without fresh tokens is not compared.
 
 Not detected: weights that differ too little to matter, and a sampler that draws at one temperature
 and reports logprobs of another, the trainer's.
@@ -52,7 +52,7 @@ _CAUSES = (
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far sampler and trainer are apart on the fresh tokens of a batch."""
+    """Difference of sampler and trainer on the fresh tokens of a batch."""
 
     tokens: int
     """Fresh tokens compared, at least 1."""
@@ -77,12 +77,12 @@ def compare(gaps: Sequence[float]) -> Agreement:
     bounded = [max(-_MOST_TOKEN, min(_MOST_TOKEN, d)) for d in gaps]
     each = [math.expm1(d) - d for d in bounded]
     k3 = fmean(each)
-    error = math.sqrt(fmean((one - k3) ** 2 for one in each) / len(each))
+    error = math.sqrt(fmean((value - k3) ** 2 for value in each) / len(each))
     agrees = k3 - ERRORS * error <= MOST_K3 if len(each) >= FEWEST_TOKENS else None
     return Agreement(len(each), k3, agrees)
 
 
-def admit(found: Agreement | None, health: Health) -> None:
+def admit(figures: Agreement | None, health: Health) -> None:
     """Allow the step over this batch to be committed.
 
     Ratios against wrong logprobs train the wrong thing, and a sampler cannot be repaired from here:
@@ -91,10 +91,10 @@ def admit(found: Agreement | None, health: Health) -> None:
     Raises:
         DisagreementError: sampler and trainer do not agree on it.
     """
-    if found is not None and found.agrees is False:
+    if figures is not None and figures.agrees is False:
         health.disagree(
-            f"On {found.tokens} fresh tokens the sampler's logprobs are not the trainer's (k3 "
-            f"{found.k3:.3g} nats, at most {MOST_K3}). {_CAUSES}"
+            f"On {figures.tokens} fresh tokens the sampler's logprobs are not the trainer's (k3 "
+            f"{figures.k3:.3g} nats, at most {MOST_K3}). {_CAUSES}"
         )
         raise DisagreementError(
             "Sampler and trainer do not agree: the step is not kept, and what this version "

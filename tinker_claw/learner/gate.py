@@ -98,15 +98,18 @@ def canary_questions(
 
 
 def _canary(canary: Canary, renderer: Renderer, switches: Switches) -> Question:
-    said: list[Message] = [
+    messages: list[Message] = [
         {"role": "assistant" if n % 2 else "user", "content": text}
         for n, text in enumerate(canary.messages)
     ]
     tools = [
-        {"type": "function", "function": {"name": name, "description": told, "parameters": _TEXT}}
-        for name, told in canary.tools.items()
+        {
+            "type": "function",
+            "function": {"name": name, "description": description, "parameters": _TEXT},
+        }
+        for name, description in canary.tools.items()
     ]
-    prompt = tuple(renderer.prompt(said, tools or None, switches=switches).tokens)
+    prompt = tuple(renderer.prompt(messages, tools or None, switches=switches).tokens)
     replies = tuple(
         renderer.hint_tokens(text, "{hint}") + renderer.stop_tokens[:1]
         for text in dict.fromkeys(canary.replies)
@@ -146,7 +149,7 @@ async def ask(
     if asyncio.get_running_loop().time() > until:
         raise BackendError("it took too long")
 
-    async def one(question: Question) -> float:
+    async def answer_of(question: Question) -> float:
         try:
             async with asyncio.timeout_at(until):
                 scores = [_score(question, reply, sampler) for reply in question.replies]
@@ -154,8 +157,8 @@ async def ask(
         except TimeoutError as error:
             raise BackendError("it took too long") from error
 
-    found = await outcomes([one(question) for question in questions])
-    failed = [error for error in found if isinstance(error, BackendError)]
+    results = await outcomes([answer_of(question) for question in questions])
+    failed = [error for error in results if isinstance(error, BackendError)]
     away = [error for error in failed if isinstance(error, OutageError)]
     for errors in (away, failed):
         if len(errors) > most:
@@ -165,13 +168,17 @@ async def ask(
             "gate.left_out", questions=len(failed), sampler=sampler.ref, error=str(failed[0])
         )
     # A question that does not fit the weights (any more) is no failure.
-    return {q.key: one for q, one in zip(questions, found, strict=True) if isinstance(one, float)}
+    return {
+        q.key: answer
+        for q, answer in zip(questions, results, strict=True)
+        if isinstance(answer, float)
+    }
 
 
 def _any_of(replies: Sequence[float]) -> float:
     """Return the logprob of giving one of these replies."""
     most = max(replies)
-    return most + math.log(sum(math.exp(one - most) for one in replies))
+    return most + math.log(sum(math.exp(logprob - most) for logprob in replies))
 
 
 async def _score(question: Question, reply: Tokens, sampler: Sampler) -> float:
@@ -179,7 +186,7 @@ async def _score(question: Question, reply: Tokens, sampler: Sampler) -> float:
     prompt = question.prompt
     scores = await sampler.logprobs((*prompt, *reply), start=len(prompt))
     same_length("a reply's scores", reply=reply, logprobs=scores.logprobs)
-    return sum(one if one > _IMPOSSIBLE else _IMPOSSIBLE for one in scores.logprobs)
+    return sum(logprob if logprob > _IMPOSSIBLE else _IMPOSSIBLE for logprob in scores.logprobs)
 
 
 # What is a loss
@@ -255,10 +262,10 @@ AFTER_REFUSAL = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Why learning is paused."""
+    """A pause of learning."""
 
     because: str
-    """Sentences without the last full stop."""
+    """Its reason: sentences without the last full stop."""
     until: float | None = None
     """When it ends by itself, in seconds since 1970; None: not before new replies end it."""
 
@@ -301,18 +308,18 @@ class Gate:
             )
         if len(whole.each) < FEWEST:
             log.info("gate.idle", canaries=len(whole.each), fewest=FEWEST)
-        found: dict[str, Any] = {"asked": len(step.each)}
+        figures: dict[str, Any] = {"asked": len(step.each)}
         if step.each:  # `moved`: how far the step moved the policy, whatever the direction
             moved = fmean(map(abs, step.each.values()))
-            found |= {"loss": round(step.mean, 5), "moved": moved}
+            figures |= {"loss": round(step.mean, 5), "moved": moved}
         if whole.each:
-            found["whole"] = round(whole.mean, 5)
+            figures["whole"] = round(whole.mean, 5)
         if whole.is_spent():
             worst = sorted(whole.each, key=lambda key: -whole.each[key])[:_NAMED]
-            found["fell"] = [
+            figures["fell"] = [
                 f"“{self._canaries[key].text}” ({whole.each[key]:.2f})" for key in worst
             ]
-        return {"gate": found}
+        return {"gate": figures}
 
     async def _answers(self, candidate: Sampler) -> tuple[Answers, Answers, Answers]:
         """Return the answers of the candidate, the serving version and the reference; the first are
@@ -322,27 +329,27 @@ class Gate:
             BackendError: they cannot be asked.
         """
         until = asyncio.get_running_loop().time() + self._seconds
-        asked = partial(ask, until=until, most=len(self._canaries) // 2)
+        ask_all = partial(ask, until=until, most=len(self._canaries) // 2)
         questions, table = [*self._canaries.values()], self._parts.ledger.reference
         serving, accepted = self._parts.policy.newest.sampler, table.version
         assert accepted is not None  # there is a first version
         kept, answers = table.answers, dict[str, float]()
 
         async def completed(name: str, sampler: Sampler) -> dict[str, float]:
-            known = kept.get(name, {})
-            missing = [q for q in questions if q.key in answers.keys() - known.keys()]
-            return known | await asked(missing, sampler)
+            stored = kept.get(name, {})
+            missing = [q for q in questions if q.key in answers.keys() - stored.keys()]
+            return stored | await ask_all(missing, sampler)
 
         for again in (False, True):  # a server may have only just loaded the weights
             try:
-                answers = await asked(questions, candidate)
+                answers = await ask_all(questions, candidate)
                 break
             except OutageError:
                 raise
             except BackendError as error:
                 log.warning("gate.no_answer", error=str(error))
                 if not again:
-                    await asked(questions, serving)
+                    await ask_all(questions, serving)
         before = reference = await completed(serving.ref, serving)
         if accepted.sampler_ref != serving.ref:  # its weights may be gone, and the base's are not
             reference = await completed(accepted.sampler_ref, self._parts.base)
@@ -359,6 +366,8 @@ class Gate:
         if clean < REFUSALS or time.time() - refused[-1][1] >= AGAIN_S:
             return None
         because, at = refused[-1]
-        told = f"The gate refused {len(refused)} versions after v{newest.id}, the last one because "
-        told += because.removeprefix(f"{REFUSED}: ")
-        return Held(f"{told}. Their batches are set aside. {LATER}", at + AGAIN_S)
+        sentence = (
+            f"The gate refused {len(refused)} versions after v{newest.id}, the last one because "
+        )
+        sentence += because.removeprefix(f"{REFUSED}: ")
+        return Held(f"{sentence}. Their batches are set aside. {LATER}", at + AGAIN_S)

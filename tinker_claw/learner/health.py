@@ -38,7 +38,7 @@ class PartHealth:
 
     @property
     def ended(self) -> bool:
-        """Whether the part has failed for good and does not restart by itself."""
+        """The part has failed for good and does not restart by itself."""
         return self.state == "failed" and self._next_try is None
 
 
@@ -115,7 +115,7 @@ class Health:
         wrong = [name for name, part in parts.items() if part.state not in _FINE]
         wrong = ["serving", *wrong] if refused else wrong
         wrong = ["backend", *wrong] if away else wrong
-        shown: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "status": "degraded" if wrong else "ok",
             "wrong": wrong,
             "meaning": self._meaning(version, waiting, batch_size),
@@ -129,10 +129,10 @@ class Health:
             "backend_error": self.backend.error,
         }
         for name, part in parts.items():
-            shown |= {name: part.state, f"{name}_since": part.since, f"{name}_error": part.error}
+            fields |= {name: part.state, f"{name}_since": part.since, f"{name}_error": part.error}
             if name in ("learner", "judge", "upkeep"):
-                shown[f"{name}_next_try_s"] = part.next_try_s
-        return shown | {
+                fields[f"{name}_next_try_s"] = part.next_try_s
+        return fields | {
             "learner_attempts": self.backend.attempts("learning"),
             "samples_waiting": waiting,
             "batch_size": batch_size,

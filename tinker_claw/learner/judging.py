@@ -70,8 +70,8 @@ class _Rest:
     """What failed. Once the judge or the teacher answers again, the rest is over."""
 
 
-class _Heard:
-    """What the judge answered lately."""
+class _RecentAnswers:
+    """The judge's latest answers."""
 
     def __init__(self) -> None:
         self._last = deque[tuple[int, int]](maxlen=LATELY)
@@ -83,7 +83,7 @@ class _Heard:
 
     @property
     def trouble(self) -> str | None:
-        """Why the judge fails as a whole; None: it works, as far as known."""
+        """Reason why the judge fails as a whole; None: it works, as far as known."""
         return str(self.away) if self.away else self._mostly_lost()
 
     def note(self, read: int, of: int) -> None:
@@ -151,7 +151,7 @@ class Judging:
         self._resting: dict[int, _Rest] = {}
         self._failed = Counter[int]()
         """Failures in a row of each turn."""
-        self._heard = _Heard()
+        self._recent = _RecentAnswers()
         self._probe_at = 0.0
         """Time of the event loop from which one turn may ask a judge that fails."""
         self._look, self._look_at, self._refused = True, 0.0, 0
@@ -178,7 +178,7 @@ class Judging:
                     self._look_for_work(now)
                 for turn_id in self._next(now):
                     self._in_hand.add(turn_id)
-                    group.create_task(self._one(turn_id))
+                    group.create_task(self._handle(turn_id))
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(self._due_after(now)):
                         await self._changed.wait()
@@ -186,28 +186,28 @@ class Judging:
     def _look_for_work(self, now: float) -> None:
         """Read the queue from the ledger. A rating ends the rest of its turn."""
         try:
-            found = self._parts.ledger.turns.judgeable()
-            rated = {*self._parts.ledger.judgements.judged(found)}
+            turn_ids = self._parts.ledger.turns.judgeable()
+            rated = {*self._parts.ledger.judgements.judged(turn_ids)}
         except LedgerError as error:
             self._refused += 1
             self._look_at = now + self._waits.after(self._refused)
             self._parts.health.judge_is("failing", str(error))
             return
         self._look, self._refused = False, 0
-        self._queue = {turn_id: turn_id in rated for turn_id in found}
+        self._queue = {turn_id: turn_id in rated for turn_id in turn_ids}
         for turn_id, rest in [*self._resting.items()]:
             if turn_id not in self._queue:
                 self._done(turn_id)
             elif self._queue[turn_id] and rest.because in ("judge", "turn"):
                 del self._resting[turn_id]
-        if not found:  # an outcome may have come though nothing is left to judge
+        if not turn_ids:  # an outcome may have come though nothing is left to judge
             self._on_sample()
 
     def _next(self, now: float) -> list[int]:
         """Return the turns to advance now: those that failed least, the oldest first."""
-        found = list[int]()
+        chosen = list[int]()
         for turn_id in sorted(self._queue, key=self._failed.__getitem__):
-            if len(self._in_hand) + len(found) >= self._concurrency:
+            if len(self._in_hand) + len(chosen) >= self._concurrency:
                 break
             rest = self._resting.get(turn_id)
             if turn_id in self._in_hand or (rest is not None and rest.until > now):
@@ -215,11 +215,11 @@ class Judging:
             if self._asks(turn_id):
                 if self._needs_none():
                     continue
-                if self._heard.trouble and (self._asking or self._probe_at > now):
+                if self._recent.trouble and (self._asking or self._probe_at > now):
                     continue
                 self._asking.add(turn_id)
-            found.append(turn_id)
-        return found
+            chosen.append(turn_id)
+        return chosen
 
     def _asks(self, turn_id: int) -> bool:
         """Return whether a turn waits for the judge's verdict."""
@@ -235,7 +235,7 @@ class Judging:
         rests = [rest.until for rest in self._resting.values()]
         return min((at for at in (*rests, self._probe_at, self._look_at) if at > now), default=None)
 
-    async def _one(self, turn_id: int) -> None:
+    async def _handle(self, turn_id: int) -> None:
         """Advance one turn."""
         try:
             await self._advance(turn_id)
@@ -249,8 +249,8 @@ class Judging:
         except JudgeError as error:
             self._no_answer(turn_id, error)
         except Exception as error:  # unexpected: this part ends, and starts again
-            said = f"{type(error).__name__}: {error}"
-            self._try_later(turn_id, said, blamed=self._heard.blames())
+            message = f"{type(error).__name__}: {error}"
+            self._try_later(turn_id, message, blamed=self._recent.blames())
             raise
         else:
             self._done(turn_id)
@@ -261,7 +261,7 @@ class Judging:
 
     def _show(self) -> None:
         """Report the judge's state to health."""
-        trouble, away = self._heard.trouble, isinstance(self._heard.away, OutageError)
+        trouble, away = self._recent.trouble, isinstance(self._recent.away, OutageError)
         state = "stalled" if away else "failing"
         self._parts.health.judge_is(state if trouble else "ok", trouble)
 
@@ -272,19 +272,19 @@ class Judging:
         if not self._resting:  # no turn waits for the service any more
             self._parts.health.backend.over("judging")
             self._parts.health.backend.over("teaching")
-            if isinstance(self._heard.away, OutageError):
-                self._heard.away = None
+            if isinstance(self._recent.away, OutageError):
+                self._recent.away = None
         self._show()
 
     def _answers_again(self, what: Literal["judge", "teacher"]) -> None:
         """End the rests of all turns that wait for it."""
-        for turn_id in [one for one, rest in self._resting.items() if rest.because == what]:
+        for turn_id in [turn_id for turn_id, rest in self._resting.items() if rest.because == what]:
             del self._resting[turn_id]
 
     def _service_is_away(self, turn_id: int, error: OutageError) -> None:
         """Let the turn wait; neither turn nor judge is at fault."""
         if turn_id in self._asking:
-            self._heard.well, self._heard.away = False, error
+            self._recent.well, self._recent.away = False, error
             self._show()
             self._rest(turn_id, "judge")
         else:
@@ -293,10 +293,10 @@ class Judging:
 
     def _no_answer(self, turn_id: int, error: JudgeError) -> None:
         """Record that the judge gave no readable answer."""
-        blamed, unread = self._heard.blames(), isinstance(error, _Unread)
-        self._heard.note(0, self._judge.votes)
+        blamed, unread = self._recent.blames(), isinstance(error, _Unread)
+        self._recent.note(0, self._judge.votes)
         if not blamed:
-            self._heard.away = None if unread else error
+            self._recent.away = None if unread else error
             self._probe_at = asyncio.get_running_loop().time() + self._waits.first_s
         self._show()
         if self._parts.ledger.judgements.verdict(turn_id) is None:
@@ -329,7 +329,7 @@ class Judging:
                 self._done(turn_id)
                 parts.telemetry.sample("set_aside", turn=turn_id)
                 return
-        because = "turn" if blamed or not self._heard.trouble else "judge"
+        because = "turn" if blamed or not self._recent.trouble else "judge"
         self._rest(turn_id, because, self._rests if paid or blamed else self._waits)
 
     def _rest(
@@ -354,12 +354,12 @@ class Judging:
         hints = judgements.hints(turn_id)
         if verdict.value == 1:
             self._show_to_corrected(turn_id)
-        told = self._told(turn, verdict, hints)
+        texts = self._teacher_texts(turn, verdict, hints)
         refuses = partial(self._parts.method.refuses, verdict, cut=turn.cut, episode=turn.episode)
-        if reason := refuses(told):
+        if reason := refuses(texts):
             self._refuse(turn_id, reason)
             return
-        teacher, untaught = await self._taught(turn, told)
+        teacher, untaught = await self._taught(turn, texts)
         self._check(turn_id)
         now = self._verdict(turn) or _NONE, judgements.hints(turn_id)
         if (verdict, hints) != now:
@@ -393,32 +393,32 @@ class Judging:
             self._parts.telemetry.verdict(turn=turn.id, value=vote, votes=(), hints=0)
             return Verdict(votes=(), value=vote)
         await self._parts.spending.room()
-        if (said := self._parts.ledger.judgements.verdict(turn.id)) is not None:
-            return said  # by feedback, while waiting for budget
+        if (verdict := self._parts.ledger.judgements.verdict(turn.id)) is not None:
+            return verdict  # by feedback, while waiting for budget
         with self._parts.health.backend.watching("judging"):
             lessons = self._lessons(turn)
             judgement = await self._answered(turn, state, lessons)
-        said, read = judgement.verdict, sum(v is not None for v in judgement.verdict.votes)
+        verdict, read = judgement.verdict, sum(v is not None for v in judgement.verdict.votes)
         if not read:
             raise _Unread(judgement.answers[0])
         self._asking.discard(turn.id)
         self._record(turn.id, judgement, lessons)
         self._parts.telemetry.verdict(
             turn=turn.id,
-            value=said.value,
-            votes=said.votes,
+            value=verdict.value,
+            votes=verdict.votes,
             hints=len(judgement.hints),
         )
-        self._heard.note(read, len(said.votes))
+        self._recent.note(read, len(verdict.votes))
         self._probe_at = 0.0
-        if self._heard.trouble is None:
+        if self._recent.trouble is None:
             self._answers_again("judge")
         # Explicit feedback that came meanwhile takes precedence.
-        return self._parts.ledger.judgements.verdict(turn.id) or said
+        return self._parts.ledger.judgements.verdict(turn.id) or verdict
 
     def _lessons(self, turn: Turn) -> list[Lesson]:
-        known = self._parts.training.lessons != "off" and not turn.episode
-        return self._parts.ledger.lessons.shown(turn.id) if known else []
+        shows_lessons = self._parts.training.lessons != "off" and not turn.episode
+        return self._parts.ledger.lessons.for_judge(turn.id) if shows_lessons else []
 
     async def _answered(self, turn: Turn, state: NextState, lessons: Sequence[Lesson]) -> Judgement:
         self._check(turn.id)  # forgotten while waiting for budget?
@@ -443,24 +443,26 @@ class Judging:
 
     def _is_silent(self) -> None:
         """Report that the judge has not answered for long; an answer reports that it is back."""
-        told = f"the judge has not answered for {self._silent_s:g} s; its answer is waited for"
-        self._parts.health.judge_is("failing", told)
+        message = f"the judge has not answered for {self._silent_s:g} s; its answer is waited for"
+        self._parts.health.judge_is("failing", message)
 
-    def _told(self, turn: Turn, verdict: Verdict, hints: tuple[str, ...]) -> tuple[str, ...]:
+    def _teacher_texts(
+        self, turn: Turn, verdict: Verdict, hints: tuple[str, ...]
+    ) -> tuple[str, ...]:
         """Return the texts that the teacher can be told; () where its prompt has no place for
         them."""
         parts = self._parts
         if parts.method.teaching is None or turn.hint_at is None:
             return ()
-        state, shown = parts.ledger.turns.next_state(turn.id), None
+        state, demonstration = parts.ledger.turns.next_state(turn.id), None
         if Signal.DEMONSTRATION in parts.method.needs:
-            shown = parts.ledger.judgements.demonstration(turn.id)
+            demonstration = parts.ledger.judgements.demonstration(turn.id)
         if hints and verdict.source != "judge":  # an explicit reason says more than what followed
             state = NextState("user", hints[0])
-        known = Evidence(verdict, hints, state, shown)
+        evidence = Evidence(verdict, hints, state, demonstration)
         # A text may be empty: a tool's result, or one that was forgotten.
-        told = parts.method.teaching.tells(known)
-        return tuple(self._redact(text) for text in told if text)
+        texts = parts.method.teaching.tells(evidence)
+        return tuple(self._redact(text) for text in texts if text)
 
     def _show_to_corrected(self, turn_id: int) -> None:
         """Take up turns that were refused because they lacked this reply as their example."""
@@ -499,27 +501,27 @@ class Judging:
         return wish if self._redact(wish.text) == wish.text else None
 
     async def _taught(
-        self, turn: Turn, told: tuple[str, ...]
+        self, turn: Turn, texts: tuple[str, ...]
     ) -> tuple[HintScores | None, str | None]:
         """Return the teacher's scores, or why there are none; both None: there is nothing to tell
         it. A failure leaves the reward."""
-        if not told:
+        if not texts:
             return None, None
         spending = self._parts.spending
         if self._doubts_hints and not self._parts.ledger.judgements.follows_hints(turn.id):
             return None, Why.UNFOLLOWED_HINTS.says()
         await spending.room()
         self._check(turn.id)  # forgotten while waiting for budget?
-        texts = self._scorer.fitting(turn, told)
-        if isinstance(texts, str):
-            return None, texts
+        fitting = self._scorer.fitting(turn, texts)
+        if isinstance(fitting, str):
+            return None, fitting
         try:
             with (
                 self._parts.health.backend.watching("teaching"),
                 spending.paying("teacher", turn_id=turn.id),
             ):
                 try:
-                    scores = await self._scorer.teach(turn, texts)
+                    scores = await self._scorer.teach(turn, fitting)
                 except GoneError as error:  # no reply is to blame
                     raise OutageError(str(error)) from error
         except OutageError:

@@ -20,7 +20,7 @@ TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FirstMessage:
     """A past first message, without lessons in its prompt."""
 
     turn: Turn
@@ -37,13 +37,13 @@ class Asked:
 class Reply:
     """A reply to a message."""
 
-    asked: Asked
+    message: FirstMessage
     completion: Completion
     text: str
 
     @property
     def ended(self) -> bool:
-        """Whether the model ended it."""
+        """The model ended it."""
         return self.completion.stop_reason is StopReason.STOP
 
 
@@ -73,9 +73,9 @@ class LessonReplies:
         self.soft = soft and parts.training.opd_topk > 0
         """Whether replies have candidates to train on."""
 
-    def fitting(self, turn_ids: Sequence[int], text: str) -> list[Asked]:
+    def fitting(self, turn_ids: Sequence[int], text: str) -> list[FirstMessage]:
         """Return these turns' messages; none whose prompt has no room or place for a text."""
-        asked = list[Asked]()
+        messages = list[FirstMessage]()
         for turn_id in turn_ids:
             turn = self._parts.ledger.turns.get(turn_id)
             prompt = turn.told.without(turn.prompt) if turn.told else turn.prompt
@@ -85,14 +85,14 @@ class LessonReplies:
             longer = self._renderer.with_system_text(prompt, text)
             room = self._context_tokens - self._most_tokens(turn)
             if longer is not None and len(longer) <= room:
-                asked.append(Asked(turn, prompt))
-        return asked
+                messages.append(FirstMessage(turn, prompt))
+        return messages
 
     def _most_tokens(self, turn: Turn) -> int:
         return min(self._parts.reply_tokens, turn.completion.params.max_tokens)
 
     async def sample(
-        self, sampler: Sampler, asked: Sequence[Asked], text: str | None = None
+        self, sampler: Sampler, messages: Sequence[FirstMessage], text: str | None = None
     ) -> list[Reply]:
         """Return a reply to each message, at temperature 1.
 
@@ -100,10 +100,10 @@ class LessonReplies:
             text: the system prompt's last words; None: nothing is added.
         """
 
-        async def reply(one: Asked) -> Reply:
+        async def reply(message: FirstMessage) -> Reply:
             params = replace(
-                one.turn.completion.params,
-                max_tokens=self._most_tokens(one.turn),
+                message.turn.completion.params,
+                max_tokens=self._most_tokens(message.turn),
                 temperature=1.0,
                 top_p=1.0,
                 top_k=None,
@@ -112,24 +112,26 @@ class LessonReplies:
                 stop=(),
                 person=False,
             )
-            prompt = one.prompt
+            prompt = message.prompt
             if text is not None:
                 prompt = self._renderer.with_system_text(prompt, text) or prompt
             (done,) = await sampler.sample(prompt, params)
-            return Reply(one, done, self._renderer.parse(done.tokens, prompt).text)
+            return Reply(message, done, self._renderer.parse(done.tokens, prompt).text)
 
-        return await side_by_side([reply(one) for one in asked])
+        return await side_by_side([reply(message) for message in messages])
 
-    def against(self, asked: Sequence[Asked], opposites: Sequence[str]) -> list[Asked]:
+    def against(
+        self, messages: Sequence[FirstMessage], opposites: Sequence[str]
+    ) -> list[FirstMessage]:
         """Return the messages, each with a request for the opposite behind it; [] without any."""
-        pairs = zip(asked, cycle(opposites), strict=False)
-        return [self._adding(one, sentence) for one, sentence in pairs]
+        pairs = zip(messages, cycle(opposites), strict=False)
+        return [self._adding(message, sentence) for message, sentence in pairs]
 
-    def _adding(self, asked: Asked, sentence: str) -> Asked:
-        at = asked.turn.hint_at
+    def _adding(self, message: FirstMessage, sentence: str) -> FirstMessage:
+        at = message.turn.hint_at
         assert at is not None  # the ledger chose such turns
-        prompt = self._renderer.splice(asked.prompt, at, sentence, " {hint}")
-        return replace(asked, prompt=prompt, opposite=sentence)
+        prompt = self._renderer.splice(message.prompt, at, sentence, " {hint}")
+        return replace(message, prompt=prompt, opposite=sentence)
 
     async def scores(self, wish: str, replies: Sequence[Reply]) -> list[float]:
         """Return how much surer the base is, in nats, that a reply follows a wish than that it does

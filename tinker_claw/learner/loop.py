@@ -1,7 +1,7 @@
 """The learner: sixteen samples or whole groups, one optimizer step, one new policy version.
 
-`Learner.run` waits for a batch (chosen by `batch`), `_take` for room in the budget, `_step` begins
-a step and voids it when it fails, and `_train_and_swap` is the step: score, train, publish, ask,
+`Learner.run` waits for a batch (chosen by `batch`), and `_take` for room in the budget. `_step`
+begins a step and voids it when it fails. `_train_and_swap` is the step: score, train, publish, ask,
 save, commit, swap. A batch whose step fails twice for its own reason is set aside, and so is one
 whose version `gate` refuses, which never serves.
 
@@ -70,7 +70,7 @@ BATCHES = 2
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """What a step is about to commit."""
+    """Results of a step that is about to be committed."""
 
     sampler: Sampler
     metrics: dict[str, Any]
@@ -224,20 +224,20 @@ class Learner:
         Raises:
             LedgerError: that cannot be read now.
         """
-        found = self._gate and self._gate.held()
+        pause = self._gate and self._gate.held()
         paper = self._parts.training.recipe == "paper"  # nothing but the published form
-        if found is None and not paper and (decline := self._parts.ledger.decline()):
-            found = Held(str(decline))
-        before, self._held = self._held, found
-        if found:
-            self._look_at = found.until
-        if found and not before:
-            log.warning("learning.held", because=found.because)
-        if before and not found:
+        if pause is None and not paper and (decline := self._parts.ledger.decline()):
+            pause = Held(str(decline))
+        before, self._held = self._held, pause
+        if pause:
+            self._look_at = pause.until
+        if pause and not before:
+            log.warning("learning.held", because=pause.because)
+        if before and not pause:
             log.info("learning.goes_on")
-        if found or before:
+        if pause or before:
             self._show_idle()
-        return found is not None
+        return pause is not None
 
     def _batch(self) -> list[Sample] | None:
         """Return the samples of the next step; None while there is no batch."""
@@ -435,11 +435,11 @@ class Learner:
         admit(agreed, parts.health)
         published_at, sampler = time.monotonic(), await parts.trainer.publish()
         try:
-            asked = await self._gate.ask(sampler) if self._gate else {}
+            gate_figures = await self._gate.ask(sampler) if self._gate else {}
         except Exception:
             self._close(sampler)
             raise
-        metrics = step_metrics(prepared, report, version.step, agreed) | asked
+        metrics = step_metrics(prepared, report, version.step, agreed) | gate_figures
         return _Trained(sampler, metrics, published_at)
 
     async def _practised(self, step_id: int, plan: PracticePlan, rate: float) -> _Trained:

@@ -28,7 +28,7 @@ from typing import Any
 
 from tinker_claw.errors import RefusedError, UnlearnedError
 from tinker_claw.learner.gate import Gate
-from tinker_claw.learner.lesson_replies import Asked, LessonReplies, Reply
+from tinker_claw.learner.lesson_replies import FirstMessage, LessonReplies, Reply
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.lessons import Lesson, State
 from tinker_claw.policy import Sampler
@@ -75,14 +75,14 @@ REJECTED = 2
 
 @dataclass(frozen=True, slots=True)
 class PracticePlan:
-    """What a run practises, and what it may cost."""
+    """Lesson and prompts of a run, and its expected cost."""
 
     lesson: Lesson
     text: str
     """What the base is told: the lesson, behind those that the weights already have."""
-    practised: Sequence[Asked]
+    practised: Sequence[FirstMessage]
     """Past first messages, without lessons in their prompts."""
-    held_out: Sequence[Asked]
+    held_out: Sequence[FirstMessage]
     """More of them, for the check."""
     usage: Usage
     """Tokens that it bills at most, without judge and canaries, if replies are as long as those to
@@ -94,8 +94,8 @@ class PracticePlan:
         if self.lesson.turn_id is not None:
             yield "source", self.lesson.turn_id
         named = ("practised", self.practised), ("checked", self.held_out)
-        for purpose, asked in named:
-            yield from ((purpose, one.turn.id) for one in asked)
+        for purpose, messages in named:
+            yield from ((purpose, message.turn.id) for message in messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,19 +144,19 @@ class Practice:
     def _plan(self, lesson: Lesson) -> PracticePlan | None:
         table = self._parts.ledger.practice
         runs, newest = table.runs(lesson, since=time.time() - DAYS * 86_400)
-        turn_ids = table.asked(lesson.user)
+        turn_ids = table.first_turns(lesson.user)
         if runs >= RUNS or sum(turn > newest for turn in turn_ids) < FEWEST:
             return None
         have = (State.PROVISIONAL, State.LEARNED)
         lessons = self._parts.ledger.lessons.of_user(lesson.user)
         learned = [other for other in lessons if other.state in have]
-        text = lesson_text(one.text for one in [*reversed(learned), lesson])
-        asked = self._replies.fitting(turn_ids[:MOST], text)
-        if len(asked) < FEWEST:
+        text = lesson_text(other.text for other in [*reversed(learned), lesson])
+        messages = self._replies.fitting(turn_ids[:MOST], text)
+        if len(messages) < FEWEST:
             return None
-        held_out = asked[2::3]
-        practised = [one for one in asked if one not in held_out]
-        return PracticePlan(lesson, text, practised, held_out, _usage_of(asked))
+        held_out = messages[2::3]
+        practised = [message for message in messages if message not in held_out]
+        return PracticePlan(lesson, text, practised, held_out, _usage_of(messages))
 
     def _affords(self, plan: PracticePlan) -> bool:
         """Return whether the budget has room for a run, and say so once where it has not."""
@@ -172,16 +172,16 @@ class Practice:
         """Learn from the owner's verdicts on untold replies; return whether the newest version of
         the ledger is an earlier one again, whose weights are to be loaded."""
         ledger, newest = self._parts.ledger, self._parts.policy.newest.version.id
-        for one in ledger.practice.provisional(JUDGED):
-            if one.accepted.count(False) >= REJECTED:
-                before = ledger.steps.version(one.before) if one.after == newest else None
-                ledger.steps.unlearn(one.lesson.id, before)
+        for trial in ledger.practice.provisional(JUDGED):
+            if trial.accepted.count(False) >= REJECTED:
+                before = ledger.steps.version(trial.before) if trial.after == newest else None
+                ledger.steps.unlearn(trial.lesson.id, before)
                 back = {} if before is None else {"back_to": before.id}
-                log.warning("practice.rejected", lesson=one.lesson.id, **back)
+                log.warning("practice.rejected", lesson=trial.lesson.id, **back)
                 return before is not None
-            if len(one.accepted) == JUDGED:
-                ledger.practice.confirm(one.lesson)
-                log.info("practice.learned", lesson=one.lesson.id, version=one.after)
+            if len(trial.accepted) == JUDGED:
+                ledger.practice.confirm(trial.lesson)
+                log.info("practice.learned", lesson=trial.lesson.id, version=trial.after)
         return False
 
     # A run
@@ -212,7 +212,7 @@ class Practice:
         tests = list(islice(cycle(plan.held_out), CHECKED))
         against = replies.against(tests, examples.opposites)
         check = _Check(plan.lesson.text, examples.bound, tests, against)
-        told = await self._behaviour(check, base, plan.text)
+        told_base = await self._behaviour(check, base, plan.text)
         picked = _shuffled(examples.kept, rng)
         held = _shuffled(examples.anchors, rng) if examples.anchors else picked
         refused = ""
@@ -225,7 +225,7 @@ class Practice:
                 continue
             published_at, sampler = time.monotonic(), await self._parts.trainer.publish()
             try:
-                figures = await self._checked(check, sampler, told)
+                figures = await self._checked(check, sampler, told_base)
             except UnlearnedError as error:
                 close(sampler)
                 refused = str(error)
@@ -238,8 +238,10 @@ class Practice:
                 "optimizer_steps": number,
                 "accepted": len(examples.kept),
             }
-            asked = {"gate": figures.pop("gate")} if "gate" in figures else {}
-            return Practised(sampler, report, {"practice": run | figures} | asked, published_at)
+            gate_figures = {"gate": figures.pop("gate")} if "gate" in figures else {}
+            return Practised(
+                sampler, report, {"practice": run | figures} | gate_figures, published_at
+            )
         raise UnlearnedError(refused)
 
     async def _examples(self, plan: PracticePlan) -> _Examples:
@@ -249,24 +251,26 @@ class Practice:
             UnlearnedError: too few replies of the told base follow the lesson.
         """
         base, replies, wish = self._parts.base, self._replies, plan.lesson.text
-        told = await replies.sample(base, list(islice(cycle(plan.practised), DRAWN)), plan.text)
-        untold = await replies.sample(base, plan.practised)
-        told_scores = await replies.scores(wish, told)
-        untold_scores = await replies.scores(wish, untold)
+        told_replies = await replies.sample(
+            base, list(islice(cycle(plan.practised), DRAWN)), plan.text
+        )
+        untold_replies = await replies.sample(base, plan.practised)
+        told_scores = await replies.scores(wish, told_replies)
+        untold_scores = await replies.scores(wish, untold_replies)
         bound = (median(told_scores) + median(untold_scores)) / 2
-        kept = [reply for reply in _above(bound, told, told_scores) if reply.ended]
+        kept = [reply for reply in _above(bound, told_replies, told_scores) if reply.ended]
         if len(kept) < FEWEST_ACCEPTED or _ranked(told_scores, untold_scores) < APART:
             raise UnlearnedError(
-                f"told the lesson, the base follows it in {len(kept)} of {len(told)} replies, and "
-                f"untold in {len(_above(bound, untold, untold_scores))} of {len(untold)}: too "
-                "little to learn from"
+                f"told the lesson, the base follows it in {len(kept)} of {len(told_replies)} "
+                f"replies, and untold in {len(_above(bound, untold_replies, untold_scores))} of "
+                f"{len(untold_replies)}: too little to learn from"
             )
         opposites = await self._opposites(plan, bound)
         against = replies.against(plan.practised, opposites)
         anchors = await self._not_following(wish, bound, base, against, plan.text)
         # A base that is told may not obey: then one that is not told.
-        obeyed = {reply.asked.turn.id for reply in anchors}
-        others = [one for one in against if one.turn.id not in obeyed]
+        obeyed = {reply.message.turn.id for reply in anchors}
+        others = [message for message in against if message.turn.id not in obeyed]
         anchors += await self._not_following(wish, bound, base, others)
         return _Examples(bound, kept, anchors, opposites)
 
@@ -281,7 +285,7 @@ class Practice:
         untold = await replies.sample(self._parts.base, replies.against(plan.practised, sentences))
         scores = dict[str, list[float]]()
         for reply, score in zip(untold, await replies.scores(wish, untold), strict=True):
-            scores.setdefault(reply.asked.opposite, []).append(score)
+            scores.setdefault(reply.message.opposite, []).append(score)
         means = {sentence: fmean(each) for sentence, each in scores.items()}
         apart = [sentence for sentence, mean in means.items() if mean <= bound]
         apart.sort(key=means.__getitem__)
@@ -292,32 +296,35 @@ class Practice:
         wish: str,
         bound: float,
         sampler: Sampler,
-        asked: Sequence[Asked],
+        messages: Sequence[FirstMessage],
         text: str | None = None,
     ) -> list[Reply]:
         """Return the replies of these weights that do not follow a wish."""
-        sampled = await self._replies.sample(sampler, asked, text)
+        sampled = await self._replies.sample(sampler, messages, text)
         scores = await self._replies.scores(wish, sampled)
         pairs = zip(sampled, scores, strict=True)
         return [reply for reply, score in pairs if score <= bound]
 
-    async def _checked(self, check: _Check, candidate: Sampler, told: Behaviour) -> dict[str, Any]:
+    async def _checked(
+        self, check: _Check, candidate: Sampler, told_base: Behaviour
+    ) -> dict[str, Any]:
         """Return the figures of a version that passes.
 
         Raises:
             UnlearnedError: it does not, or the gate refuses it; says why.
         """
         try:
-            asked = await self._gate.ask(candidate) if self._gate else {}
+            gate_figures = await self._gate.ask(candidate) if self._gate else {}
         except RefusedError as error:  # the live rate and its moments are not to blame
             raise UnlearnedError(str(error)) from error
-        untold = await self._behaviour(check, candidate)
-        if reason := lacks(untold, told):
+        behaviour = await self._behaviour(check, candidate)
+        if reason := lacks(behaviour, told_base):
             raise UnlearnedError(reason)
-        counts = {"of": told.of, "contrary": told.contrary}
-        follow = {"follow": untold.follow, "follow_told": told.follow}
-        obey = {"obey": untold.obey, "obey_told": told.obey}
-        return counts | follow | obey | {"end": untold.end, "end_told": told.end} | asked
+        counts = {"of": told_base.of, "contrary": told_base.contrary}
+        follow = {"follow": behaviour.follow, "follow_told": told_base.follow}
+        obey = {"obey": behaviour.obey, "obey_told": told_base.obey}
+        end = {"end": behaviour.end, "end_told": told_base.end}
+        return counts | follow | obey | end | gate_figures
 
     async def _behaviour(
         self, check: _Check, sampler: Sampler, text: str | None = None
@@ -337,7 +344,7 @@ class Practice:
 
 @dataclass(frozen=True, slots=True)
 class _Examples:
-    """What a run trains, all behind prompts without the lesson."""
+    """Replies that a run trains, all behind prompts without the lesson."""
 
     bound: float
     """Score above which a reply follows the wish."""
@@ -351,12 +358,12 @@ class _Examples:
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """What a version is asked."""
+    """Prompts and bound by which a version is checked."""
 
     wish: str
     bound: float
-    tests: Sequence[Asked]
-    against: Sequence[Asked]
+    tests: Sequence[FirstMessage]
+    against: Sequence[FirstMessage]
 
 
 def _ranked(high: Sequence[float], low: Sequence[float]) -> float:
@@ -369,21 +376,21 @@ def _above(bound: float, replies: Sequence[Reply], scores: Sequence[float]) -> l
     return [reply for reply, score in zip(replies, scores, strict=True) if score > bound]
 
 
-def lacks(untold: Behaviour, told: Behaviour) -> str | None:
+def lacks(policy: Behaviour, base: Behaviour) -> str | None:
     """Return what the untold policy lacks beside the told base; None: it passes."""
-    if untold.follow < told.follow - FEWER * told.of:
+    if policy.follow < base.follow - FEWER * base.of:
         return (
-            f"{untold.follow} of {untold.of} replies follow the lesson without being told it; the "
-            f"base, told, does in {told.follow}"
+            f"{policy.follow} of {policy.of} replies follow the lesson without being told it; the "
+            f"base, told, does in {base.follow}"
         )
-    if untold.end < told.end - FEWER_ENDS:
+    if policy.end < base.end - FEWER_ENDS:
         return (
-            f"{untold.end} of {untold.of} replies end by themselves; of the told base {told.end} do"
+            f"{policy.end} of {policy.of} replies end by themselves; of the told base {base.end} do"
         )
-    if untold.obey < OBEYED * told.obey:
+    if policy.obey < OBEYED * base.obey:
         return (
-            f"{untold.obey} of {untold.contrary} requests for the opposite are obeyed; of the told "
-            f"base's {told.obey} are"
+            f"{policy.obey} of {policy.contrary} requests for the opposite are obeyed; of the told "
+            f"base's {base.obey} are"
         )
     return None
 
@@ -408,7 +415,7 @@ def _loss(groups: Sequence[Sequence[Reply]], *, soft: bool) -> LossPass:
     for group in groups:
         scale = len(group) / replies / sum(len(reply.completion.tokens) for reply in group)
         for reply in group:
-            done, prompt = reply.completion, reply.asked.prompt
+            done, prompt = reply.completion, reply.message.prompt
             if soft:
                 targets = done.topk_ids
                 rows = done.topk_logprobs
@@ -420,10 +427,10 @@ def _loss(groups: Sequence[Sequence[Reply]], *, soft: bool) -> LossPass:
     return LossPass("cross_entropy", tuple(datums))
 
 
-def _usage_of(asked: Sequence[Asked]) -> Usage:
-    prompt = sum(len(one.prompt) for one in asked) // len(asked)
-    reply = sum(len(one.turn.completion.tokens) for one in asked) // len(asked)
-    return run_usage(len(asked), prompt, reply)
+def _usage_of(messages: Sequence[FirstMessage]) -> Usage:
+    prompt = sum(len(message.prompt) for message in messages) // len(messages)
+    reply = sum(len(message.turn.completion.tokens) for message in messages) // len(messages)
+    return run_usage(len(messages), prompt, reply)
 
 
 def run_usage(messages: int, prompt: int, reply: int) -> Usage:

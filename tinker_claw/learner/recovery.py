@@ -58,7 +58,7 @@ async def load(ledger: Ledger, trainer: Trainer, state_ref: str) -> None:
         BackendError: it cannot be loaded; says how to go on from another.
     """
     try:
-        fresh = refusals(ledger) or ledger.practice.made(state_ref)
+        fresh = refusals(ledger) or ledger.practice.is_practised(state_ref)
         await trainer.load_state(state_ref, moments=not fresh)
     except OutageError:
         raise
@@ -166,20 +166,20 @@ class Recovery:
         Raises:
             BackendError: the state cannot be loaded, and not because the service is away.
         """
-        gone = isinstance(error, GoneError)
-        self.suspect |= gone
+        sampler_gone = isinstance(error, GoneError)
+        self.suspect |= sampler_gone
         if isinstance(error, OutageError):
             outage = error
         else:
-            told = str(error) if error else self._health.learner.error
-            self._health.learner_is("recovering", told)
-            outage = await self._try(gone=gone)
+            reason = str(error) if error else self._health.learner.error
+            self._health.learner_is("recovering", reason)
+            outage = await self._try(sampler_gone=sampler_gone)
         while outage is not None:
             # Counted until a step succeeds: a service that loads states but takes no steps is away.
             wait_s = self._waits.after(self._health.backend.attempts("learning"))
             self._health.learner_stalls(outage, wait_s)
             await asyncio.sleep(wait_s)
-            outage = await self._try(gone=gone)
+            outage = await self._try(sampler_gone=sampler_gone)
 
     async def keep_published(self) -> None:
         """Publish the version that should answer anew whenever its sampler is gone, until
@@ -211,10 +211,10 @@ class Recovery:
 
     def _with_sampler(self, ref: str) -> Policy | None:
         """Return the pinned or the newest policy, if this is its sampler."""
-        return next((one for one in self._open() if one.sampler.ref == ref), None)
+        return next((policy for policy in self._open() if policy.sampler.ref == ref), None)
 
     def _with_version(self, number: int) -> Policy | None:
-        return next((one for one in self._open() if one.version.id == number), None)
+        return next((policy for policy in self._open() if policy.version.id == number), None)
 
     def _open(self) -> Iterator[Policy]:
         """Yield the pinned policy, then the newest."""
@@ -230,7 +230,7 @@ class Recovery:
                 return  # it has answered meanwhile
             if policy.newest is lost:
                 self.suspect = True  # until the state is loaded
-                await self._restore(gone=True)
+                await self._restore(sampler_gone=True)
                 self.suspect = False
             elif policy.pinned is lost:
                 await self._publish_pinned(lost)
@@ -251,14 +251,14 @@ class Recovery:
             self._retire(lost)
         else:
             await sampler.aclose()  # unpinned meanwhile
-        await self._restore(gone=False)
+        await self._restore(sampler_gone=False)
         self.suspect = False
 
-    async def _try(self, *, gone: bool) -> OutageError | None:
+    async def _try(self, *, sampler_gone: bool) -> OutageError | None:
         async with self._one_step:
             try:
                 if self.suspect:
-                    await self._restore(gone=gone)
+                    await self._restore(sampler_gone=sampler_gone)
                     self.suspect = False
             except (OutageError, LedgerError) as error:
                 outage = as_outage(error)
@@ -266,16 +266,16 @@ class Recovery:
                 return outage
         return None
 
-    async def _restore(self, *, gone: bool) -> None:
+    async def _restore(self, *, sampler_gone: bool) -> None:
         saved = self._ledger.steps.newest_version()
         if saved is None:
             raise StepError("there is no committed state to go back to")
         await load(self._ledger, self._parts.trainer, saved.state_ref)
-        if saved.id == self._parts.policy.newest.version.id and not gone:
+        if saved.id == self._parts.policy.newest.version.id and not sampler_gone:
             return
         trainer, policy = self._parts.trainer, self._parts.policy
         # A service that refuses a sampler may open it all the same.
-        sampler = await (trainer.publish() if gone else _reopened(trainer, saved))
+        sampler = await (trainer.publish() if sampler_gone else _reopened(trainer, saved))
         try:
             now, lost = (
                 Policy(self._ledger.steps.republish(saved, sampler.ref), sampler),

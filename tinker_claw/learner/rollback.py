@@ -38,7 +38,7 @@ class Rollback:
         self._learner = learner
         self._forget_session = forget_session
         self._wake_judging = wake_judging
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def pin(self, version_id: int) -> None:
         """Serve this version from now on; learning continues.
@@ -46,7 +46,7 @@ class Rollback:
         Raises:
             UndoError: there is no such version, or its weights cannot be loaded.
         """
-        async with self._one:
+        async with self._lock:
             version = self._version(version_id)
             sampler = await self._opened(version)
             self.ledger.pin.to(version_id)
@@ -55,7 +55,7 @@ class Rollback:
 
     async def unpin(self) -> int:
         """Serve the newest version again; return its number."""
-        async with self._one:
+        async with self._lock:
             self.ledger.pin.end()
             self._answer_with(None)
             newest = self._policy.current.version.id
@@ -70,7 +70,7 @@ class Rollback:
         Raises:
             UndoError: there is no such version, or its weights or state cannot be loaded.
         """
-        async with self._one:
+        async with self._lock:
             version = self._version(version_id)
             sampler = await self._opened(version)
             before = self._policy.pin(Policy(version, sampler))
@@ -95,7 +95,7 @@ class Rollback:
         log.info("accepted", version=accepted)
         return accepted
 
-    async def forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
+    async def forget(self, select: Callable[[Rows], Forgetting]) -> Forgetting:
         """Forget turns, in the ledger and in the gateway's memory.
 
         Forgotten turns are no longer judged, trained or answered with. It ends when no step in
@@ -105,7 +105,7 @@ class Rollback:
             UndoError: there is no such session or turn.
             LedgerError: it could not be written.
         """
-        forgotten = await self.ledger.forget_in_thread(found)
+        forgotten = await self.ledger.forget_in_thread(select)
         self._forget_session(forgotten.session)  # from here on no reply in flight is kept
         if (late := self.ledger.left(forgotten)) is not None:  # replies that ended just before
             await self.ledger.forget_in_thread(late)

@@ -52,16 +52,16 @@ class HintScorer:
         self._context_tokens = context_tokens
         self._cfg = parts.training
 
-    def fitting(self, turn: Turn, told: Sequence[str]) -> tuple[str, ...] | str:
+    def fitting(self, turn: Turn, texts: Sequence[str]) -> tuple[str, ...] | str:
         """Return the texts of which the teacher can be told one, or why it can be told none."""
         most = self._teaching.most
-        short = [self._renderer.shorten(text, most) for text in told]
+        short = [self._renderer.shorten(text, most) for text in texts]
         if not self._teaching.cuts:
-            short = [text for text in short if text in told]
+            short = [text for text in short if text in texts]
         if not short:
             return Why.UNFIT_HINT.says(f"it has more than {most} tokens")
-        texts = tuple(text for text in short if self._has_room(turn, text))
-        return texts or Why.UNFIT_HINT.says("with it the prompt is longer than the context")
+        fitting = tuple(text for text in short if self._has_room(turn, text))
+        return fitting or Why.UNFIT_HINT.says("with it the prompt is longer than the context")
 
     async def teach(self, turn: Turn, texts: Sequence[str]) -> HintScores:
         """Return a reply's scores under the text whose candidates overlap most with its own.
@@ -70,7 +70,9 @@ class HintScorer:
             AlignmentError: the scores do not fit the tokens.
             BackendError: the teacher failed.
         """
-        return max([await self._under(turn, text) for text in texts], key=lambda one: one.overlap)
+        return max(
+            [await self._under(turn, text) for text in texts], key=lambda scores: scores.overlap
+        )
 
     async def _under(self, turn: Turn, hint: str) -> HintScores:
         done = turn.completion
@@ -100,8 +102,8 @@ class HintScorer:
         return replace(turn, prompt=prompt, images=images)
 
     def _has_room(self, turn: Turn, text: str) -> bool:
-        told = self._renderer.hint_tokens(text, self._teaching.words)
-        parts = turn.prompt, told, turn.completion.tokens
+        hint = self._renderer.hint_tokens(text, self._teaching.words)
+        parts = turn.prompt, hint, turn.completion.tokens
         return sum(map(len, parts)) <= self._context_tokens
 
 
@@ -164,14 +166,14 @@ async def side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
 async def outcomes(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T | ClawError]:
     """Return each result or its failure, in order, once all have ended."""
 
-    async def one(doing: Coroutine[Any, Any, _T]) -> _T | ClawError:
+    async def guarded(doing: Coroutine[Any, Any, _T]) -> _T | ClawError:
         try:
             return await doing
         except ClawError as error:  # the group would wrap it
             return error
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(doing)) for doing in work]
+        tasks = [group.create_task(guarded(doing)) for doing in work]
     return [task.result() for task in tasks]
 
 

@@ -131,8 +131,8 @@ def load(database: Rows, row: sqlite3.Row) -> tuple[int, ...]:
     """
     ids: list[int] = []
     for block in unraw_ids(row["blocks"]):
-        found = database.row("SELECT ids FROM prompt_blocks WHERE id = ?", block)
-        if found is None:
+        block_row = database.row("SELECT ids FROM prompt_blocks WHERE id = ?", block)
+        if block_row is None:
             raise LedgerError(f"turn {row['id']} has lost block {block} of its prompt")
-        ids += unpack_ids(found["ids"])
+        ids += unpack_ids(block_row["ids"])
     return (*ids, *unpack_ids(row["prompt"]))

@@ -224,13 +224,13 @@ class Writer(Rows):
         """Return what befell the file if it was deleted, replaced or emptied while it was open.
         SQLite would not notice, and all that it wrote would be lost."""
         try:
-            found = self.path.stat()
+            file_stat = self.path.stat()
         except OSError as error:
             why = f"is not there any more ({error.strerror})"
         else:
-            if not os.path.samestat(found, self._opened):
+            if not os.path.samestat(file_stat, self._opened):
                 why = "is another file than the one that was opened"
-            elif found.st_size < _SMALLEST:
+            elif file_stat.st_size < _SMALLEST:
                 why = "was emptied"
             else:
                 return None
@@ -344,16 +344,17 @@ def _check(path: Path) -> None:
         log.info("ledger.checking", gigabytes=round(path.stat().st_size / 1e9, 1))
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as reader:
-            found = str(reader.execute("PRAGMA quick_check(1)").fetchone()[0])
+            check_result = str(reader.execute("PRAGMA quick_check(1)").fetchone()[0])
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_CORRUPT:
             raise
-        found = str(error)
-    if found != "ok":
+        check_result = str(error)
+    if check_result != "ok":
         raise LedgerError(
-            f"{path} is damaged ({' '.join(found.split())}); nothing in it was changed. Keep a "
-            f"copy of {path.parent}, and put a backup of that directory back, or continue with "
-            f"another --data-dir. What is left can often be read with sqlite3's command .recover"
+            f"{path} is damaged ({' '.join(check_result.split())}); nothing in it was changed. "
+            f"Keep a copy of {path.parent}, and put a backup of that directory back, or continue "
+            "with another --data-dir. What is left can often be read with sqlite3's command "
+            ".recover"
         )
 
 

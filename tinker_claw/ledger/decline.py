@@ -77,8 +77,8 @@ def read_decline(rows: Rows) -> Decline | None:
         "SELECT MAX(id) FROM versions WHERE NOT EXISTS "
         "(SELECT 1 FROM steps WHERE steps.version = versions.id)"  # the first, or a rollback's
     )
-    found = rows.rows(f"{_REPLIES} ORDER BY sessions.id DESC LIMIT {_NEWEST}", begun)
-    newest = [First(*row) for row in found]
+    newest_rows = rows.rows(f"{_REPLIES} ORDER BY sessions.id DESC LIMIT {_NEWEST}", begun)
+    newest = [First(*row) for row in newest_rows]
     of = defaultdict[str, set[First]](set)
     for reply in newest:
         of[reply.user].add(reply)
@@ -87,5 +87,7 @@ def read_decline(rows: Rows) -> Decline | None:
             earliest = f"{_REPLIES} AND user = ?2 ORDER BY sessions.id LIMIT {SIZE}"
             replies |= {First(*row) for row in rows.rows(earliest, begun, user)}
     newest_version = rows.one("SELECT MAX(id) FROM versions")
-    declines = filter(None, (decline(sorted(one), newest_version) for one in of.values()))
-    return max(declines, key=lambda one: one.evidence, default=None)
+    declines = filter(
+        None, (decline(sorted(user_replies), newest_version) for user_replies in of.values())
+    )
+    return max(declines, key=lambda candidate: candidate.evidence, default=None)

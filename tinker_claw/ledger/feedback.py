@@ -97,7 +97,7 @@ WHERE {} AND user = :user AND private <> 1 AND blanked IS NOT 'forgotten'
 class FeedbackTable(LedgerTable):
     """Table of feedback from users and their programs."""
 
-    def give(self, user: str, about: About, said: Feedback) -> Given | None:
+    def give(self, user: str, about: About, feedback: Feedback) -> Given | None:
         """Record feedback and apply it where possible; None: this user has no such turn.
 
         Raises:
@@ -109,14 +109,16 @@ class FeedbackTable(LedgerTable):
             ).fetchone()
             if turn is None:
                 return None
-            values = asdict(said) | {
+            values = asdict(feedback) | {
                 "user": user,
                 "turn_id": turn["id"],
                 "session_id": turn["session_id"],
             }
             values["task_group"] = values.pop("group")
-            known = "SELECT * FROM feedback WHERE user = ? AND key = ?"  # a NULL key matches no row
-            if (earlier := tx.execute(known, (user, said.key)).fetchone()) is not None:
+            same_key = (
+                "SELECT * FROM feedback WHERE user = ? AND key = ?"  # a NULL key matches no row
+            )
+            if (earlier := tx.execute(same_key, (user, feedback.key)).fetchone()) is not None:
                 # A session may have new turns since.
                 now = {k: v for k, v in values.items() if (about.what, k) != ("session", "turn_id")}
                 if any(earlier[name] != value for name, value in now.items()):
@@ -125,7 +127,7 @@ class FeedbackTable(LedgerTable):
                         "feedback."
                     )
                 return Given(earlier["id"], earlier["turn_id"], True, earlier["unused"])
-            unused = _OUTCOMES[turn["episode"]] if said.final else _unused(turn)
+            unused = _OUTCOMES[turn["episode"]] if feedback.final else _unused(turn)
             values |= {"unused": unused, "created_at": time.time()}
             # A message (its key begins with a newline) that says the same after this one is no
             # retry, but was edited back.
@@ -134,9 +136,9 @@ class FeedbackTable(LedgerTable):
                 (turn["id"],),
             )
             feedback_id = insert(tx, "feedback", values)
-            if not said.final and (unused is None or turn["state"] is not None):
-                _judge(tx, turn["id"], said)
-            if unused is None and not said.final:
+            if not feedback.final and (unused is None or turn["state"] is not None):
+                _judge(tx, turn["id"], feedback)
+            if unused is None and not feedback.final:
                 reopen(tx, turn["id"])
         return Given(feedback_id, turn["id"], repeated=False, unused=unused)
 
@@ -161,18 +163,24 @@ def _unused(turn: sqlite3.Row) -> str | None:
     return because or "what was sampled is not kept any more"
 
 
-def _judge(tx: sqlite3.Connection, turn_id: int, said: Feedback) -> None:
+def _judge(tx: sqlite3.Connection, turn_id: int, feedback: Feedback) -> None:
     """Make the feedback the verdict; the judge's stays in the column `judged`."""
     tx.execute(
         "INSERT INTO verdicts (turn_id, value, created_at, source, score) VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT (turn_id) DO UPDATE SET value = excluded.value, source = excluded.source, "
         "created_at = excluded.created_at, score = excluded.score, weight = 1",
-        (turn_id, (said.score > 0) - (said.score < 0), time.time(), said.source, said.score),
+        (
+            turn_id,
+            (feedback.score > 0) - (feedback.score < 0),
+            time.time(),
+            feedback.source,
+            feedback.score,
+        ),
     )
     tx.execute("DELETE FROM hints WHERE turn_id = ? AND source <> 'judge'", (turn_id,))
-    if said.score < 0 and said.text:
+    if feedback.score < 0 and feedback.text:
         tx.execute(
             "INSERT INTO hints (turn_id, rank, text, source) VALUES (?1, "
             "(SELECT COALESCE(MIN(rank) - 1, 0) FROM hints WHERE turn_id = ?1), ?2, ?3)",
-            (turn_id, said.text, said.source),
+            (turn_id, feedback.text, feedback.source),
         )

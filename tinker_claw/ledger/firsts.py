@@ -53,6 +53,6 @@ def read_firsts(
         user: only theirs; None: everybody's.
         versions: only those that these gave; None: all.
     """
-    found = rows.rows(f"SELECT {FIRST} FROM {FIRSTS} WHERE user = COALESCE(?, user)", user)
-    firsts = [First(*row) for row in found]
-    return sorted(one for one in firsts if versions is None or one.version in versions)
+    first_rows = rows.rows(f"SELECT {FIRST} FROM {FIRSTS} WHERE user = COALESCE(?, user)", user)
+    firsts = [First(*row) for row in first_rows]
+    return sorted(first for first in firsts if versions is None or first.version in versions)

@@ -112,10 +112,10 @@ class GroupTable(LedgerTable):
                 ).rowcount
                 _refuse(tx, session["id"], PASSED)
             if group is not None:
-                gone = _expire_agreed(tx, group)
-                if queued - gone > most:
-                    gone += sum(_expire(tx, session, TOO_LARGE) for session in ids)
-                queued, expired = queued - gone, expired + gone
+                withdrawn = _expire_agreed(tx, group)
+                if queued - withdrawn > most:
+                    withdrawn += sum(_expire(tx, session, TOO_LARGE) for session in ids)
+                queued, expired = queued - withdrawn, expired + withdrawn
             _close(tx, ids, group)
         return queued, expired
 
@@ -137,8 +137,8 @@ def expire_mates(tx: sqlite3.Connection) -> int:
     ).fetchall()
     expired = 0
     for (group,) in broken:
-        found = tx.execute("SELECT id FROM sessions WHERE group_id = ?", (group,))
-        sessions = [session for (session,) in found]
+        mates = tx.execute("SELECT id FROM sessions WHERE group_id = ?", (group,))
+        sessions = [session for (session,) in mates]
         for session in sessions:
             expired += _expire(tx, session, MATE_TOO_OLD)
             _refuse(tx, session, MATE_TOO_OLD)

@@ -29,12 +29,12 @@ def keep(tx: sqlite3.Connection, turn: int, images: Images) -> None:
 
 def kept(rows: Rows, turn: int) -> Images:
     """Return the images of a turn that were kept."""
-    found = rows.rows(
+    image_rows = rows.rows(
         "SELECT at, tokens, data, format FROM turn_images JOIN images ON images.id = image_id "
         "WHERE turn_id = ? ORDER BY at",
         turn,
     )
-    return tuple(PlacedImage(**row) for row in found)
+    return tuple(PlacedImage(**row) for row in image_rows)
 
 
 def move(tx: sqlite3.Connection, turn: int, at: int, by: int) -> None:
@@ -45,9 +45,9 @@ def move(tx: sqlite3.Connection, turn: int, at: int, by: int) -> None:
 
 def let_go(tx: sqlite3.Connection, turn: int) -> None:
     """Delete a turn's images, except files that other turns hold."""
-    gone = "DELETE FROM turn_images WHERE turn_id = ? RETURNING image_id"
+    unlink = "DELETE FROM turn_images WHERE turn_id = ? RETURNING image_id"
     tx.executemany(
         "DELETE FROM images WHERE id = ?1 "
         "AND NOT EXISTS (SELECT 1 FROM turn_images WHERE image_id = ?1)",
-        {tuple(row) for row in tx.execute(gone, (turn,)).fetchall()},
+        {tuple(row) for row in tx.execute(unlink, (turn,)).fetchall()},
     )

@@ -145,8 +145,8 @@ class JudgementTable(LedgerTable):
             turn_ids: turns to choose from; None: all. Those without their text stay aside.
         """
         with self._db.transaction() as tx:
-            found = [row["id"] for row in tx.execute(_SET_ASIDE, (Why.SET_ASIDE,))]
-            again = [one for one in found if turn_ids is None or one in turn_ids]
+            set_aside = [row["id"] for row in tx.execute(_SET_ASIDE, (Why.SET_ASIDE,))]
+            again = [turn_id for turn_id in set_aside if turn_ids is None or turn_id in turn_ids]
             for turn_id in again:
                 tx.execute("DELETE FROM votes WHERE turn_id = ? AND about = 'in vain'", (turn_id,))
                 reopen(tx, turn_id)
@@ -168,7 +168,7 @@ class JudgementTable(LedgerTable):
         """Reopen rejected turns that were refused for `reason`, if they lacked a demonstration and
         turn `accepted` of their session brings one. True: some were reopened."""
         with self._db.transaction() as tx:
-            found = tx.execute(
+            rejected = tx.execute(
                 "SELECT turns.id FROM turns JOIN turns AS later "
                 "ON later.session_id = turns.session_id AND later.kind = turns.kind "
                 "AND later.idx > turns.idx JOIN verdicts ON turn_id = turns.id "
@@ -176,7 +176,7 @@ class JudgementTable(LedgerTable):
                 "AND LENGTH(turns.tokens) > 1",
                 (accepted, reason),
             )
-            again = [row["id"] for row in found.fetchall() if self.demonstration(row["id"])]
+            again = [row["id"] for row in rejected.fetchall() if self.demonstration(row["id"])]
             for turn_id in again:
                 reopen(tx, turn_id)
         return bool(again)

@@ -35,7 +35,8 @@ from tinker_claw.ledger.versions import Pin, Reference, StepTable
 
 
 def holds_run(rows: Rows, run: Mapping[str, str]) -> bool:
-    """Whether a ledger holds this run. One without a version never began, and may be replaced.
+    """Return whether a ledger holds this run. One without a version never began, and may be
+    replaced.
 
     Raises:
         LedgerError: it holds another run; names what differs.
@@ -82,13 +83,13 @@ class Ledger:
             with self._db.transaction() as tx:
                 tx.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(run.items()))
 
-    def forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
+    def forget(self, select: Callable[[Rows], Forgetting]) -> Forgetting:
         """Forget data at once and erase it from the file; return a description of it.
 
         Only for a process that has the ledger to itself: it blocks writers for seconds per
         gigabyte.
         """
-        forgotten = forget(self._db, found)
+        forgotten = forget(self._db, select)
         try:
             self.vacuum()
         except LedgerError as error:
@@ -103,10 +104,10 @@ class Ledger:
         self._db.vacuum()
         give_back(self._db)
 
-    async def forget_in_thread(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
+    async def forget_in_thread(self, select: Callable[[Rows], Forgetting]) -> Forgetting:
         """Forget data while a gateway runs; return a description of it."""
         async with self._erasing:
-            return await beside(self.path, lambda writer: forget(writer, found))
+            return await beside(self.path, lambda writer: forget(writer, select))
 
     def left(self, forgotten: Forgetting) -> Callable[[Rows], Forgetting] | None:
         """Select the turns that were added to forgotten data since; None: there are none."""

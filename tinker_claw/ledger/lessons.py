@@ -56,7 +56,7 @@ Rule = Literal["keep", "edit", "drop", "add"]
 
 
 class State(StrEnum):
-    """Whether new sessions are told a lesson."""
+    """State of a lesson: it decides whether new sessions are told it."""
 
     CANDIDATE = "candidate"
     """Not told: the judge takes it for a wish that lasts, and its user has not kept it."""
@@ -116,13 +116,13 @@ class LessonTable(LedgerTable):
             "SELECT lessons.* FROM json_each(?) JOIN lessons ON lessons.id = value ORDER BY key",
             chosen,
         )
-        return [one for one in map(lesson_of, rows) if one.state not in NOT_TOLD]
+        return [lesson for lesson in map(lesson_of, rows) if lesson.state not in NOT_TOLD]
 
     def practised(self, version: int) -> set[int]:
         """Return the lessons that the weights of a version have practised."""
         return {*self._db.column(_PRACTISED, version)}
 
-    def shown(self, turn_id: int) -> list[Lesson]:
+    def for_judge(self, turn_id: int) -> list[Lesson]:
         """Return the newest lessons of a turn's user that the judge is shown."""
         rows = self._db.rows(
             "SELECT * FROM lessons WHERE state NOT IN ('aside', 'dropped') AND user = (SELECT user "
@@ -133,7 +133,7 @@ class LessonTable(LedgerTable):
         )
         return [lesson_of(row) for row in rows]
 
-    def begin(self, session_id: int, told: Iterable[int]) -> list[int]:
+    def begin(self, session_id: int, lesson_ids: Iterable[int]) -> list[int]:
         """Store the ids of a session's lessons, unless they are stored; none where it has begun
         already. Return those that were never told before."""
         with self._db.transaction() as tx:
@@ -141,7 +141,7 @@ class LessonTable(LedgerTable):
                 "UPDATE sessions SET lessons = CASE WHEN EXISTS (SELECT 1 FROM turns "
                 "WHERE session_id = ?1 AND kind = 'main') THEN '[]' ELSE ?2 END "
                 "WHERE id = ?1 AND lessons IS NULL",
-                (session_id, json.dumps([*told])),
+                (session_id, json.dumps([*lesson_ids])),
             )
             new = tx.execute(
                 "UPDATE lessons SET told_in = ?1 WHERE told_in IS NULL AND id IN (SELECT value "
@@ -207,11 +207,11 @@ class LessonTable(LedgerTable):
 
 def of_user(rows: Rows, user: str | None) -> list[Lesson]:
     """Return the lessons of a user, or all, newest first."""
-    found = rows.rows(
+    lesson_rows = rows.rows(
         "SELECT * FROM lessons WHERE user = COALESCE(?, user) ORDER BY created_at DESC, id DESC",
         user,
     )
-    return [lesson_of(row) for row in found]
+    return [lesson_of(row) for row in lesson_rows]
 
 
 _RUNS = """
@@ -230,10 +230,10 @@ def read_runs(
 ) -> list[dict[str, Any]]:
     """Return the steps that practised a lesson, or rest on a turn, oldest first, with their turns
     by purpose. None: `figures` where none was committed, `lesson` where it was forgotten."""
-    found = map(dict, rows.rows(_RUNS, lesson, turn))
+    runs = map(dict, rows.rows(_RUNS, lesson, turn))
     return [
-        one | {name: json.loads(one[name] or "null") for name in ("figures", "turns")}
-        for one in found
+        run | {name: json.loads(run[name] or "null") for name in ("figures", "turns")}
+        for run in runs
     ]
 
 
@@ -256,13 +256,13 @@ def read_lessons(rows: Rows, user: str | None) -> list[dict[str, Any]]:
     )
     return [
         {
-            **asdict(one),
-            "back": back.get(one.id),
-            "first": first.get(one.id),
-            "vain": told_in_vain(rows, one),
-            "runs": read_runs(rows, lesson=one.id),
+            **asdict(lesson),
+            "back": back.get(lesson.id),
+            "first": first.get(lesson.id),
+            "vain": told_in_vain(rows, lesson),
+            "runs": read_runs(rows, lesson=lesson.id),
         }
-        for one in of_user(rows, user)
+        for lesson in of_user(rows, user)
     ]
 
 
@@ -271,14 +271,17 @@ def told_in_vain(rows: Rows, lesson: Lesson) -> str | None:
     of its user; None: these do not show that."""
     if lesson.state is not State.TOLD:
         return None
-    shares = told, untold = Rate(), Rate()
+    shares = with_lesson, without_lesson = Rate(), Rate()
     for with_it, accepted in rows.rows(_COMPARED, lesson.user, lesson.id):
         shares[not with_it].add(accepted)
-    if told.value >= untold.value or TwoRates(told, untold).e_value < CLAIM:
+    if (
+        with_lesson.value >= without_lesson.value
+        or TwoRates(with_lesson, without_lesson).e_value < CLAIM
+    ):
         return None
     return (
-        f"{told.good:g} of {told.of} replies were accepted with it, and {untold.good:g} of "
-        f"{untold.of} without"
+        f"{with_lesson.good:g} of {with_lesson.of} replies were accepted with it, and "
+        f"{without_lesson.good:g} of {without_lesson.of} without"
     )
 
 
@@ -301,14 +304,14 @@ def learn(
     """
     if wish is None and repeats is None:
         return None
-    found = tx.execute(
+    owner = tx.execute(
         "SELECT user FROM turns JOIN sessions ON sessions.id = session_id "
         "WHERE turns.id = ? AND private <> 1 AND kind = 'main' AND episode = 0",
         (turn_id,),
     ).fetchone()
-    if found is None:
+    if owner is None:
         return None
-    (user,), new = found, None
+    (user,), new = owner, None
     newest = repeats or (wish and _same(tx, user, wish))
     if newest is None and wish is not None:
         newest = new = _insert(tx, user, wish, turn_id, State.CANDIDATE)
@@ -331,12 +334,12 @@ def learn(
 
 def unlearn(tx: sqlite3.Connection, turns: str) -> None:
     """Delete the lessons from these turns, a JSON array; what they set aside is told again."""
-    gone = "(SELECT id FROM lessons WHERE turn_id IN (SELECT value FROM json_each(?)))"
+    deleted = "(SELECT id FROM lessons WHERE turn_id IN (SELECT value FROM json_each(?)))"
     tx.execute(
-        f"UPDATE lessons SET state = {_AGAIN} WHERE state = 'aside' AND replaced_by IN {gone}",
+        f"UPDATE lessons SET state = {_AGAIN} WHERE state = 'aside' AND replaced_by IN {deleted}",
         (turns,),
     )
-    tx.execute(f"DELETE FROM lessons WHERE id IN {gone}", (turns,))
+    tx.execute(f"DELETE FROM lessons WHERE id IN {deleted}", (turns,))
 
 
 def practise(tx: sqlite3.Connection, step_id: int) -> bool:
@@ -400,19 +403,19 @@ def _insert(
 
 def _same(tx: sqlite3.Connection, user: str, wish: Wish) -> int | None:
     """Return the id of the user's lesson of this sentence; None: there is none."""
-    known = tx.execute("SELECT id, text FROM lessons WHERE user = ?", (user,)).fetchall()
-    return next((id for id, text in known if _meaning(text) == _meaning(wish.text)), None)
+    lessons = tx.execute("SELECT id, text FROM lessons WHERE user = ?", (user,)).fetchall()
+    return next((id for id, text in lessons if _meaning(text) == _meaning(wish.text)), None)
 
 
 def _twin(tx: sqlite3.Connection, which: int | None, text: str) -> int | None:
     """Return the id of another lesson of the same user and sentence that is not dropped; None:
     there is none. One prompt held both, and a drop of one left the other."""
-    known = tx.execute(
+    others = tx.execute(
         "SELECT id, text FROM lessons WHERE id <> ?1 AND state <> 'dropped' "
         "AND user = (SELECT user FROM lessons WHERE id = ?1)",
         (which,),
     ).fetchall()
-    return next((id for id, one in known if _meaning(one) == _meaning(text)), None)
+    return next((id for id, other_text in others if _meaning(other_text) == _meaning(text)), None)
 
 
 def _meaning(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What became of a turn: one value, read by one query, even while a gateway writes.
+"""Outcome of a turn: one value, read by one query, even while a gateway writes.
 
 Rule: nothing is locked or written. SQL knows numbers of `Why` only; `words.py` makes sentences.
 Words of users and agents, and ids from which they can be read, are only in `Contents`.
@@ -81,8 +81,8 @@ def count_outcomes(rows: Rows) -> Counter[str]:
     Only the rows of `turns` that are open, held or queued are read, however many there are.
     """
     counts = Counter[str]()
-    for found, turns in rows.pairs(_COUNTED).items():
-        counts[in_words(found)] += turns
+    for outcome, turns in rows.pairs(_COUNTED).items():
+        counts[in_words(outcome)] += turns
     return counts
 
 
@@ -99,7 +99,7 @@ SELECT turns.id, turns.session_id AS session, sessions.user, episode, sessions.t
   turns.fallback, turns.lost, turns.untrained_because, turns.blanked,
   next_states.role AS next_role, passing.id AS passed_by, passing.lost AS passed_lost,
   verdicts.turn_id IS NOT NULL AS judged, value AS verdict, verdicts.source AS verdict_by,
-  verdicts.judged AS found, said.source AS said_by, said.unused,
+  verdicts.judged AS judge_verdict, said.source AS said_by, said.unused,
   (SELECT json_group_array(value) FROM (SELECT value FROM votes
     WHERE votes.turn_id = turns.id AND about = 'verdict' ORDER BY n)) AS votes,
   (SELECT COUNT(*) FROM votes WHERE votes.turn_id = turns.id AND about = 'in vain') AS tries,
@@ -197,7 +197,7 @@ class TurnView:
     """Verdict; None for a judged turn: no vote was valid."""
     verdict_by: Source | None
     """Source of the verdict; None: not judged."""
-    found: Vote | None
+    judge_verdict: Vote | None
     """Majority of the judge's votes, even where another's verdict counts."""
     said_by: Source | None
     """Source of the latest explicit feedback."""
@@ -223,8 +223,8 @@ class TurnView:
     @property
     def record(self) -> Record:
         """Its figures, as `log turns --json` shows them."""
-        shown = {name: getattr(self, name) for name in _RECORD}
-        return shown | {"sample": self.sample and self.sample.state}
+        figures = {name: getattr(self, name) for name in _RECORD}
+        return figures | {"sample": self.sample and self.sample.state}
 
 
 # fmt: off
@@ -247,15 +247,15 @@ def turns_where(rows: Rows, which: str, *values: Any) -> list[TurnView]:
 
 
 def _turn(row: Record) -> TurnView:
-    sample, found = json.loads(row["sample"]), row["outcome"]
+    sample, outcome = json.loads(row["sample"]), row["outcome"]
     row |= {
         "kind": Kind(row["kind"]),
         "judged": bool(row["judged"]),
         "votes": tuple(json.loads(row["votes"])),
         "sample": sample and SampleView(**sample),
         "refused": None if row["refused"] is None else Why(row["refused"]),
-        "why": Why(found) if isinstance(found, int) and found > 0 else None,
-        "outcome": in_words(found),
+        "why": Why(outcome) if isinstance(outcome, int) and outcome > 0 else None,
+        "outcome": in_words(outcome),
     }
     return TurnView(**row)
 
@@ -327,20 +327,20 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
     row = rows.row(_CONTENTS, turn_id)
     if row is None:
         return None
-    known = dict(row)
-    known |= {name: json.loads(row[name]) for name in _LISTS}
-    known["advantages"] = unpack_floats(row["advantages"]) if row["advantages"] else ()
+    fields = dict(row)
+    fields |= {name: json.loads(row[name]) for name in _LISTS}
+    fields["advantages"] = unpack_floats(row["advantages"]) if row["advantages"] else ()
     state = rows.row("SELECT * FROM next_states WHERE turn_id = ?", turn_id)
     (sampled,) = rows.rows("SELECT * FROM turns WHERE id = ?", turn_id)
     feedback = rows.rows(
         f"SELECT {FEEDBACK}, feedback.text FROM feedback WHERE turn_id = ? ORDER BY id", turn_id
     )
     return Contents(
-        **known,
+        **fields,
         runs=read_runs(rows, turn=turn_id),
         completion=completion_of(sampled),
         next_state=state_of(state) if state else None,
-        feedback=[dict(said) | {"final": bool(said["final"])} for said in feedback],
+        feedback=[dict(entry) | {"final": bool(entry["final"])} for entry in feedback],
     )
 
 
@@ -386,12 +386,12 @@ def read_run(rows: Rows, batch_size: int, *, sure: bool = False) -> RunView:
     Args:
         batch_size: samples of a step, where none was taken yet, or `sure` to be the next's.
     """
-    taken = rows.one(
+    last_size = rows.one(
         "SELECT COALESCE(json_extract(metrics, '$.rule.batch_size'), "
         "json_extract(metrics, '$.samples')) FROM steps WHERE status = 'committed' "
         "ORDER BY id DESC LIMIT 1"
     )
-    batch = batch_size if sure or not taken else taken
+    batch = batch_size if sure or not last_size else last_size
     return RunView(
         step=rows.one("SELECT step FROM versions ORDER BY id DESC LIMIT 1") or 0,
         ready=ready(read_queue(rows), batch),

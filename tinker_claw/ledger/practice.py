@@ -1,7 +1,7 @@
-"""What practice needs of the ledger: lessons that are due, past first messages of their owner, and
-how the owner took replies since.
+"""Queries for practice: lessons that are due, past first messages of their owner, and the owner's
+verdicts since.
 
-Rule: figures of a model make no lesson learned; its owner's verdicts do.
+Rule: a lesson is learned by its owner's verdicts, never by figures of a model.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PracticeTable(LedgerTable):
         """Return the lessons whose told replies were accepted, newest first."""
         return [lesson_of(row) for row in self._db.rows(_DUE)]
 
-    def asked(self, user: str) -> list[int]:
+    def first_turns(self, user: str) -> list[int]:
         """Return the turns of a user's past first messages, newest first; none is private or has an
         image."""
         return self._db.column(_ASKED, user)
@@ -78,7 +78,7 @@ class PracticeTable(LedgerTable):
         )
         return count, newest
 
-    def made(self, state_ref: str) -> bool:
+    def is_practised(self, state_ref: str) -> bool:
         """Return whether a state is that of a version that a practice made."""
         return self._db.one(
             "SELECT EXISTS (SELECT 1 FROM versions JOIN steps ON steps.version = versions.id "
@@ -88,7 +88,7 @@ class PracticeTable(LedgerTable):
 
     def provisional(self, most: int) -> list[Practised]:
         """Return the provisional lessons. `most`: first turns since their practice, at most."""
-        found = list[Practised]()
+        practised = list[Practised]()
         for row in self._db.rows("SELECT * FROM lessons WHERE state = 'provisional'"):
             lesson = lesson_of(row)
             ((before, after),) = self._db.rows(
@@ -98,8 +98,8 @@ class PracticeTable(LedgerTable):
             )
             since = lesson.user, lesson.changed_at, after, lesson.id, most
             accepted = map(bool, self._db.column(_JUDGED, *since))
-            found.append(Practised(lesson, before, after, tuple(accepted)))
-        return found
+            practised.append(Practised(lesson, before, after, tuple(accepted)))
+        return practised
 
     def confirm(self, lesson: Lesson) -> None:
         """Take a provisional lesson for learned."""

@@ -106,12 +106,12 @@ def drop_some(database: Writer, before: float, at: int) -> tuple[int, int | None
 
     Returns the number of turns dropped, and the id from which to go on; None: that was all.
     """
-    found = database.column(_DROPPABLE, at, _ANY, before, _ROWS)
-    if not found:
+    droppable = database.column(_DROPPABLE, at, _ANY, before, _ROWS)
+    if not droppable:
         return 0, None
     with database.transaction() as tx:
         # Without those that were taken up again meanwhile.
-        still = tx.execute(_DROPPABLE, (found[0], found[-1], before, _ROWS)).fetchall()
+        still = tx.execute(_DROPPABLE, (droppable[0], droppable[-1], before, _ROWS)).fetchall()
         for (turn,) in still:
             tx.execute(
                 "UPDATE turns SET untrained_because = ?, why = ? WHERE id = ? AND settled = 0",
@@ -120,7 +120,7 @@ def drop_some(database: Writer, before: float, at: int) -> tuple[int, int | None
             tx.execute(f"UPDATE turns SET {_ASKED} WHERE id = ?2", ("dropped", turn))
             let_go(tx, turn)
             _unsay(tx, turn)
-    return len(still), found[-1] + 1
+    return len(still), droppable[-1] + 1
 
 
 # Space
@@ -150,8 +150,8 @@ def _newest(rows: Rows) -> int:
 
 def _used(rows: Rows, which: str = "TRUE", *values: object) -> set[int]:
     """Return the blocks of the prompts of some turns, given by a condition."""
-    found = rows.column(f"SELECT blocks FROM turns WHERE {which}", *values)
-    return {block for blocks in found for block in unraw_ids(blocks)}
+    blobs = rows.column(f"SELECT blocks FROM turns WHERE {which}", *values)
+    return {block for blob in blobs for block in unraw_ids(blob)}
 
 
 def _delete_blocks(tx: sqlite3.Connection, blocks: Collection[int]) -> None:
@@ -207,7 +207,7 @@ class Forgetting:
     unsaid: tuple[int, ...]
     """Turns that stay, but lose their next state, votes and hints, because the next state, or the
     reply shown to their teacher, is among the forgotten data."""
-    told: tuple[int, ...]
+    lesson_turns: tuple[int, ...]
     """Turns that stay, without the lessons in their prompts that came from the forgotten data."""
     withdrawn: int
     """Number of samples taken out of the queue."""
@@ -228,26 +228,26 @@ def in_session(which: str, user: str | None) -> Callable[[Rows], Forgetting]:
     """Select a whole session, by its number or by the client's name for it."""
 
     def find(rows: Rows) -> Forgetting:
-        found = rows.rows(
+        matches = rows.rows(
             "SELECT id, user FROM sessions WHERE (key IN (?1, ?3) OR CAST(id AS TEXT) = ?1) "
             "AND (?2 IS NULL OR user = ?2)",
             which,
             user,
             name_digest(which),
         )
-        if not found:
+        if not matches:
             whose = "" if user is None else f" of user {user}"
             raise UndoError(
                 f"{rows.path} has no session {which!r}{whose}; "
                 "`tinker-claw log turns` lists them by their numbers"
             )
-        if len(found) > 1:
-            several = ", ".join(f"{row['id']} (of {row['user']})" for row in found)
+        if len(matches) > 1:
+            several = ", ".join(f"{row['id']} (of {row['user']})" for row in matches)
             raise UndoError(
                 f"{which!r} may be session {several}; give the number, or --user, or forget the "
                 "first turn of the one that is meant (`tinker-claw log turns`)"
             )
-        return _forgetting(rows, found[0]["id"], first=0)
+        return _forgetting(rows, matches[0]["id"], first=0)
 
     return find
 
@@ -288,14 +288,16 @@ ORDER BY 1
 def _forgetting(rows: Rows, session: int, *, first: int, last: int = _ANY) -> Forgetting:
     turns = rows.column(_LEFT, session, first, last)
     before = tuple(rows.column(_BEFORE, session, first))
-    told = [turn for turn in taught_by(rows, json.dumps([*turns, *before])) if turn not in turns]
-    touched = json.dumps([*turns, *before, *told])
+    lesson_turns = [
+        turn for turn in taught_by(rows, json.dumps([*turns, *before])) if turn not in turns
+    ]
+    touched = json.dumps([*turns, *before, *lesson_turns])
     return Forgetting(
         session=session,
         first=first,
         turns=tuple(turns),
         unsaid=before,
-        told=tuple(told),
+        lesson_turns=tuple(lesson_turns),
         withdrawn=rows.one(
             "SELECT COUNT(*) FROM samples WHERE state IN ('queued', 'held') "
             f"AND turn_id IN {_THESE}",
@@ -321,7 +323,7 @@ def left(rows: Rows, what: Forgetting) -> Callable[[Rows], Forgetting] | None:
 
 def _steps(rows: Rows, turns: str) -> tuple[UsedIn, ...]:
     live = read_line(rows).live
-    found = rows.rows(
+    step_rows = rows.rows(
         "SELECT steps.id AS step, version, parent AS before, COUNT(*) AS samples FROM ("
         f"SELECT step_id, turn_id FROM samples WHERE state = 'trained' AND turn_id IN {_THESE} "
         f"UNION SELECT step_id, turn_id FROM step_prompts WHERE turn_id IN {_THESE}) "
@@ -330,49 +332,49 @@ def _steps(rows: Rows, turns: str) -> tuple[UsedIn, ...]:
         turns,
         turns,
     )
-    return tuple(UsedIn(**row, live=row["version"] in live) for row in found)
+    return tuple(UsedIn(**row, live=row["version"] in live) for row in step_rows)
 
 
-def forget(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
+def forget(database: Writer, select: Callable[[Rows], Forgetting]) -> Forgetting:
     """Erase data, in one transaction; of a long session the newest turns first, each time whole.
 
     Raises:
         LedgerError: it cannot be written, or a reader holds the log.
     """
-    what = found(database)
-    for first in reversed(what.turns[MOST::MOST]):
+    forgetting = select(database)
+    for first in reversed(forgetting.turns[MOST::MOST]):
         _erase(database, from_turn(first))
         time.sleep(PAUSE_S)  # writers go first
-    last = _erase(database, found)
+    last = _erase(database, select)
     give_back(database)
-    return replace(what, turns=tuple(sorted({*what.turns, *last.turns})))
+    return replace(forgetting, turns=tuple(sorted({*forgetting.turns, *last.turns})))
 
 
-def _erase(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
-    seen, newest = found(database), _newest(database)
+def _erase(database: Writer, select: Callable[[Rows], Forgetting]) -> Forgetting:
+    preview, newest = select(database), _newest(database)
     # Looked up before the transaction, as that reads all turns.
-    going = json.dumps([*seen.turns, *seen.told])
+    going = json.dumps([*preview.turns, *preview.lesson_turns])
     used = _used(database, f"id NOT IN {_THESE}", going)
     with database.transaction() as tx:
-        what = found(database)
-        these = json.dumps([*what.turns, *what.told])
+        forgetting = select(database)
+        these = json.dumps([*forgetting.turns, *forgetting.lesson_turns])
         if {turn for turn in json.loads(these) if turn <= newest} - set(json.loads(going)):
             used, newest = set[int](), 0  # somebody came between, so all is looked up again
         blocks = _used(database, f"id IN {_THESE}", these)
-        _take_back(tx, what)
-        _delete(tx, what.turns)
+        _take_back(tx, forgetting)
+        _delete(tx, forgetting.turns)
         for turn in orphans(database):
             _untell(database, tx, turn)
         used |= _used(database, f"id > {newest} OR id IN {_THESE}", going)
         _delete_blocks(tx, blocks - used)
-    return what
+    return forgetting
 
 
 def _take_back(tx: sqlite3.Connection, what: Forgetting) -> None:
     """Withdraw what was made of the data: samples, lessons, names, and what earlier turns were
     told."""
-    withdraw_from_step(tx, [*what.turns, *what.unsaid, *what.told])
-    for turn in what.told:
+    withdraw_from_step(tx, [*what.turns, *what.unsaid, *what.lesson_turns])
+    for turn in what.lesson_turns:
         _untrain(tx, turn, FORGOTTEN_LESSON)
     sources = json.dumps([*what.turns, *what.unsaid])
     unlearn(tx, sources)
@@ -413,15 +415,15 @@ def _take_name(tx: sqlite3.Connection, session: int) -> None:
 
     No client knows the new name, which is partly random.
     """
-    said = tx.execute("SELECT user, key, private FROM sessions WHERE id = ?", (session,)).fetchone()
+    row = tx.execute("SELECT user, key, private FROM sessions WHERE id = ?", (session,)).fetchone()
     tx.execute(
         "UPDATE sessions SET key = ? || '-' || id || '-' || LOWER(HEX(RANDOMBLOB(8))), "
         "private = 0, task = NULL, group_id = NULL, episode = 0, "
         "closed_at = COALESCE(closed_at, created_at) WHERE id = ?",
         (FORGOTTEN, session),
     )
-    if said["private"]:
-        mark_private(tx, said["user"], said["key"], said["private"])
+    if row["private"]:
+        mark_private(tx, row["user"], row["key"], row["private"])
 
 
 def _untrain(tx: sqlite3.Connection, turn: int, because: Because) -> None:
@@ -443,11 +445,11 @@ def _untrain(tx: sqlite3.Connection, turn: int, because: Because) -> None:
 def _untell(database: Rows, tx: sqlite3.Connection, turn: int) -> None:
     """Remove the lessons from a turn's prompt; it still counts as one that was told some."""
     row = tx.execute("SELECT * FROM turns WHERE id = ?", (turn,)).fetchone()
-    if row is None or (told := told_of(row)) is None:
+    if row is None or (lesson_span := told_of(row)) is None:
         return
-    prompt = raw_ids(told.without(load(database, row)))
+    prompt = raw_ids(lesson_span.without(load(database, row)))
     blocks, rest = store(tx, prompt, shared=not row["secret"])
-    move(tx, turn, told.at, len(told.instead) - told.tokens)
+    move(tx, turn, lesson_span.at, len(lesson_span.instead) - lesson_span.tokens)
     tx.execute(
         "UPDATE turns SET told = ?, hint_at = NULL, blocks = ?, prompt = ? WHERE id = ?",
         (UNTOLD, blocks, rest, turn),

@@ -108,20 +108,20 @@ class SampleTable(LedgerTable):
             }
         with self._db.transaction() as tx:
             check_kept(tx, turn_id)
-            found = tx.execute(
+            row = tx.execute(
                 "SELECT episode FROM turns JOIN sessions ON sessions.id = session_id "
                 "WHERE turns.id = ?",
                 (turn_id,),
             ).fetchone()
-            if found is None:  # it was forgotten meanwhile
+            if row is None:  # it was forgotten meanwhile
                 return 0
             values["created_at"] = time.time()
-            values["state"] = ("queued", "held", "expired")[found["episode"]]
-            over = OVER if found["episode"] == 2 else None
+            values["state"] = ("queued", "held", "expired")[row["episode"]]
+            over = OVER if row["episode"] == 2 else None
             values |= {"expired_because": over, "expired_why": why_of(over)}
-            made = insert(tx, "samples", values)
+            sample_id = insert(tx, "samples", values)
             tx.execute("UPDATE turns SET settled = 1 WHERE id = ?", (turn_id,))
-            return made
+            return sample_id
 
     def waiting(self) -> int:
         """Return the number of queued samples."""
@@ -210,12 +210,12 @@ class SampleTable(LedgerTable):
 
 def read_queue(rows: Rows) -> list[Waiting]:
     """Return all queued samples, oldest first, without their tokens."""
-    found = rows.rows(
+    sample_rows = rows.rows(
         f"SELECT samples.id, session_id AS session, user, {JUDGED_BY} AS judge, reward, bare, "
         f'baseline, group_id AS "group", samples.created_at AS queued_at {_QUEUED}',
         None,
     )
-    return [Waiting(**row) for row in found]
+    return [Waiting(**row) for row in sample_rows]
 
 
 def usable(waiting: Iterable[Waiting]) -> list[Waiting]:
@@ -223,20 +223,24 @@ def usable(waiting: Iterable[Waiting]) -> list[Waiting]:
     judge: a bare rejection needs a better reply, and the baseline a sample that is not of it."""
     waiting = list(waiting)
     best = dict[Judge, float]()
-    for one in waiting:
-        if one.group is None and one.reward is not None:
-            best[one.judge] = max(one.reward, best.get(one.judge, one.reward))
-    able = [one for one in waiting if not one.bare or (one.reward or 0.0) < best[one.judge]]
-    judges = {one.judge for one in able if not one.baseline}
-    return [one for one in able if one.judge in judges]
+    for sample in waiting:
+        if sample.group is None and sample.reward is not None:
+            best[sample.judge] = max(sample.reward, best.get(sample.judge, sample.reward))
+    able = [
+        sample
+        for sample in waiting
+        if not sample.bare or (sample.reward or 0.0) < best[sample.judge]
+    ]
+    judges = {sample.judge for sample in able if not sample.baseline}
+    return [sample for sample in able if sample.judge in judges]
 
 
 def ready(waiting: Iterable[Waiting], batch_size: int) -> int:
     """Return how many queued samples steps could take: what tools have judged is at most half of
     each."""
-    judges = Counter(one.judge for one in usable(waiting))
-    said = judges.total() - judges["tools"]
-    return said + min(judges["tools"], max(batch_size // 2, said))
+    judges = Counter(sample.judge for sample in usable(waiting))
+    not_by_tools = judges.total() - judges["tools"]
+    return not_by_tools + min(judges["tools"], max(batch_size // 2, not_by_tools))
 
 
 def _sample(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Sample:

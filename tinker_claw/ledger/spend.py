@@ -92,8 +92,11 @@ class SpendTable(LedgerTable):
 
     def of_newest_steps(self, most: int) -> tuple[int, Usage, Usage]:
         """Return the number of samples of the newest committed steps, and the tokens billed for
-        learning and for serving between the end of the step before them and the end of the last,
-        void steps included, and practice left out."""
+        learning and for serving meanwhile.
+
+        That time begins with the end of the step before them and ends with the last. Void steps
+        are included, practice is left out.
+        """
         steps = self._db.rows(
             "SELECT finished_at, (SELECT COUNT(*) FROM step_samples WHERE step_id = id) AS samples "
             "FROM steps WHERE status = 'committed' AND lesson IS NULL ORDER BY id DESC LIMIT ?",
@@ -103,5 +106,5 @@ class SpendTable(LedgerTable):
             return 0, NOTHING, NOTHING
         since = steps[most]["finished_at"] if len(steps) > most else 0.0
         until = steps[0]["finished_at"]
-        billed = [self.total(since, until, one, practice=False).usage for one in PURPOSES]
+        billed = [self.total(since, until, purpose, practice=False).usage for purpose in PURPOSES]
         return sum(step["samples"] for step in steps[:most]), sum(billed[1:], NOTHING), billed[0]

@@ -116,10 +116,10 @@ def hidden(user: str, key: str) -> str:
 
 
 def mark_private(tx: sqlite3.Connection, user: str, key: str, private: int) -> None:
-    known = tx.execute(
+    updated = tx.execute(
         "UPDATE sessions SET private = ? WHERE user = ? AND key = ?", (private, user, key)
     )
-    if not known.rowcount:
+    if not updated.rowcount:
         tx.execute(
             "INSERT INTO sessions (user, key, created_at, private) VALUES (?, ?, ?, ?) "
             "ON CONFLICT (user, key) DO UPDATE SET private = excluded.private",
@@ -132,11 +132,11 @@ class TurnTable(LedgerTable):
 
     def session(self, user: str, key: str) -> int:
         """Return the id of this session, created where it is new, and open it."""
-        known = self._db.one(
+        session_id = self._db.one(
             "SELECT id FROM sessions WHERE user = ? AND key = ? AND closed_at IS NULL", user, key
         )
-        if known is not None:
-            return known
+        if session_id is not None:
+            return session_id
         return self._db.written(
             "INSERT INTO sessions (user, key, created_at) VALUES (?, ?, ?) "
             "ON CONFLICT (user, key) DO UPDATE SET closed_at = NULL RETURNING id",
@@ -161,33 +161,35 @@ class TurnTable(LedgerTable):
                 (user, key, time.time()),
             ).fetchone()[0]
 
-    def enrol(self, session_id: int, user: str, said: Attempt) -> bool:
+    def enrol(self, session_id: int, user: str, attempt: Attempt) -> bool:
         """Record the task and group of a session, unless they are known.
 
         False: it belongs to another group.
         """
         with self._db.transaction() as tx:
-            known = tx.execute(
+            row = tx.execute(
                 "SELECT group_id, name, groups.task FROM sessions LEFT JOIN groups "
                 "ON groups.id = group_id WHERE sessions.id = ?",
                 (session_id,),
             ).fetchone()
-            group, over = known["group_id"], 0
-            if said.group is not None and group is not None:
-                if known["name"] != said.group or known["task"] != (said.task or known["task"]):
+            group, over = row["group_id"], 0
+            if attempt.group is not None and group is not None:
+                if row["name"] != attempt.group or row["task"] != (attempt.task or row["task"]):
                     return False
-                tx.execute("UPDATE groups SET size = MAX(size, ?) WHERE id = ?", (said.size, group))
-            elif said.group is not None:
+                tx.execute(
+                    "UPDATE groups SET size = MAX(size, ?) WHERE id = ?", (attempt.size, group)
+                )
+            elif attempt.group is not None:
                 group, over = tx.execute(
                     "INSERT INTO groups (user, task, name, size) VALUES (?, ?, ?, ?) "
                     "ON CONFLICT (user, task, name) DO UPDATE SET size = MAX(size, excluded.size) "
                     "RETURNING id, over",
-                    (user, said.task or "", said.group, said.size),
+                    (user, attempt.task or "", attempt.group, attempt.size),
                 ).fetchone()
             tx.execute(
                 "UPDATE sessions SET task = COALESCE(task, ?), group_id = ?, "
                 "episode = CASE WHEN episode = 0 AND ? THEN ? ELSE episode END WHERE id = ?",
-                (said.task, group, said.episode, 1 + over, session_id),
+                (attempt.task, group, attempt.episode, 1 + over, session_id),
             )
         return True
 
@@ -217,8 +219,8 @@ class TurnTable(LedgerTable):
     def secret(self) -> bytes:
         """Key for digests, unique to this ledger."""
         query = "INSERT INTO meta VALUES ('secret', ?) RETURNING value"
-        known = self._db.meta("secret") or self._db.written(query, secrets.token_hex(32))
-        return bytes.fromhex(known)
+        hex_secret = self._db.meta("secret") or self._db.written(query, secrets.token_hex(32))
+        return bytes.fromhex(hex_secret)
 
     def first_stranger(self, user: str, channel: str, sender: str, name: str) -> bool:
         """Record who wrote in a channel without being an owner; return whether they are the first
@@ -260,7 +262,7 @@ class TurnTable(LedgerTable):
     def add(self, turn: Outcome, bill: Bill | None = None) -> int:
         """Write a turn and the bill for serving it; return its id. Durable when this returns."""
         place, who, prompt, done = turn.place, turn.place.identity, turn.prompt, turn.completion
-        told, raw, because = prompt.told, raw_ids(prompt.tokens), turn.untrained_because
+        lesson_span, raw, because = prompt.told, raw_ids(prompt.tokens), turn.untrained_because
         values: dict[str, Any] = {
             "session_id": place.session_id,
             "created_at": time.time(),
@@ -277,7 +279,10 @@ class TurnTable(LedgerTable):
             "request_text": place.text,
             "reply_text": turn.reply_text,
             "voices": json.dumps(
-                [(one.writer, one.what, len(one.words or one.text)) for one in place.voices],
+                [
+                    (voice.writer, voice.what, len(voice.words or voice.text))
+                    for voice in place.voices
+                ],
                 ensure_ascii=False,
             ),
             "told": None,
@@ -292,7 +297,7 @@ class TurnTable(LedgerTable):
         secret = bool(place.secrets) and turn.keeps_tokens
         if not turn.keeps_tokens or (secret and because):
             done = replace(done, params=replace(done.params, stop=()), **_NO_TOKENS)
-            told, raw = None, b""
+            lesson_span, raw = None, b""
         if not turn.keeps_tokens:
             values |= {"history": "[]", "reply_digest": ""}
         values |= {
@@ -305,11 +310,11 @@ class TurnTable(LedgerTable):
         }
         with self._db.transaction() as tx:
             because = because or _over(tx, place)
-            if told and _lacks_lesson(tx, told):  # it was forgotten meanwhile
-                raw, because = raw_ids(told.without(prompt.tokens)), FORGOTTEN_LESSON
+            if lesson_span and _lacks_lesson(tx, lesson_span):  # it was forgotten meanwhile
+                raw, because = raw_ids(lesson_span.without(prompt.tokens)), FORGOTTEN_LESSON
                 values["hint_at"] = None
-            elif told:
-                values["told"] = json.dumps(astuple(told))
+            elif lesson_span:
+                values["told"] = json.dumps(astuple(lesson_span))
             values |= {"untrained_because": because, "why": why_of(because)}
             values["settled"] = because is not None
             values["secret"] = secret
@@ -435,9 +440,9 @@ def _over(tx: sqlite3.Connection, place: Place) -> str | None:
     return OVER if late else None
 
 
-def _lacks_lesson(tx: sqlite3.Connection, told: Told) -> bool:
+def _lacks_lesson(tx: sqlite3.Connection, lesson_span: Told) -> bool:
     """Return whether one of these lessons is gone."""
-    ids = json.dumps(told.lessons)
+    ids = json.dumps(lesson_span.lessons)
     query = "SELECT 1 FROM json_each(?) WHERE value NOT IN (SELECT id FROM lessons)"
     return tx.execute(query, (ids,)).fetchone() is not None
 
@@ -470,9 +475,9 @@ def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
 
 
 def _params_json(params: SamplingParams) -> str:
-    told = asdict(params)
-    del told["images"]
-    return json.dumps(told)
+    fields = asdict(params)
+    del fields["images"]
+    return json.dumps(fields)
 
 
 def _turn(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Turn:

@@ -40,7 +40,8 @@ _WITHDRAWN = "what it trained on was forgotten meanwhile"
 
 
 class Void(IntEnum):
-    """Why a step is void; its row has a sentence, too. Only a failure counts against the batch."""
+    """Reason why a step is void; its row has a sentence, too. Only a failure counts against the
+    batch."""
 
     FAILED = 1
     AWAY = 2
@@ -84,23 +85,23 @@ def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
     Args:
         step: record of the step from `views.read`.
     """
-    said: dict[str, Any] | None = step["metrics"].get("gate")
+    gate_record: dict[str, Any] | None = step["metrics"].get("gate")
     refused = step["refused"]
-    if said is None and not refused:
+    if gate_record is None and not refused:
         return None
-    number, known = step["version"], said or {}
-    told = step["error"] if refused else None
-    if why := known.get("unasked"):
-        told = f"v{number} answers although the gate could not ask it: {why}"
-    elif known.get("fell"):
-        told = f"v{number} has lost too much since the reference: learning is paused"
-    well = f"v{number} passed the gate ({known.get('asked', 0)} canaries)"
+    number, details = step["version"], gate_record or {}
+    sentence = step["error"] if refused else None
+    if why := details.get("unasked"):
+        sentence = f"v{number} answers although the gate could not ask it: {why}"
+    elif details.get("fell"):
+        sentence = f"v{number} has lost too much since the reference: learning is paused"
+    well = f"v{number} passed the gate ({details.get('asked', 0)} canaries)"
     return {
         "step": step["id"],
         "version": number,
         "refused": refused,
-        "well": told is None,
-        "told": told or well,
+        "well": sentence is None,
+        "told": sentence or well,
     }
 
 
@@ -135,7 +136,7 @@ def read_versions(rows: Rows) -> list[dict[str, Any]]:
     did. `live`: it is `newest` or an ancestor of it. `serving`: it answers, or will when the
     gateway runs.
     """
-    found = rows.rows(
+    version_rows = rows.rows(
         "SELECT versions.id, versions.parent, step, versions.created_at, steps.id AS made_by_step, "
         "(SELECT COUNT(*) FROM step_samples WHERE step_id = steps.id) AS samples, state_ref, "
         "sampler_ref FROM versions LEFT JOIN steps ON steps.version = versions.id "
@@ -152,7 +153,7 @@ def read_versions(rows: Rows) -> list[dict[str, Any]]:
             "pinned": row["id"] == pin,
             "serving": row["id"] == serving,
         }
-        for row in found
+        for row in version_rows
     ]
 
 
@@ -299,7 +300,7 @@ class StepTable(LedgerTable):
         Args:
             state: JSON of the method's state after the step, valid once that is committed.
         """
-        rows = [(one, pack_floats(each), id) for id, one, each in advantages]
+        rows = [(own, pack_floats(of_tokens), id) for id, own, of_tokens in advantages]
         with self._db.transaction() as tx:
             tx.executemany(
                 "UPDATE samples SET advantage = ?, advantages = ? "
@@ -311,12 +312,12 @@ class StepTable(LedgerTable):
     def method_state(self, version: int) -> Any:
         """Return the method's state after the newest step in the lineage of `version` that trained
         samples; None: there is none."""
-        found = self._db.one(
+        stored = self._db.one(
             f"{_LINE} SELECT method_state FROM line JOIN steps ON steps.version = line.id "
             "WHERE status = 'committed' AND lesson IS NULL ORDER BY n LIMIT 1",
             version,
         )
-        return None if found is None else json.loads(found)
+        return None if stored is None else json.loads(stored)
 
     def commit(
         self,
@@ -358,8 +359,8 @@ class StepTable(LedgerTable):
                 "AND id IN (SELECT sample_id FROM step_samples WHERE step_id = ?)",
                 (step_id, step_id),
             ).rowcount
-            gone = "SELECT 1 FROM steps WHERE id = ? AND void = ?"
-            if tx.execute(gone, (step_id, Void.WITHDRAWN)).fetchone():
+            withdrawn = "SELECT 1 FROM steps WHERE id = ? AND void = ?"
+            if tx.execute(withdrawn, (step_id, Void.WITHDRAWN)).fetchone():
                 raise WithdrawnError(_WITHDRAWN)
             if practised and not practise(tx, step_id):
                 raise WithdrawnError("its lesson was changed meanwhile")
@@ -414,12 +415,12 @@ class StepTable(LedgerTable):
     def refused_lately(self) -> list[tuple[str, float]]:
         """Return the steps from the newest version that the gate refused, oldest first: the reason,
         and when they began, in seconds since 1970."""
-        found = self._db.rows(
+        refusals = self._db.rows(
             "SELECT error, created_at FROM steps WHERE void = ? "
             "AND parent = (SELECT MAX(id) FROM versions) ORDER BY id",
             Void.REFUSED,
         )
-        return [(error, at) for error, at in found]
+        return [(error, at) for error, at in refusals]
 
 
 def withdraw_from_step(tx: sqlite3.Connection, turn_ids: Sequence[int]) -> None:
@@ -452,13 +453,13 @@ def _void(
 
 def _hear(tx: sqlite3.Connection) -> None:
     """Apply feedback that came while a step trained its reply, now that the step is void."""
-    found = tx.execute(
+    turn_rows = tx.execute(
         "SELECT DISTINCT feedback.turn_id FROM feedback "
         "JOIN samples ON samples.turn_id = feedback.turn_id AND state = 'queued' "
         "JOIN sessions ON sessions.id = feedback.session_id AND episode = 0 "  # groups stay whole
         "WHERE final = 0 AND unused IS NOT NULL"
     ).fetchall()
-    for (turn_id,) in found:
+    for (turn_id,) in turn_rows:
         tx.execute("UPDATE feedback SET unused = NULL WHERE turn_id = ? AND final = 0", (turn_id,))
         reopen(tx, turn_id)
 

@@ -80,13 +80,13 @@ def read(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[Re
         return [turn.record for turn in read_turns(rows, wanted, limit)]
     where, values = _where(table, wanted)
     by = "verdicts.created_at DESC, turns" if table == "verdicts" else table
-    found = rows.rows(
+    newest = rows.rows(
         f"SELECT {_FIELDS[table]} FROM {_FROM.get(table, TURNS)} "
         f"{where} ORDER BY {by}.id DESC LIMIT ?",
         *values,
         -1 if limit is None else limit,
     )
-    records = [dict(row) for row in reversed(found)]
+    records = [dict(row) for row in reversed(newest)]
     for record in records:
         for name in _READ_AS.keys() & record.keys():
             record[name] = _READ_AS[name](record[name])
@@ -120,13 +120,13 @@ _CONDITIONS: Mapping[str, str] = {
 
 
 def _where(table: Table, wanted: Filter) -> tuple[str, list[Any]]:
-    given = {name: value for name, value in asdict(wanted).items() if value is not None}
+    criteria = {name: value for name, value in asdict(wanted).items() if value is not None}
     if (which := wanted.session) is not None:
-        given["session"] = json.dumps([which, name_digest(which)])
-    conditions = [_CONDITIONS[name].format(table=table) for name in given]
+        criteria["session"] = json.dumps([which, name_digest(which)])
+    conditions = [_CONDITIONS[name].format(table=table) for name in criteria]
     if table in ("verdicts", "samples"):
         conditions.append(f"{table}.turn_id IS NOT NULL")
-    return f"WHERE {' AND '.join(conditions)}" if conditions else "", [*given.values()]
+    return f"WHERE {' AND '.join(conditions)}" if conditions else "", [*criteria.values()]
 
 
 _TOKENS = ("prompt", "tokens", "logprobs", "topk_ids", "topk_logprobs", "advantages")
@@ -159,12 +159,12 @@ def in_full(ledger: Outside, table: Table, record: Record) -> Record:
 def _more(rows: Rows, turn_id: int, record: Record, *, prompt: bool = True) -> Record:
     """Return the record with all that is known of the turn; unchanged where it was forgotten
     meanwhile. `prompt`: whether to read its ids, tens of thousands in long sessions."""
-    known = read_contents(rows, turn_id)
-    if known is None:
+    contents = read_contents(rows, turn_id)
+    if contents is None:
         return record
-    more = {**_fields(known.completion), **_fields(known)}
+    more = {**_fields(contents.completion), **_fields(contents)}
     more["prompt"] = read_prompt(rows, turn_id) if prompt else ()
-    more |= {"next_state": known.next_state and asdict(known.next_state)}
+    more |= {"next_state": contents.next_state and asdict(contents.next_state)}
     more["hint_texts"] = more.pop("hints")
     del more["completion"]
     return record | more

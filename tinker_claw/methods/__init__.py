@@ -50,7 +50,7 @@ def names() -> tuple[str, ...]:
 
 @cache
 def _added(name: str) -> Method:
-    made = plugins.load(plugins.find("method", name, METHODS))
-    if not isinstance(made, Method) or made.name != name:
-        raise ConfigError(f"the plug-in {name} is not a Method of that name: {made!r:.100}")
-    return made
+    plugin = plugins.load(plugins.find("method", name, METHODS))
+    if not isinstance(plugin, Method) or plugin.name != name:
+        raise ConfigError(f"the plug-in {name} is not a Method of that name: {plugin!r:.100}")
+    return plugin

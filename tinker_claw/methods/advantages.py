@@ -46,14 +46,14 @@ def reward_advantages(
     """
     weights, cut = weights or [1.0] * len(rewards), cut or [False] * len(rewards)
     same_length("rewards", rewards=rewards, weights=weights, cut=cut)
-    given = [(r, w) for r, w in zip(rewards, weights, strict=True) if r is not None]
-    if len({r for r, _ in given}) <= 1:
+    rated = [(r, w) for r, w in zip(rewards, weights, strict=True) if r is not None]
+    if len({r for r, _ in rated}) <= 1:
         return [
             UNANIMOUS_SCALE * w * r if r is not None and (r > 0 or was_cut) else 0.0
             for r, w, was_cut in zip(rewards, weights, cut, strict=True)
         ]
     # Summed exactly, so that the order of the samples makes no difference at all.
-    mean = math.fsum(w * r for r, w in given) / math.fsum(w for _, w in given)
+    mean = math.fsum(w * r for r, w in rated) / math.fsum(w for _, w in rated)
     return [w * (r - mean) if r is not None else 0.0 for r, w in zip(rewards, weights, strict=True)]
 
 
@@ -73,12 +73,12 @@ def group_advantages(rewards: Sequence[float | None], buckets: Sequence[Hashable
         (n,) advantages.
     """
     same_length("grouped rewards", rewards=rewards, buckets=buckets)
-    found = defaultdict[Hashable, list[float]](list)
+    by_bucket = defaultdict[Hashable, list[float]](list)
     for reward, bucket in zip(rewards, buckets, strict=True):
         if reward is not None:
-            found[bucket].append(reward)
+            by_bucket[bucket].append(reward)
     return [
-        0.0 if reward is None else _standardised(reward, found[bucket])
+        0.0 if reward is None else _standardised(reward, by_bucket[bucket])
         for reward, bucket in zip(rewards, buckets, strict=True)
     ]
 

@@ -100,12 +100,12 @@ class Method:
             raise ValueError(f"method {self.name}: distillation and its teaching go together")
 
     def refuses(
-        self, verdict: Verdict, told: Sequence[str], *, cut: bool = False, episode: bool = False
+        self, verdict: Verdict, texts: Sequence[str], *, cut: bool = False, episode: bool = False
     ) -> str | None:
         """Return why a turn with this judgement carries no signal, or None when it is a sample.
 
         Args:
-            told: texts that the teacher can be told about it.
+            texts: texts that the teacher can be told about it.
             cut: whether its reply was cut by its token limit.
             episode: whether its outcome will be part of its reward, whatever the verdict.
         """
@@ -113,7 +113,7 @@ class Method:
             return None
         if not may_push(verdict.value or 0, cut=cut):
             return CUT
-        if told or (self.reward and reward_of(verdict)):
+        if texts or (self.reward and reward_of(verdict)):
             return None
         reasons = list[str]()
         if self.reward:
@@ -159,11 +159,11 @@ class Method:
         """Return all advantages of a batch, and the state after the step; see `rewards`. A cut
         reply is never reinforced."""
         samples = [item.sample for item in items]
-        found, state = self.rewards(samples, cfg, state)
+        per_sample, state = self.rewards(samples, cfg, state)
         reward, distill = self.reward * cfg.w_rl, self.distill * cfg.w_opd
         return [
             spread(sample, reward * a if may_push(a, cut=sample.cut) else 0.0, distill, cfg)
-            for sample, a in zip(samples, found, strict=True)
+            for sample, a in zip(samples, per_sample, strict=True)
         ], state
 
     def prepare(
@@ -174,13 +174,15 @@ class Method:
         reply_tokens: int = Gateway().max_reply_tokens,
     ) -> Prepared:
         """Compute what one optimizer step trains on. `reply_tokens`: most tokens of a reply."""
-        found, state = self.advantages(items, cfg, state)
-        found = [corrected(item, one) for item, one in zip(items, found, strict=True)]
-        stored = [
-            (item.sample.id, one.sample, sampled_advantages(item.sample, one))
-            for item, one in zip(items, found, strict=True)
+        per_item, state = self.advantages(items, cfg, state)
+        per_item = [
+            corrected(item, advantages) for item, advantages in zip(items, per_item, strict=True)
         ]
-        passes = loss_passes(items, found, cfg, reply_tokens)
+        stored = [
+            (item.sample.id, advantages.sample, sampled_advantages(item.sample, advantages))
+            for item, advantages in zip(items, per_item, strict=True)
+        ]
+        passes = loss_passes(items, per_item, cfg, reply_tokens)
         return Prepared(items, stored, passes, None if state is None else json.dumps(state))
 
 
@@ -243,7 +245,7 @@ BINARY = Method("binary", "verdicts", frozenset({Signal.REWARD}), reward=1.0)
 
 HINT = Teaching(
     "hint",
-    tells=lambda known: known.hints,
+    tells=lambda evidence: evidence.hints,
     words=HINT_TEMPLATE,
     tokens=40,
     most=256,  # the one to three sentences that the judge is asked for

@@ -1,7 +1,7 @@
 """Turn advantages into loss passes: corrections for the current weights, and normalisation.
 
-Rule: every loss of a backend is a sum over tokens and datums, so all normalisation is put into the
-advantages here, and the result does not depend on how a backend splits the batch.
+Rule: all normalisation is put into the advantages here, since every loss of a backend is a sum over
+tokens and datums. So the result does not depend on how a backend splits the batch.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class Prepared:
     """JSON from which the method continues after this step; None: it has no state."""
 
 
-def sampled_advantages(sample: Sample, found: Advantages) -> Sequence[float]:
+def sampled_advantages(sample: Sample, advantages: Advantages) -> Sequence[float]:
     """Return the (T,) advantages of the sampled tokens, including the cross_entropy weight where a
     token is among its own candidates."""
-    if not found.candidates:
-        return found.tokens
-    rows = zip(candidates(sample), found.candidates, strict=True)
+    if not advantages.candidates:
+        return advantages.tokens
+    rows = zip(candidates(sample), advantages.candidates, strict=True)
     return [
         a + sum(w for v, w in zip(*row, strict=True) if v == token)
-        for token, a, row in zip(sample.completion.tokens, found.tokens, rows, strict=True)
+        for token, a, row in zip(sample.completion.tokens, advantages.tokens, rows, strict=True)
     ]
 
 
@@ -81,20 +81,20 @@ def reward_parts(samples: Sequence[Sample], cfg: Training) -> list[float]:
     the others with those of the same judge, so that what one rejects does not praise what another
     has judged."""
     by = defaultdict[Judge | None, list[Sample]](list)
-    for one in samples:
-        by[one.judge if one.bucket is None else None].append(one)
-    found = dict[int, float]()
+    for sample in samples:
+        by[sample.judge if sample.bucket is None else None].append(sample)
+    by_id = dict[int, float]()
     for judge, some in by.items():
-        rewards = [one.reward for one in some]
+        rewards = [sample.reward for sample in some]
         if judge is None:
-            advantages = group_advantages(rewards, [one.bucket for one in some])
+            advantages = group_advantages(rewards, [sample.bucket for sample in some])
         elif cfg.recipe == "paper":
             advantages = [reward or 0.0 for reward in rewards]
         else:
-            weights = [one.weight for one in some]
-            advantages = reward_advantages(rewards, weights, [one.cut for one in some])
-        found |= zip((one.id for one in some), advantages, strict=True)
-    return [found[one.id] for one in samples]
+            weights = [sample.weight for sample in some]
+            advantages = reward_advantages(rewards, weights, [sample.cut for sample in some])
+        by_id |= zip((sample.id for sample in some), advantages, strict=True)
+    return [by_id[sample.id] for sample in samples]
 
 
 def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Advantages:
@@ -128,17 +128,17 @@ def candidates(sample: Sample) -> tuple[tuple[int, ...], ...]:
     """Return the [T, K] candidate ids that distillation may move at each token: the student's, then
     the teacher's, which may coincide."""
     own = sample.completion.topk_ids
-    told = sample.teacher.topk_ids if sample.teacher else ()
-    return tuple(a + b for a, b in zip(own, told, strict=True)) if told else own
+    teachers = sample.teacher.topk_ids if sample.teacher else ()
+    return tuple(a + b for a, b in zip(own, teachers, strict=True)) if teachers else own
 
 
-def corrected(item: BatchItem, found: Advantages) -> Advantages:
+def corrected(item: BatchItem, advantages: Advantages) -> Advantages:
     """Bound the advantages where the reply was rescored under the newest policy."""
-    own, tokens, table = item.sample.completion.logprobs, found.tokens, found.candidates
+    own, tokens, table = item.sample.completion.logprobs, advantages.tokens, advantages.candidates
     if item.current is not None:
         tokens = keep_bounded(tokens, item.current.logprobs, own)
         table = [_bounded(item, item.current, at, row) for at, row in enumerate(table)]
-    return Advantages(found.sample, tokens, table)
+    return Advantages(advantages.sample, tokens, table)
 
 
 def _bounded(item: BatchItem, current: TokenLogprobs, at: int, row: Sequence[float]) -> list[float]:
@@ -152,7 +152,7 @@ def _bounded(item: BatchItem, current: TokenLogprobs, at: int, row: Sequence[flo
 
 
 def loss_passes(
-    items: Sequence[BatchItem], advantages: Sequence[Advantages], cfg: Training, reply_tokens: int
+    items: Sequence[BatchItem], per_item: Sequence[Advantages], cfg: Training, reply_tokens: int
 ) -> list[LossPass]:
     """Build the passes of one step; a datum that carries no gradient is left out.
 
@@ -166,28 +166,28 @@ def loss_passes(
         reply_tokens: T_max, the most tokens of a reply, the same for every batch.
     """
     ppo, cross_entropy = list[Datum](), list[Datum]()
-    for item, found in zip(items, advantages, strict=True):
+    for item, advantages in zip(items, per_item, strict=True):
         sample, done = item.sample, item.sample.completion
         tokens, start = sample.prompt + done.tokens, len(sample.prompt)
         length = len(done.tokens) if cfg.recipe == "paper" else reply_tokens
         scale = 1.0 / (length * len(items))
-        if found.candidates:
-            weights, targets = found.candidates, candidates(sample)
-            if any(found.tokens):
-                own = _sampled_weights(item, found.tokens)
+        if advantages.candidates:
+            weights, targets = advantages.candidates, candidates(sample)
+            if any(advantages.tokens):
+                own = _sampled_weights(item, advantages.tokens)
                 weights = [(*row, a) for row, a in zip(weights, own, strict=True)]
                 targets = tuple((*row, v) for row, v in zip(targets, done.tokens, strict=True))
             weighed = tuple(tuple(scale * a for a in row) for row in weights)
             cross_entropy.append(
                 Datum(tokens, start, targets=targets, weights=weighed, images=sample.images)
             )
-        elif any(found.tokens):
-            moved = tuple(scale * a for a in found.tokens)
+        elif any(advantages.tokens):
+            moved = tuple(scale * a for a in advantages.tokens)
             ppo.append(
                 Datum(tokens, start, logprobs=done.logprobs, advantages=moved, images=sample.images)
             )
-    found = [ppo_pass(ppo), LossPass("cross_entropy", tuple(cross_entropy))]
-    return [one for one in found if one.datums]
+    passes = [ppo_pass(ppo), LossPass("cross_entropy", tuple(cross_entropy))]
+    return [loss_pass for loss_pass in passes if loss_pass.datums]
 
 
 def _sampled_weights(item: BatchItem, tokens: Sequence[float]) -> Sequence[float]:

@@ -17,11 +17,11 @@ from __future__ import annotations
 from tinker_claw.methods.base import Evidence, Method, Signal, Teaching
 
 
-def _demonstration(known: Evidence) -> tuple[str, ...]:
-    corrected = known.next_state is not None and known.next_state.role == "user"
-    if known.verdict.value != -1 or not corrected or not known.demonstration:
+def _demonstration(evidence: Evidence) -> tuple[str, ...]:
+    corrected = evidence.next_state is not None and evidence.next_state.role == "user"
+    if evidence.verdict.value != -1 or not corrected or not evidence.demonstration:
         return ()
-    return (known.demonstration,)
+    return (evidence.demonstration,)
 
 
 SDFT = Method(

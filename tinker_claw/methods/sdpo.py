@@ -20,9 +20,9 @@ from __future__ import annotations
 from tinker_claw.methods.base import HINTED, Evidence, Method, Signal, Teaching
 
 
-def _correction(known: Evidence) -> tuple[str, ...]:
-    state = known.next_state
-    if known.verdict.value != -1 or state is None or state.role == "other":
+def _correction(evidence: Evidence) -> tuple[str, ...]:
+    state = evidence.next_state
+    if evidence.verdict.value != -1 or state is None or state.role == "other":
         return ()
     return (state.text,)
 

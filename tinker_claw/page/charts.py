@@ -32,14 +32,14 @@ def curve(points: Sequence[Point], across: str, unit: str) -> Mapping[str, Any]:
         points: ordered by `at`.
         across, unit: what the axes show; that of % goes from 0 to 1 and is labelled in percent.
     """
-    shown = [point for point in points if math.isfinite(point.value)]
-    if not shown:
+    finite = [point for point in points if math.isfinite(point.value)]
+    if not finite:
         return {}
-    values = [0.0, 1.0] if unit == "%" else [point.value for point in shown]
+    values = [0.0, 1.0] if unit == "%" else [point.value for point in finite]
     bottom, top = min(values), max(values)
     if top - bottom < 1e-12:
         bottom, top = bottom - 0.5, top + 0.5
-    first, last = shown[0].at, shown[-1].at
+    first, last = finite[0].at, finite[-1].at
 
     def x(at: float) -> float:
         share = (at - first) / (last - first) if last > first else 0.5
@@ -62,5 +62,5 @@ def curve(points: Sequence[Point], across: str, unit: str) -> Mapping[str, Any]:
         "unit": unit,
         "grid": [(y(v), form.format(v)) for v in (bottom, (bottom + top) / 2, top)],
         "ends": ends if last > first else ends[:1],
-        "points": [(x(p.at), y(p.value), interval(p)) for p in shown],
+        "points": [(x(p.at), y(p.value), interval(p)) for p in finite],
     }

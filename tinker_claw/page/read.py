@@ -77,8 +77,8 @@ class Piece:
 
 def missing(what: str) -> RequestError:
     """Return the error for something that does not exist or belongs to somebody else."""
-    said = f"There is no such {what}."
-    return RequestError(said, status=HTTPStatus.NOT_FOUND, code="not_found")
+    message = f"There is no such {what}."
+    return RequestError(message, status=HTTPStatus.NOT_FOUND, code="not_found")
 
 
 def read_overview(rows: Rows, training: Training) -> Record:
@@ -86,21 +86,25 @@ def read_overview(rows: Rows, training: Training) -> Record:
     figures = read_figures(rows, training.batch_size)
     steps = [s for s in read(rows, "steps", Filter(), STEPS) if s["status"] == "committed"]
     shares = _shares(figures["accepted"][-STEPS:])
-    shown = {"facts": list(facts(figures)), "defined": DEFINED, "lessons": _lessons(rows, None)}
-    shown["begun"] = figures["turns"]["main"] > 0
-    return {**figures, **shown, "shares": shares, "curves": list(_curves(steps))}
+    page = {"facts": list(facts(figures)), "defined": DEFINED, "lessons": _lessons(rows, None)}
+    page["begun"] = figures["turns"]["main"] > 0
+    return {**figures, **page, "shares": shares, "curves": list(_curves(steps))}
 
 
 def _shares(accepted: Sequence[Record]) -> Mapping[str, Any]:
-    points = [Point(one["version"], one["share"], one["low"], one["high"]) for one in accepted]
+    points = [
+        Point(share["version"], share["share"], share["low"], share["high"]) for share in accepted
+    ]
     return curve(points, "version", "%")
 
 
 def _curves(steps: Sequence[Record]) -> Iterator[Record]:
     """Yield curves, each with its newest figures as a table for screen readers."""
-    found = [(step["id"], dict(figures_of(step["metrics"]))) for step in steps]
+    by_step = [(step["id"], dict(figures_of(step["metrics"]))) for step in steps]
     for name, about, figure, unit in _CURVES:
-        points = [Point(number, known[figure]) for number, known in found if figure in known]
+        points = [
+            Point(number, figures[figure]) for number, figures in by_step if figure in figures
+        ]
         if points:
             table = [(f"step {p.at:g}", f"{p.value:.3g}") for p in points[-2:]]
             drawn = curve(points, "step", unit)
@@ -120,33 +124,36 @@ def read_mine(rows: Rows, user: str | None) -> Record:
 
 def _lessons(rows: Rows, user: str | None) -> list[Record]:
     """Return a user's lessons, or all, each with what its newest practice did."""
-    found = read_lessons(rows, user)
-    return [one | {"practised": [practised(run) for run in one["runs"][-1:]]} for one in found]
+    lessons = read_lessons(rows, user)
+    return [
+        lesson | {"practised": [practised(run) for run in lesson["runs"][-1:]]}
+        for lesson in lessons
+    ]
 
 
 def read_turns(rows: Rows, wanted: Filter) -> Record:
     """Return the newest turns that match, newest first; main turns with the first words that they
     were asked: `words`."""
-    found = read(rows, "turns", wanted, ROWS + 1)[::-1]
+    turns = read(rows, "turns", wanted, ROWS + 1)[::-1]
     words = rows.pairs(
         "SELECT id, SUBSTR(request_text, 1, ?) FROM turns WHERE kind = 'main' AND id IN "
         "(SELECT value FROM json_each(?))",
         _WORDS,
-        json.dumps([turn["id"] for turn in found]),
+        json.dumps([turn["id"] for turn in turns]),
     )
-    return _first_rows("turns", [t | {"words": words.get(t["id"], "")} for t in found], "id")
+    return _first_rows("turns", [t | {"words": words.get(t["id"], "")} for t in turns], "id")
 
 
-def _first_rows(name: str, found: Sequence[Record], key: str) -> Record:
+def _first_rows(name: str, rows: Sequence[Record], key: str) -> Record:
     """Return the rows of a page, and `rest`: the row before which the next page begins, or None.
 
     Args:
-        found: one row more than a page has, where there is one.
+        rows: one row more than a page has, where there is one.
     """
-    return {name: found[:ROWS], "rest": found[ROWS - 1][key] if len(found) > ROWS else None}
+    return {name: rows[:ROWS], "rest": rows[ROWS - 1][key] if len(rows) > ROWS else None}
 
 
-def read_one(
+def read_details(
     rows: Rows, turn_id: int, user: str | None, training: Training, decode: Decode
 ) -> Record:
     """Return everything shown about one turn.
@@ -157,18 +164,18 @@ def read_one(
     Raises:
         RequestError: 404, the user has no such turn.
     """
-    turn, known = read_turn(rows, turn_id), read_contents(rows, turn_id)
-    if turn is None or known is None or (user is not None and turn.user != user):
+    turn, contents = read_turn(rows, turn_id), read_contents(rows, turn_id)
+    if turn is None or contents is None or (user is not None and turn.user != user):
         raise missing("turn")
     run = read_run(rows, training.batch_size, sure=True)
-    trained = turn.trained_in_step is not None and known.advantages
+    trained = turn.trained_in_step is not None and contents.advantages
     return {
         "turn": turn,
-        "known": known,
-        "told": tell(turn, known, run),
+        "contents": contents,
+        "parts": tell(turn, contents, run),
         "forgotten": turn.blanked == "forgotten",
-        "pieces": list(_pieces(known, decode)) if trained else [],
-        "given": next((said for said in known.feedback[::-1] if not said["final"]), None),
+        "pieces": list(_pieces(contents, decode)) if trained else [],
+        "feedback": next((entry for entry in contents.feedback[::-1] if not entry["final"]), None),
         "does": rating(turn),
         # The turns of the session before and after it.
         "neighbours": rows.row(
@@ -180,12 +187,14 @@ def read_one(
     }
 
 
-def _pieces(known: Contents, decode: Decode) -> Iterator[Piece]:
+def _pieces(contents: Contents, decode: Decode) -> Iterator[Piece]:
     """Yield text pieces with their advantages; tokens that share one character are joined."""
     waiting, values = list[int](), list[float]()
-    tokens, found = known.completion.tokens, known.advantages
-    ended = known.completion.stop_reason == StopReason.STOP  # by the last token, which has no text
-    for token, advantage in zip(tokens[: -1 if ended else None][:LONGEST], found, strict=False):
+    tokens, advantages = contents.completion.tokens, contents.advantages
+    # By the last token, which has no text.
+    ended = contents.completion.stop_reason == StopReason.STOP
+    spoken = tokens[: -1 if ended else None][:LONGEST]
+    for token, advantage in zip(spoken, advantages, strict=False):
         waiting.append(token)
         values.append(advantage)
         text = decode(tuple(waiting))
@@ -195,8 +204,8 @@ def _pieces(known: Contents, decode: Decode) -> Iterator[Piece]:
         waiting, values = [], []
     if waiting:
         yield _piece(decode(tuple(waiting)), values)
-    if ended and len(tokens) <= min(LONGEST, len(found)):
-        yield _piece(" [end]", found[len(tokens) - 1 :][:1])
+    if ended and len(tokens) <= min(LONGEST, len(advantages)):
+        yield _piece(" [end]", advantages[len(tokens) - 1 :][:1])
 
 
 def _piece(text: str, values: Sequence[float]) -> Piece:
@@ -218,18 +227,21 @@ def read_versions(rows: Rows, before: int | None = None) -> Record:
         before: only versions of lower numbers.
     """
     kept: dict[int, Record] = {
-        one["id"]: {**one, "gate": None, "refused": list[Record]()} for one in read_kept(rows)
+        version["id"]: {**version, "gate": None, "refused": list[Record]()}
+        for version in read_kept(rows)
     }
     for step in reversed(read(rows, "steps", Filter(), STEPS)):
-        said = gate_of(step)
-        if said is not None and said["refused"]:
-            kept[step["parent"]]["refused"].append(said)
-        elif said is not None:
-            kept[step["version"]]["gate"] = said
-    for one in kept.values():
-        above = kept.get(one["parent"], {"depth": 0, "live": one["live"]})
-        one["depth"] = above["depth"] + (above["live"] and not one["live"])
-    found = [one for one in reversed(kept.values()) if before is None or one["id"] < before]
+        gate_result = gate_of(step)
+        if gate_result is not None and gate_result["refused"]:
+            kept[step["parent"]]["refused"].append(gate_result)
+        elif gate_result is not None:
+            kept[step["version"]]["gate"] = gate_result
+    for version in kept.values():
+        above = kept.get(version["parent"], {"depth": 0, "live": version["live"]})
+        version["depth"] = above["depth"] + (above["live"] and not version["live"])
+    page = [
+        version for version in reversed(kept.values()) if before is None or version["id"] < before
+    ]
     line = read_line(rows)
     waiting = rows.pairs(
         "SELECT policy_version, COUNT(*) FROM samples JOIN turns ON turns.id = turn_id "
@@ -237,10 +249,10 @@ def read_versions(rows: Rows, before: int | None = None) -> Record:
     )
     # To the newest it would only end a hold: learning goes on from there as it is.
     here = None if read_decline(rows) else max(kept, default=None)
-    for one in found[:ROWS]:
-        said = None if one["id"] == here else _drops(line, [*kept.values()], waiting, one["id"])
-        one["drops"] = said
-    return _first_rows("versions", found, "id")
+    for version in page[:ROWS]:
+        to = version["id"]
+        version["drops"] = None if to == here else _drops(line, [*kept.values()], waiting, to)
+    return _first_rows("versions", page, "id")
 
 
 def _drops(line: Line, versions: Sequence[Record], waiting: Mapping[int, int], to: int) -> str:
@@ -253,17 +265,19 @@ def _drops(line: Line, versions: Sequence[Record], waiting: Mapping[int, int], t
     while at is not None:
         kept.add(at)
         at = line.parents[at]
-    gone = [one for one in versions if one["live"] and one["id"] not in kept]
+    left_behind = [version for version in versions if version["live"] and version["id"] not in kept]
     after = replace(line, live=frozenset(kept))
     expire = sum(n for version, n in waiting.items() if version not in after.live)
-    said = "no version is left behind"
-    if gone:
-        learned = plural(sum(one["samples"] for one in gone), "sample")
-        named = ", ".join(f"v{one['id']}" for one in gone[-_NAMED:])
-        more = f"{len(gone) - _NAMED} earlier ones, " if len(gone) > _NAMED else ""
-        said = f"{more}{named} will be left behind, with what {learned} taught"
+    sentence = "no version is left behind"
+    if left_behind:
+        learned = plural(sum(version["samples"] for version in left_behind), "sample")
+        named = ", ".join(f"v{version['id']}" for version in left_behind[-_NAMED:])
+        more = f"{len(left_behind) - _NAMED} earlier ones, " if len(left_behind) > _NAMED else ""
+        sentence = f"{more}{named} will be left behind, with what {learned} taught"
     waits = f"; {plural(expire, 'sample')} that wait for a step expire" if expire else ""
-    return f"{said}{waits}. Nothing is deleted: rolling back to v{max(line.live)} takes it back."
+    return (
+        f"{sentence}{waits}. Nothing is deleted: rolling back to v{max(line.live)} takes it back."
+    )
 
 
 def owner(rows: Rows, turn_id: int) -> str | None:

@@ -160,7 +160,7 @@ def create_page(deps: PageDeps) -> list[Route]:
     page, training = _Page(deps), deps.training
     turns = page.shows("turns", lambda rows, _, w: read.read_turns(rows, w))
     turn = page.shows(
-        "turn", lambda rows, n, w: read.read_one(rows, n, w.user, training, deps.decode)
+        "turn", lambda rows, n, w: read.read_details(rows, n, w.user, training, deps.decode)
     )
     versions = page.shows("versions", lambda rows, _, w: read.read_versions(rows, w.before))
     overview, change = page.overview, "/versions/{number:row}/{what:change}"
@@ -231,14 +231,14 @@ class _Page:
             request: Request, visitor: Principal, wrong: Wrong | None = None
         ) -> Response:
             number, wanted = request.path_params.get("number", 0), _filter(request, visitor)
-            found = await self._read(lambda rows: look(rows, number, wanted))
+            data = await self._read(lambda rows: look(rows, number, wanted))
             return await asyncio.to_thread(
-                self._html, name, visitor, request=request, wrong=wrong, **found
+                self._html, name, visitor, request=request, wrong=wrong, **data
             )
 
         return serve
 
-    def form(self, change: Change, shown: Show) -> Serve:
+    def form(self, change: Change, page: Show) -> Serve:
         """Return a handler of a form, which shows its page again with what was typed where it is
         refused."""
 
@@ -251,7 +251,7 @@ class _Page:
                 if status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT):
                     raise
                 wrong = {"lesson": "", "text": ""} | fields | {"said": str(error)}
-            answer = await self._in_turn(visitor.name, lambda: shown(request, visitor, wrong))
+            answer = await self._in_turn(visitor.name, lambda: page(request, visitor, wrong))
             answer.status_code = status
             return answer
 
@@ -308,14 +308,14 @@ class _Page:
         return answer
 
     def _html(
-        self, name: str, visitor: Principal | None, *, status: int = HTTPStatus.OK, **shown: Any
+        self, name: str, visitor: Principal | None, *, status: int = HTTPStatus.OK, **values: Any
     ) -> HTMLResponse:
         text = self._templates.get_template(f"{name}.html").render(
             root=ROOT,
             visitor=visitor,
             pages=_PAGES,
             here=name,
-            **shown,
+            **values,
         )
         return HTMLResponse(text, status, _HEADERS)
 
@@ -375,10 +375,10 @@ class _Page:
         if owner is None or _user(visitor) not in (None, owner):
             raise read.missing("turn")
         if len(text) > LONGEST_TEXT:
-            said = f"A reason has at most {LONGEST_TEXT} characters; this has {len(text)}."
-            raise RequestError(said)
-        given = Feedback(score, self._deps.redact(text))
-        if self._deps.say(owner, About("turn", number), given) is None:
+            message = f"A reason has at most {LONGEST_TEXT} characters; this has {len(text)}."
+            raise RequestError(message)
+        feedback = Feedback(score, self._deps.redact(text))
+        if self._deps.say(owner, About("turn", number), feedback) is None:
             raise read.missing("turn")
         return _to(f"/turns/{number}")
 
@@ -412,14 +412,14 @@ def _user(visitor: Principal) -> str | None:
 
 
 def _filter(request: Request, visitor: Principal) -> Filter:
-    asked = {name: value for name, value in request.query_params.items() if value}
-    verdict, before = asked.get("verdict"), asked.get("before", "")
+    query = {name: value for name, value in request.query_params.items() if value}
+    verdict, before = query.get("verdict"), query.get("before", "")
     return Filter(
-        session=asked.get("session"),
-        user=_user(visitor) or asked.get("user"),
-        kind=None if (kind := asked.get("kind", Kind.MAIN)) == "all" else kind,
+        session=query.get("session"),
+        user=_user(visitor) or query.get("user"),
+        kind=None if (kind := query.get("kind", Kind.MAIN)) == "all" else kind,
         verdict=verdict if verdict in _VERDICTS else None,
-        trained={"yes": True, "no": False}.get(asked.get("trained", "")),
+        trained={"yes": True, "no": False}.get(query.get("trained", "")),
         before=int(before) if re.fullmatch(_Row.regex, before) else None,
     )
 

@@ -69,22 +69,22 @@ class Marker:
     """Whether it is written as documented, rather than something close to it."""
 
 
-def marked(said: Iterable[str]) -> Marker | None:
+def marked(messages: Iterable[str]) -> Marker | None:
     """Return the newest marker among the user's messages; None: there is none.
 
     Args:
-        said: the user's words, without an agent's additions, oldest first.
+        messages: the user's words, without an agent's additions, oldest first.
     """
-    found: Marker | None = None
-    for text in said:
-        found = _marker(text) or found
-    return found
+    newest: Marker | None = None
+    for text in messages:
+        newest = _marker(text) or newest
+    return newest
 
 
 def ends(text: str) -> bool:
     """Return whether a text is the line that ends privacy."""
-    found = _marker(text)
-    return found is not None and found.privacy is Privacy.AFTER
+    marker = _marker(text)
+    return marker is not None and marker.privacy is Privacy.AFTER
 
 
 def may_mark(text: str) -> bool:
@@ -95,11 +95,11 @@ def may_mark(text: str) -> bool:
 def mentioned(texts: Iterable[str]) -> bool:
     """Return whether a transcript handed to a side call holds the marker, in whatever layout."""
     return any(
-        _is_like(found["word"])
+        _is_like(match["word"])
         for text in texts
         for line in text.replace("\\n", "\n").split("\n")  # a long text holds the GIL for long
         if may_mark(line)
-        for found in _COMMAND.finditer(_plain(line))
+        for match in _COMMAND.finditer(_plain(line))
     )
 
 
@@ -123,15 +123,15 @@ def _near(text: str) -> bool:
         if may_mark(line):
             plain = _plain(line[:_HEAD])
             start = _BEGINNING.match(plain)
-            found = _COMMAND.match(plain, start.end() if start else 0)
-            if found and (found["word"] == LINE[1:] or _is_alone(plain, found)):
+            match = _COMMAND.match(plain, start.end() if start else 0)
+            if match and (match["word"] == LINE[1:] or _is_alone(plain, match)):
                 return True
     return False
 
 
-def _is_alone(line: str, found: re.Match[str]) -> bool:
+def _is_alone(line: str, match: re.Match[str]) -> bool:
     """Return whether a word like the command is all that the line says."""
-    return _is_like(found["word"]) and len(re.findall(r"\w+", line[found.end() :])) <= 1
+    return _is_like(match["word"]) and len(re.findall(r"\w+", line[match.end() :])) <= 1
 
 
 def _is_like(word: str) -> bool:

@@ -24,7 +24,7 @@ def name_digest(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Secret:
     start: int
     end: int
     name: str
@@ -47,11 +47,13 @@ class Redactor:
 
     def holds(self, text: str) -> str | None:
         """Return a description of a secret found, or None."""
-        return next((found.what for found in self._search(text)), None)
+        return next((secret.what for secret in self._search(text)), None)
 
     def values(self, text: str) -> tuple[str, ...]:
         """Return the secrets that a text holds."""
-        return tuple(dict.fromkeys(text[one.start : one.end] for one in self._search(text)))
+        return tuple(
+            dict.fromkeys(text[secret.start : secret.end] for secret in self._search(text))
+        )
 
     def redact(self, text: str) -> str:
         """Return the text with secrets removed."""
@@ -64,14 +66,14 @@ class Redactor:
 
     def _cut(self, text: str) -> str:
         parts, at = list[str](), 0
-        for found in sorted(self._search(text), key=lambda found: (found.start, -found.end)):
-            if found.end <= at:
+        for secret in sorted(self._search(text), key=lambda secret: (secret.start, -secret.end)):
+            if secret.end <= at:
                 continue
-            parts += [text[at : found.start], f"[redacted: {found.name}]"]
-            at = found.end
+            parts += [text[at : secret.start], f"[redacted: {secret.name}]"]
+            at = secret.end
         return "".join([*parts, text[at:]]) if parts else text
 
-    def _search(self, text: str) -> Iterable[_Found]:
+    def _search(self, text: str) -> Iterable[_Secret]:
         lowered = text.lower()
         if len(lowered) != len(text):  # for example a dotted Turkish I
             # On bytes, lower() changes ASCII letters only; a Python loop takes milliseconds.
@@ -79,10 +81,10 @@ class Redactor:
         for rule in self._rules:
             group = "cut" if "cut" in rule.pattern.groupindex else 0
             for match in _matches(rule, text, lowered):
-                yield _Found(*match.span(group), rule.name, rule.what)
+                yield _Secret(*match.span(group), rule.name, rule.what)
         if self._maintained:
             for start, end, name in rules.search(text):
-                yield _Found(start, end, name, f"a secret ({name})")
+                yield _Secret(start, end, name, f"a secret ({name})")
 
 
 def _matches(rule: Rule, text: str, lowered: str) -> Iterator[Match]:
@@ -100,8 +102,8 @@ def _matches(rule: Rule, text: str, lowered: str) -> Iterator[Match]:
                 tries = _TRIES
             match = rule.pattern.match(text, at) if tries else None
             if match is not None:
-                found = rule.holds(match)
-                behind, tries = max(behind, match.end()), 0 if found else tries - 1
-                if found:
+                holds = rule.holds(match)
+                behind, tries = max(behind, match.end()), 0 if holds else tries - 1
+                if holds:
                     yield match
             at = lowered.find(begin, at + 1)

@@ -49,13 +49,13 @@ def load() -> None:
 def _in_piece(piece: str) -> Iterator[tuple[int, int, str]]:
     encoded = piece.encode(errors="replace")
     at = offset = 0  # characters, and the bytes that they take
-    findings = [found for found in _scanner().scan(encoded) if found.visible]
-    for found in sorted(findings, key=lambda found: found.location["start_offset"]):
-        begin = found.location["start_offset"]
+    findings = [finding for finding in _scanner().scan(encoded) if finding.visible]
+    for finding in sorted(findings, key=lambda finding: finding.location["start_offset"]):
+        begin = finding.location["start_offset"]
         at, offset = at + len(encoded[offset:begin].decode(errors="ignore")), begin
-        start = piece.find(found.secret, at)
+        start = piece.find(finding.secret, at)
         if start >= 0:
-            yield start, start + len(found.secret), _name(found.rule_id)
+            yield start, start + len(finding.secret), _name(finding.rule_id)
 
 
 def _name(rule: str) -> str:
@@ -194,15 +194,15 @@ _AFTER = re.compile(r"(?![ \t]{1,3}[=(])(?=[\s;&|<\"'`]|\.?\Z|\\[nrt\"'])")
 """Text that may follow an unquoted value."""
 
 
-def _assigned(found: Match) -> bool:
+def _assigned(match: Match) -> bool:
     """Return whether the value assigned to a password or key looks like one, not like code."""
-    value, word, sign, quote = found["cut"], found["word"].lower(), found["sign"], found["quote"]
-    text, end, password = found.string, found.end(), _PASSWORD.fullmatch(word) is not None
+    value, word, sign, quote = match["cut"], match["word"].lower(), match["sign"], match["quote"]
+    text, end, password = match.string, match.end(), _PASSWORD.fullmatch(word) is not None
     if not (text.startswith(quote, end) if quote else _AFTER.match(text, end)):
         return False
     if sign.strip() == ">" and not text.startswith("</", end):
         return False
-    before = text[max(0, found.start() - 12) : found.start()]
+    before = text[max(0, match.start() - 12) : match.start()]
     if word == "key" and not _KEY_OF.search(before):
         return False
     if word in _SHORT and before[-1:].isalpha() and not sign.isspace():
@@ -214,7 +214,7 @@ def _assigned(found: Match) -> bool:
     if not _looks_made_up(value, password=password):
         return False
     if sign.isspace():
-        return _NAMED.search(text, max(0, found.start() - 130), found.start()) is not None
+        return _NAMED.search(text, max(0, match.start() - 130), match.start()) is not None
     if quote or sign not in (" = ", " := "):
         return True
     # Spaces around the sign and no quotes suggest code, where the value may be a name.
@@ -246,11 +246,11 @@ _GIVEN_TO: Final = {
 """Programs that take a password with this option; the name comes earlier in the line."""
 
 
-def _given(found: Match) -> bool:
-    text, start = found.string, found.start()
-    if not _looks_made_up(found["cut"], password=True):
+def _option_password(match: Match) -> bool:
+    text, start = match.string, match.start()
+    if not _looks_made_up(match["cut"], password=True):
         return False
-    option = (found["option"] or found["flag"] or found["share"]).lower()
+    option = (match["option"] or match["flag"] or match["share"]).lower()
     begin = max(text.rfind("\n", max(0, start - 300), start) + 1, start - 300, 0)
     return _GIVEN_TO[option].search(text[begin:start].lower()) is not None
 
@@ -266,16 +266,16 @@ _COMMAND = _secret(
     " -a",
     " -b",
     " /user:",
-    valid=_given,
+    valid=_option_password,
 )
 
 
-def _key_block(found: Match) -> bool:
-    return sum(map(str.isalnum, found["cut"])) >= 40
+def _key_block(match: Match) -> bool:
+    return sum(map(str.isalnum, match["cut"])) >= 40
 
 
-def _url_password(found: Match) -> bool:
-    value = found["cut"]
+def _url_password(match: Match) -> bool:
+    value = match["cut"]
     words = ("password", "pass", "pwd", "passwd", "secret", "token", "pw")
     return value.lower() not in words and not _PLACEHOLDER.search(value) and value[0] not in "<${["
 
@@ -283,10 +283,10 @@ def _url_password(found: Match) -> bool:
 _COOKIE_VALUE = re.compile(r"=[ \t\"]{0,2}([A-Za-z0-9%._~+/-]{16,4000})")
 
 
-def _cookies(found: Match) -> bool:
+def _cookies(match: Match) -> bool:
     return any(
         _mixed(value[1]) and not _PLACEHOLDER.search(value[1])
-        for value in _COOKIE_VALUE.finditer(found["cut"])
+        for value in _COOKIE_VALUE.finditer(match["cut"])
     )
 
 
@@ -336,7 +336,7 @@ _SECRETS = (
         rf"(?<![A-Za-z0-9_.%+/=-])(?:{'|'.join(map(re.escape, _PREFIXES))})"
         r"[A-Za-z0-9_.%+/=-]{13,400}[A-Za-z0-9_=-]",
         *map(str.lower, _PREFIXES),
-        valid=lambda found: _mixed(found[0]),
+        valid=lambda match: _mixed(match[0]),
     ),
     _secret(
         "webhook",
@@ -360,7 +360,7 @@ _SECRETS = (
         r"(?P<cut>[A-Za-z0-9._~+/=-]{16,4000})",
         "bearer",
         "authorization",
-        valid=lambda found: _mixed(found["cut"]) and not _PLACEHOLDER.search(found["cut"]),
+        valid=lambda match: _mixed(match["cut"]) and not _PLACEHOLDER.search(match["cut"]),
     ),
     _secret(
         "cookie",
@@ -372,7 +372,7 @@ _SECRETS = (
         "signature",
         r"(?i)(?<=[?&; ])sig=(?P<cut>[A-Za-z0-9%+/_-]{20,200}=?)",
         "sig=",
-        valid=lambda found: _mixed(found["cut"]),
+        valid=lambda match: _mixed(match["cut"]),
     ),
     _secret(
         "registry login",
@@ -380,7 +380,7 @@ _SECRETS = (
         r"(?P<cut>[A-Za-z0-9+/]{16,2000}={0,2})",
         '"auth"',
         "_auth",
-        valid=lambda found: _mixed(found["cut"]),
+        valid=lambda match: _mixed(match["cut"]),
     ),
     _secret(
         "password in a list",
@@ -388,7 +388,7 @@ _SECRETS = (
         r"|:5432:[^\s:]{1,60}:[^\s:]{1,60}:)(?P<cut>[^\s\"'`,;()<>\[\]{}|\\]{6,200})",
         "credential",
         ":5432:",
-        valid=lambda found: _looks_made_up(found["cut"], password=True),
+        valid=lambda match: _looks_made_up(match["cut"], password=True),
     ),
     _secret(
         "password in an address",
@@ -405,23 +405,23 @@ def _digits(text: str) -> str:
     return "".join(filter(str.isdigit, text))
 
 
-def _luhn(found: Match) -> bool:
-    digits = [int(c) for c in _digits(found[0])]
+def _luhn(match: Match) -> bool:
+    digits = [int(c) for c in _digits(match[0])]
     if not 13 <= len(digits) <= 19 or len(set(digits)) == 1:
         return False
     doubled = [sum(divmod(2 * d, 10)) for d in digits[-2::-2]]
     return (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0
 
 
-def _iban(found: Match) -> bool:
-    text = found[0].replace(" ", "")
+def _iban(match: Match) -> bool:
+    text = match[0].replace(" ", "")
     if not 15 <= len(text) <= 34:
         return False
     return int("".join(str(int(c, 36)) for c in text[4:] + text[:4])) % 97 == 1
 
 
-def _phone(found: Match) -> bool:
-    return 8 <= len(_digits(found[0])) <= 15
+def _phone(match: Match) -> bool:
+    return 8 <= len(_digits(match[0])) <= 15
 
 
 _PERSONAL = (

@@ -55,8 +55,8 @@ def address(base_url: str | None, key: str | None = None) -> Address:
         ConfigError: there is no key, or what is there cannot be one.
     """
     url = (base_url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
-    found = key or os.environ.get(KEY_VARIABLE)
-    if not found:
+    api_key = key or os.environ.get(KEY_VARIABLE)
+    if not api_key:
         if source_of_key() is not None:
             return Address(url, None)
         where = f"make one at {CONSOLE} and" if url == DEFAULT_URL else "for a server of your own"
@@ -64,12 +64,12 @@ def address(base_url: str | None, key: str | None = None) -> Address:
             f"{KEY_VARIABLE} is not set: {where} export {KEY_VARIABLE}=tml-... ; "
             "or train on this machine with --backend local"
         )
-    if not _KEY.fullmatch(found):
+    if not _KEY.fullmatch(api_key):
         raise ConfigError(
             f"{KEY_VARIABLE} holds no Tinker key: those begin with 'tml-', and are plain letters, "
             "digits and signs without blanks"
         )
-    return Address(url, found)
+    return Address(url, api_key)
 
 
 async def served_models(where: Address, deadline_s: float) -> list[ServedModel]:
@@ -91,10 +91,10 @@ async def served_models(where: Address, deadline_s: float) -> list[ServedModel]:
     if not answer.is_success:
         raise ConfigError(f"Tinker at {where.base_url}: {about_status(answer.status_code)}")
     try:
-        found = sdk.GetServerCapabilitiesResponse.model_validate(answer.json())
+        capabilities = sdk.GetServerCapabilitiesResponse.model_validate(answer.json())
     except ValueError as error:
         raise ConfigError(f"{where.base_url} is no Tinker server: check --base-url") from error
-    return _served(found)
+    return _served(capabilities)
 
 
 async def _served_to_the_sdk(where: Address, deadline_s: float) -> list[ServedModel]:
@@ -110,10 +110,10 @@ async def _served_to_the_sdk(where: Address, deadline_s: float) -> list[ServedMo
         raise ConfigError(f"Tinker at {where.base_url}: {reason(error)}") from error
 
 
-def _served(found: sdk.GetServerCapabilitiesResponse) -> list[ServedModel]:
+def _served(capabilities: sdk.GetServerCapabilitiesResponse) -> list[ServedModel]:
     return [
         ServedModel(model.model_name, model.max_context_length, model.trainable is not False)
-        for model in found.supported_models
+        for model in capabilities.supported_models
         if model.model_name
     ]
 
@@ -124,24 +124,24 @@ def choose(model: str, served: Sequence[ServedModel], base_url: str) -> ServedMo
     Raises:
         ConfigError: it is not there, or cannot be trained; with those that can.
     """
-    found = next((entry for entry in served if entry.name == model), None)
-    if found is None and not served:
+    entry = next((entry for entry in served if entry.name == model), None)
+    if entry is None and not served:
         return ServedModel(model, None, trainable=True)
     able = ", ".join(sorted(entry.name for entry in served if entry.trainable)) or "none"
-    if found is None:
+    if entry is None:
         raise ConfigError(
             f"--model-name {model} is not among the models that {base_url} trains: {able}"
         )
-    if not found.trainable:
+    if not entry.trainable:
         raise ConfigError(
             f"--model-name {model} can be sampled at {base_url} but not trained; these can: {able}"
         )
-    return found
+    return entry
 
 
 def source_of_key() -> str | None:
-    """Where a key is found: in a variable, by a credential command, or in what `tinker auth login`
-    stored; None: nowhere.
+    """Return the source of a key: a variable, a credential command, or the file that `tinker auth
+    login` wrote; None: there is no key.
 
     Raises:
         ConfigError: what is stored cannot be read. The SDK's own error would quote it.

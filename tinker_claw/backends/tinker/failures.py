@@ -89,8 +89,8 @@ def reason(error: BaseException) -> str:
             return str(cause)
         if isinstance(cause, tinker.RequestFailedError):
             # The SDK appends its own ids and types to the service's words.
-            told = str(cause).removeprefix("Request failed: ")
-            return told.split(" for self.request_id=", 1)[0].rstrip(".")
+            message = str(cause).removeprefix("Request failed: ")
+            return message.split(" for self.request_id=", 1)[0].rstrip(".")
         if isinstance(cause, tinker.APIStatusError):
             return about_status(cause.status_code, cause.body)
         if isinstance(cause, tinker.APIConnectionError):
@@ -108,11 +108,11 @@ def about_status(status: int, body: object = None) -> str:
         return "it limits the rate of requests (HTTP 429)"
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return f"it answers HTTP {status}"
-    told = _told(body)
-    return f"it answers HTTP {status}" + (f": {told}" if told else "")
+    message = _message_of(body)
+    return f"it answers HTTP {status}" + (f": {message}" if message else "")
 
 
-def _told(body: object) -> str:
+def _message_of(body: object) -> str:
     """The service's own words in an error body, shortened."""
     if isinstance(body, dict):
         words: object = body.get("detail") or body.get("error") or body.get("message")  # pyright: ignore[reportUnknownMemberType]
@@ -151,7 +151,7 @@ async def ask_what_it_has(base_url: str, key: str | None) -> httpx.Response:
 
 
 async def unwell(base_url: str, key: str | None, *, late: bool) -> str | None:
-    """Why the service answers no requests at the moment, as a part of a sentence; None: it does.
+    """Return why the service answers no requests now, as a part of a sentence; None: it does.
 
     `late`: our own deadline has passed, so a refusal counts as well. Before, it does not mean that
     nothing will come: the SDK may have another key than this plain request, and a client that is
@@ -171,7 +171,8 @@ async def unwell(base_url: str, key: str | None, *, late: bool) -> str | None:
 
 
 def lost_at_the_service(error: BaseException) -> bool:
-    """Whether the service itself said that it does not know our session, model or request."""
+    """Return whether the service itself said that it does not know our session, model or
+    request."""
     return any(
         isinstance(cause, tinker.APIStatusError) and cause.status_code in _LOST
         for cause in _causes(error)

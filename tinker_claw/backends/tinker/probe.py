@@ -113,7 +113,7 @@ class _Server:
     deadline_s: float
 
     async def trains(self) -> tuple[bool, bool, bool]:
-        """Whether it trains, takes [N, K] targets, and takes them as sparse rows."""
+        """Return whether it trains, takes [N, K] targets, and takes them as sparse rows."""
         for sparse in (True, False):
             if _sums(await self._forward("cross_entropy", _TABLE, sparse=sparse), _TABLE):
                 return True, True, sparse
@@ -132,7 +132,7 @@ class _Server:
         return await self._sample(topk_sample_logprobs=_K), False
 
     async def sees(self) -> tuple[bool, bool]:
-        """Whether it takes images in samples, and in what it trains on."""
+        """Return whether it takes images in samples, and in what it trains on."""
         answer = await self._sample(sdk.ImageChunk(data=_IMAGE, format="png"))
         # How many tokens the image takes here is known only from this answer.
         count = len(answer.prompt_logprobs or ()) - len(_TOKENS) if answer else 0
@@ -170,7 +170,7 @@ async def _tried(call: Awaitable[Any]) -> Any:
 
 
 def _usable(answer: T | None, read: Callable[[T], Any]) -> bool:
-    """Whether the answer has the shape of the request and passes `read`."""
+    """Return whether the answer has the shape of the request and passes `read`."""
     try:
         return answer is not None and bool(read(answer))
     except (AlignmentError, SamplerError, ValueError, KeyError):
@@ -179,23 +179,23 @@ def _usable(answer: T | None, read: Callable[[T], Any]) -> bool:
 
 
 def _sums(output: sdk.ForwardBackwardOutput | None, datum: Datum) -> bool:
-    """Whether an answer has the summed loss and a logprob for every target."""
+    """Return whether an answer has the summed loss and a logprob for every target."""
 
     def read(output: sdk.ForwardBackwardOutput) -> bool:
-        (found,) = output.loss_fn_outputs
-        numbers = (output.metrics["loss:sum"], *rows_of(datum, found["logprobs"]))
+        (arrays,) = output.loss_fn_outputs
+        numbers = (output.metrics["loss:sum"], *rows_of(datum, arrays["logprobs"]))
         return all(map(math.isfinite, numbers))
 
     return _usable(output, read)
 
 
 def _has_candidates(response: sdk.SampleResponse) -> bool:
-    """Whether every token has as many candidates as were asked for."""
+    """Return whether every token has as many candidates as were asked for."""
     return all(candidates(s.topk_logprobs_np, len(s.tokens), _K) for s in response.sequences)
 
 
 def _named(response: sdk.SampleResponse) -> bool:
-    """Whether every requested id has a finite logprob."""
+    """Return whether every requested id has a finite logprob."""
     scores = named(response.target_prompt_logprobs, len(_IDS), _K)
     return bool(np.isfinite(scores).all())
 

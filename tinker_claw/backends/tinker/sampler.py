@@ -60,7 +60,7 @@ _SMALLEST: Tokens = (1,)
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How this server scores given tokens, as found by the probe."""
+    """Forms of scoring that this server supports, by the probe."""
 
     last_n: bool = True
     """It can score the end of a prompt only, and take the rest from its cache."""
@@ -93,7 +93,7 @@ class TinkerSampler:
         self._client_of: tinker.ServiceClient | None = None
         self._opening = asyncio.Lock()
         self._checking = asyncio.Lock()
-        self._gone = False
+        self._weights_gone = False
         """Whether the weights were gone when last checked, and nothing was answered since."""
         self._asking = set[asyncio.Task[sdk.SampleResponse]]()
         self._waiting = set[asyncio.Future[sdk.SampleResponse]]()
@@ -234,7 +234,7 @@ class TinkerSampler:
 
     @property
     def _cancels(self) -> bool:
-        """Whether the service ends what is cancelled here, by its present settings."""
+        """The service ends what is cancelled here, by its present settings."""
         client = self._client
         return bool(client and client.holder.get_client_dynamic_config().sample_cancel_enabled)
 
@@ -248,7 +248,7 @@ class TinkerSampler:
         except OutageError:
             bill(Usage(prefill=-tokens))  # it was not computed
             raise
-        self._gone = False
+        self._weights_gone = False
         hits = response.prompt_cache_hit_tokens
         # All but the first of n completions find the prompt in the cache, at the cache's price.
         bill(
@@ -293,26 +293,30 @@ class TinkerSampler:
             OutageError: the service cannot be asked at the moment.
         """
         async with self._checking:
-            if not self._gone:
+            if not self._weights_gone:
                 self._client = None  # a new one may find them
                 own = None if self.ref == BASE_REF else self.ref
-                self._gone = await self._refuses(own)
-                if self._gone and own and await self._refuses(None):
-                    self._gone = False
+                self._weights_gone = await self._refuses(own)
+                if self._weights_gone and own and await self._refuses(None):
+                    self._weights_gone = False
                     raise SamplerError(
                         f"Tinker refuses the base model {self._base_model!r} and the sampler "
                         f"{self.ref!r}: {reason(refusal)}."
                     ) from refusal
-        if self._gone:
-            raise self._gone_because(refusal) from refusal
+        if self._weights_gone:
+            raise self._gone_error(refusal) from refusal
 
-    def _gone_because(self, refusal: Exception) -> GoneError:
+    def _gone_error(self, refusal: Exception) -> GoneError:
         base = f"the base model {self._base_model!r}"
         what = base if self.ref == BASE_REF else f"the sampler {self.ref!r}"
         return GoneError(f"Tinker no longer has {what}: {reason(refusal)}.")
 
     async def _refuses(self, path: str | None) -> bool:
-        """Whether the service refuses the smallest request to these weights; None: the base's."""
+        """Return whether the service refuses the smallest request to these weights.
+
+        Args:
+            path: None: the base's weights.
+        """
         try:
             client = await self._session.ask(self._make(path), self._timeout_s)
             smallest = client.sample(
@@ -334,8 +338,8 @@ class TinkerSampler:
         except Exception as error:
             if fault_of(error) is not Fault.LOST:
                 raise
-            if self._gone:
-                raise self._gone_because(error) from error
+            if self._weights_gone:
+                raise self._gone_error(error) from error
         self._client = None
         if not await self._lives():
             await self._session.renew(service)
@@ -343,11 +347,11 @@ class TinkerSampler:
             return await call()
         except Exception as error:
             if fault_of(error) is Fault.LOST:  # in a session that lives
-                raise self._gone_because(error) from error
+                raise self._gone_error(error) from error
             raise
 
     async def _lives(self) -> bool:
-        """Whether the session still serves the base model."""
+        """Return whether the session still serves the base model."""
         try:
             await self._session.ask(
                 self._make(None),
@@ -380,6 +384,7 @@ class TinkerSampler:
     def _make(
         self, path: str | None
     ) -> Callable[[tinker.ServiceClient], APIFuture[tinker.SamplingClient]]:
-        """How to make a client of the weights at this path; None: of the base's."""
+        """Return a function that makes a client of the weights at this path; None: of the
+        base's."""
         base = self._base_model if path is None else None
         return lambda service: service.create_sampling_client(model_path=path, base_model=base)

@@ -1,7 +1,7 @@
 """A session with the service, opened on demand and opened again when it is lost.
 
 Rule: every wait here has a deadline. Making a session blocks inside the SDK, for minutes
-where the network is down, so that happens in a daemon thread that holds up neither the event loop
+where the network is down. So it happens in a daemon thread, which holds up neither the event loop
 nor the end of the process.
 """
 
@@ -61,16 +61,16 @@ class ServiceSession:
         """
         service = self.service
 
-        async def made() -> T:
+        async def opened() -> T:
             return await (await in_daemon_thread(lambda: make(service)))
 
-        return await self._one(asyncio.ensure_future(made()), deadline_s)
+        return await self._result(asyncio.ensure_future(opened()), deadline_s)
 
     async def wait(self, future: APIFuture[T], deadline_s: float) -> T:
         """The result of one request. Raises like `ask`."""
-        return await self._one(_awaiting(future), deadline_s)
+        return await self._result(_awaiting(future), deadline_s)
 
-    async def _one(self, task: asyncio.Task[T], deadline_s: float) -> T:
+    async def _result(self, task: asyncio.Task[T], deadline_s: float) -> T:
         (result,) = await self.settle([task], deadline_s)
         if isinstance(result, BaseException):
             raise result
@@ -103,14 +103,14 @@ class ServiceSession:
                 if waiting and NOTICES.billing != billing:
                     late = Deadline(BILLING)
                 elif waiting and (over or clock() >= ask_at):
-                    told = await unwell(self.address.base_url, self.address.key, late=over)
+                    trouble = await unwell(self.address.base_url, self.address.key, late=over)
                     ask_at = clock() + QUESTION_S
-                    if told and unwell_before:
-                        late = Deadline(told)
+                    if trouble and unwell_before:
+                        late = Deadline(trouble)
                     elif over:
-                        told = told or "it answers other questions; this one hangs"
-                        late = Deadline(f"nothing came back within {deadline_s:g} s: {told}")
-                    unwell_before = told is not None
+                        trouble = trouble or "it answers other questions; this one hangs"
+                        late = Deadline(f"nothing came back within {deadline_s:g} s: {trouble}")
+                    unwell_before = trouble is not None
             self._doubtful = late is not None
         finally:
             for task in tasks:

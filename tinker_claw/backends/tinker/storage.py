@@ -71,8 +71,8 @@ class Shelf:
                 "it serves, so this server cannot be used."
             )
         self._runs[path], self._written[path] = run, self._clock()
-        stays = kept({one: self._written[one] for one in self._runs}, self._keep)
-        await self.drop([one for one in self._runs if one not in stays])
+        stays = kept({stored: self._written[stored] for stored in self._runs}, self._keep)
+        await self.drop([stored for stored in self._runs if stored not in stays])
 
     async def drop(self, paths: Sequence[str]) -> None:
         """Delete these checkpoints, except those in use."""
@@ -94,7 +94,7 @@ class Shelf:
                 listed = (await client.list_checkpoints(run).result_async()).checkpoints
                 # Take the id from the service: one that we made out of a path could be another
                 # checkpoint's.
-                ids = [found.checkpoint_id for found in listed if found.tinker_path == path]
+                ids = [entry.checkpoint_id for entry in listed if entry.tinker_path == path]
                 if len(ids) != 1:
                     log.warning("checkpoint.kept", path=path, error=f"listed {len(ids)} times")
                     return False
@@ -121,15 +121,15 @@ async def download(address: Address, path: str, folder: Path) -> None:
     """
     async with asyncio.timeout(_REST_S):
         client = await _rest(address)
-        found = await client.get_external_weights_urls(path).result_async()
-    if not found.urls:
+        archive = await client.get_external_weights_urls(path).result_async()
+    if not archive.urls:
         raise BackendError(f"Tinker exported no files for {path}.")
-    targets = _targets(folder, list(found.urls))
+    targets = _targets(folder, list(archive.urls))
     async with (
         asyncio.timeout(_DOWNLOAD_S),
         httpx.AsyncClient(timeout=_REST_S, follow_redirects=True) as web,
     ):
-        for url, target in zip(found.urls.values(), targets, strict=True):
+        for url, target in zip(archive.urls.values(), targets, strict=True):
             await _fetch(web, url, target)
 
 

@@ -97,12 +97,12 @@ async def offered(
     except ConfigError:
         if not _has_begun(settings.run):
             raise
-    context = {one.name: one.context_tokens for one in served}.get(settings.run.model_name)
+    context = {model.name: model.context_tokens for model in served}.get(settings.run.model_name)
     return where, ServedModel(settings.run.model_name, context, trainable=False)
 
 
 def _has_begun(run: Run) -> bool:
-    """Whether the data directory holds a run of this model."""
+    """Return whether the data directory holds a run of this model."""
     if not (file := run.directory / FILE).exists():
         return False
     with reading(file) as rows:
@@ -188,9 +188,11 @@ class TinkerTrainer:
         self._suspect = True  # until everything has come back well, however this ends
         self._versions, self._saves = [], []
         futures: dict[str, APIFuture[Any]] = {}
-        for number, (one, data) in enumerate(zip(passes, datums, strict=True), 1):
-            name = f"forward_backward {number} ({one.loss})"
-            futures[name] = client.forward_backward(data, one.loss, dict(one.config) or None)
+        for number, (loss_pass, data) in enumerate(zip(passes, datums, strict=True), 1):
+            name = f"forward_backward {number} ({loss_pass.loss})"
+            futures[name] = client.forward_backward(
+                data, loss_pass.loss, dict(loss_pass.config) or None
+            )
         futures["optim_step"] = client.optim_step(sdk.AdamParams(**asdict(adam)))
         bill(Usage(trained=sum(tokens)))
         results = await self._training.wait_all(futures, self._limits.step_timeout_s)
@@ -212,7 +214,7 @@ class TinkerTrainer:
             served = await served_models(self._where, self._limits.start_timeout_s)
         except ConfigError:  # it is away
             return
-        if served and not any(one.name == self._model and one.trainable for one in served):
+        if served and not any(model.name == self._model and model.trainable for model in served):
             raise LearningEndedError(self._ended())
 
     def _ended(self) -> str:
@@ -332,7 +334,7 @@ class TinkerTrainer:
         await asyncio.gather(self._training.aclose(), self._sampling.aclose())
 
     def _in_use(self, path: str) -> bool:
-        """Whether a version serves from this path, or training would resume from it."""
+        """Return whether a version serves from this path, or training would resume from it."""
         return path == self._loaded or self._open[path] > 0
 
     async def _ready(self) -> tinker.TrainingClient:
@@ -392,15 +394,15 @@ def raise_failures(results: Mapping[str, Any]) -> None:
     failed = {name: value for name, value in results.items() if isinstance(value, Exception)}
     if not failed:
         return
-    told = "; ".join(f"{name}: {reason(error)}" for name, error in failed.items())
+    failures = "; ".join(f"{name}: {reason(error)}" for name, error in failed.items())
     first = next(iter(failed.values()))
     if not all(map(_is_outage, failed.values())):
-        raise StepError(f"The step is void: {told}.") from first
-    raise outage("a step", told) from first
+        raise StepError(f"The step is void: {failures}.") from first
+    raise outage("a step", failures) from first
 
 
 def _is_outage(result: Any) -> bool:
-    """Whether waiting helps, as nothing is said against the request."""
+    """Return whether waiting helps, as nothing is said against the request."""
     return isinstance(result, Exception) and fault_of(result) in (Fault.AWAY, Fault.LOST)
 
 
@@ -416,10 +418,10 @@ def report_of(
             losses=tuple(float(output.metrics["loss:sum"]) for output in outputs),
             logprobs=tuple(
                 tuple(
-                    rows_of(datum, found["logprobs"])
-                    for datum, found in zip(one.datums, output.loss_fn_outputs, strict=True)
+                    rows_of(datum, arrays["logprobs"])
+                    for datum, arrays in zip(loss_pass.datums, output.loss_fn_outputs, strict=True)
                 )
-                for one, output in zip(passes, outputs, strict=True)
+                for loss_pass, output in zip(passes, outputs, strict=True)
             ),
             grad_norm=float(metrics[_NORM]) if _NORM in metrics else None,
             tokens=tokens,
