@@ -10,7 +10,7 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import Any, Final
 
-from tinker_claw.types import Attempt, Completion, Images, Kind, Piece, Told, Writer
+from tinker_claw.types import Attempt, Completion, Images, Kind, LessonBlock, Piece, Writer
 
 OPENING: Final = "opening:"
 """How the key of a session begins that is named by its first messages."""
@@ -160,7 +160,7 @@ class Prompt:
     """Index after the content of the message that a hint belongs to; None: not known."""
     begun: int = 0
     """Number of last tokens that begin the reply and are given to the model."""
-    told: Told | None = None
+    lesson_block: LessonBlock | None = None
     """Lessons in it; None: there are none."""
     images: tuple[tuple[int, int], ...] = ()
     """Index of the first token of each image, and how many it takes."""
@@ -175,7 +175,9 @@ class Prompt:
         at = _common(ours, theirs)
         behind = _common(ours[at:][::-1], theirs[at:][::-1])
         instead = theirs[at : len(theirs) - behind]
-        return replace(self, told=Told(tuple(lessons), at, len(ours) - at - behind, instead))
+        return replace(
+            self, lesson_block=LessonBlock(tuple(lessons), at, len(ours) - at - behind, instead)
+        )
 
 
 @dataclass(frozen=True, slots=True)

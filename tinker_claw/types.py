@@ -34,7 +34,7 @@ whose function may have a description, and may be strict."""
 
 
 class KnownMessage(dict[str, Any]):
-    """A message that caches what is computed from it; see `noted`."""
+    """A message that caches what is computed from it; see `cached`."""
 
     __slots__ = ("notes",)
 
@@ -44,7 +44,7 @@ class KnownMessage(dict[str, Any]):
 
 
 class KnownTools(tuple[Tool, ...]):
-    """Tools that cache what is computed from them; see `noted`."""
+    """Tools that cache what is computed from them; see `cached`."""
 
     notes: dict[Any, Any]
 
@@ -58,7 +58,7 @@ _About = TypeVar("_About", Message, Sequence[Tool])
 _Note = TypeVar("_Note")
 
 
-def noted(find_out: Callable[[_About], _Note], about: _About) -> _Note:
+def cached(find_out: Callable[[_About], _Note], about: _About) -> _Note:
     """Return `find_out(about)`, computed once for messages and tools with a cache.
 
     Args:
@@ -72,8 +72,8 @@ def noted(find_out: Callable[[_About], _Note], about: _About) -> _Note:
     return notes[find_out]
 
 
-def has_note(find_out: Callable[[_About], Any], about: _About) -> bool:
-    """Whether `noted` would return at once."""
+def is_cached(find_out: Callable[[_About], Any], about: _About) -> bool:
+    """Whether `cached` would return at once."""
     return find_out in getattr(about, "notes", ())
 
 
@@ -501,7 +501,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LessonBlock:
     """Lessons in a prompt: what its user said in earlier sessions."""
 
     lessons: tuple[int, ...]
@@ -541,7 +541,7 @@ class Turn:
     """The agent's program, as far as it is known."""
     episode: bool = False
     """Whether its session is an episode: see `Attempt`."""
-    told: Told | None = None
+    lesson_block: LessonBlock | None = None
     """Lessons in the prompt; None: there are none."""
     images: Images = ()
     """Images in the prompt, where they were kept."""
@@ -616,7 +616,7 @@ class Sample:
     """Weight of its verdict; 1 for an episode's step."""
     user: str = ""
     """User of the session."""
-    told: Told | None = None
+    lesson_block: LessonBlock | None = None
     """Lessons in the prompt; None: there are none."""
     images: Images = ()
     """Images in the prompt."""

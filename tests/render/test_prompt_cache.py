@@ -17,7 +17,7 @@ from renderers.base import load_tokenizer
 
 from tests.support.captures import load
 from tests.support.openclaw import VOLATILE, assistant, openclaw, tool, user
-from tinker_claw.conversation.attribution import last_asked
+from tinker_claw.conversation.attribution import last_request_index
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.chat import parse_chat
 from tinker_claw.images import images_in
@@ -121,7 +121,7 @@ def test_every_captured_request_is_what_the_package_renders(renderer: Renderer, 
         if images_in(request.messages):
             continue
         messages, tools = request.messages, request.tools
-        hint = last_asked(messages)
+        hint = last_request_index(messages)
         expected = full_render(hub, config, messages, tools, hint)
         found = renderer.prompt(messages, tools, hint_message=hint)
         assert found == expected, one.name
@@ -177,7 +177,7 @@ def test_requests_that_go_on_from_each_other_are_what_they_are_alone(
     tools = openclaw("hello")["tools"]
     for messages in growing(openclaw("hello")):
         users = [i for i, message in enumerate(messages) if message["role"] == "user"]
-        for hint in (last_asked(messages), None, users[0]):
+        for hint in (last_request_index(messages), None, users[0]):
             try:
                 expected = full_render(tokenizer, config, messages, tools, hint)
             except (ValueError, KeyError):

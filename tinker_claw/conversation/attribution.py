@@ -21,7 +21,7 @@ from tinker_claw.formats.base import Attached, parts_of
 from tinker_claw.images import Image, placed, split
 from tinker_claw.prose import is_typed_line, odd_line, quotable
 from tinker_claw.served import Belongs, Surface
-from tinker_claw.types import Message, Piece, Writer, noted
+from tinker_claw.types import Message, Piece, Writer, cached
 
 Attribute = Callable[[Message], Sequence[Piece]]
 """Gives every piece of a message its writer; `attribute`, for one conversation."""
@@ -107,7 +107,7 @@ class Reading:
 
 def read(message: Message) -> Reading:
     """Split a user message into frames and words; cached on the message."""
-    return noted(_read, message)
+    return cached(_read, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,15 +329,15 @@ def _asks(message: Message) -> bool:
     return message["role"] == "user" and not read(message).note
 
 
-def asked(messages: Sequence[Message]) -> list[int]:
+def request_indexes(messages: Sequence[Message]) -> list[int]:
     """Return the indexes of the user messages that ask something; the first is the same in every
     request of a session."""
     return [at for at, message in enumerate(without_volatile(messages)) if _asks(message)]
 
 
-def last_asked(messages: Sequence[Message]) -> int | None:
+def last_request_index(messages: Sequence[Message]) -> int | None:
     """Return the index of the newest user message that asks something; None: there is none."""
-    return max(asked(messages), default=None)
+    return max(request_indexes(messages), default=None)
 
 
 def asking(messages: Sequence[Message]) -> list[Reading]:
@@ -352,7 +352,7 @@ def asking(messages: Sequence[Message]) -> list[Reading]:
     return readings
 
 
-def newest_asked(messages: Sequence[Message]) -> Message | None:
+def newest_request(messages: Sequence[Message]) -> Message | None:
     """The newest message of a user that asks for the reply; None: the results of tools do."""
     kept = reversed(without_volatile(messages))
     since = list(takewhile(lambda message: message["role"] != "assistant", kept))
@@ -367,7 +367,7 @@ def attached_to(message: Message) -> list[Attached]:
     return [part for part in parts_of(message["content"]) if isinstance(part, Attached)]
 
 
-def last_said(messages: Sequence[Message]) -> Message | None:
+def newest_message_with_words(messages: Sequence[Message]) -> Message | None:
     """The newest message that says something to the agent; None: there is none."""
     users = (m for m in reversed(without_volatile(messages)) if m["role"] == "user")
     return next((message for message in users if read(message).words), None)

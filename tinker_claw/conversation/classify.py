@@ -18,7 +18,7 @@ from tinker_claw.conversation.attribution import (
     Reading,
     asking,
     is_result,
-    last_asked,
+    last_request_index,
     nudged,
     read,
     without_volatile,
@@ -241,7 +241,7 @@ def _by_session(seen: SessionEvidence) -> Sign | None:
 def _by_prompt(seen: SessionEvidence) -> Sign | None:
     """Recognise prompts that OpenClaw writes itself."""
     messages = seen.request.messages
-    at = last_asked(messages)
+    at = last_request_index(messages)
     if at is None:
         return None
     prompt = read(messages[at])

@@ -28,7 +28,7 @@ from tinker_claw.conversation.attribution import (
 from tinker_claw.conversation.harnesses import HARNESSES
 from tinker_claw.conversation.openclaw import is_silent, is_volatile
 from tinker_claw.formats.fields import as_message
-from tinker_claw.types import Message, NextState, Reply, Writer, noted
+from tinker_claw.types import Message, NextState, Reply, Writer, cached
 
 _SUMMARIES = tuple(
     block.opens for harness in HARNESSES for block in harness.blocks if block.replies
@@ -59,7 +59,7 @@ def _digest_of_row(row: Sequence[Message]) -> str:
     """Return the digest of a user's messages in a row: that of one message with all their words."""
     typed = [message for message in row if read(message).automation is None] or row[-1:]
     if len(typed) == 1:
-        return noted(digest, typed[0])
+        return cached(digest, typed[0])
     return _hashed("user", "".join(map(_meaning, typed)), ())
 
 
@@ -171,7 +171,7 @@ def ends(known: Sequence[str], tail: Sequence[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Followup:
     """Result of reading the messages after a turn."""
 
     state: NextState | None = None
@@ -180,13 +180,13 @@ class Heard:
     """An unknown writer said something: no later message may be taken for the next state."""
 
 
-def heard(
+def find_next_state(
     new_messages: Sequence[Message],
     attribute: Attribute,
     replied: Message,
     *,
     others: bool = False,
-) -> Heard:
+) -> Followup:
     """Find a turn's next state in the messages after it.
 
     The owner's own words count before tool results: they have seen both. Results count when all of
@@ -200,21 +200,21 @@ def heard(
     said = (words_of(pieces, Writer.OWNER) for pieces in written)
     pieces = [piece for message in written for piece in message]
     if any(piece.writer is Writer.UNKNOWN for piece in pieces):
-        return Heard(unknown=True)
+        return Followup(unknown=True)
     read = {Writer.QUOTATION} | ({Writer.MEMBER} if others else set())
     beside = tuple((p.writer, p.words) for p in pieces if p.writer in read and p.words)
     if text := "\n\n".join(filter(None, said)):
-        return Heard(NextState("user", text, beside))
+        return Followup(NextState("user", text, beside))
     if text := words_of(pieces, Writer.MEMBER) if others else "":
-        return Heard(NextState("other", text, beside))
+        return Followup(NextState("other", text, beside))
     results = {m["tool_call_id"]: m["content"] for m in new_messages if m["role"] == "tool"}
     calls: Sequence[Mapping[str, Any]] = replied.get("tool_calls", ())
     if not calls or not all(call["id"] in results for call in calls):
-        return Heard()
+        return Followup()
     told = [(call["function"]["name"], results[call["id"]]) for call in calls]
     if images := words_of(pieces, Writer.TOOL):  # OpenClaw shows those of all results after them
         told[-1] = (told[-1][0], f"{told[-1][1]}\n{images}")
-    return Heard(NextState.of_tools(told))
+    return Followup(NextState.of_tools(told))
 
 
 def _name(call_id: str) -> str:

@@ -128,7 +128,7 @@ class Object(dict[str, Any]):
 
     def place(self, name: str) -> str:
         """Path of a member in the body."""
-        return f"{self.at}.{shown(name)}" if self.at else shown(name)
+        return f"{self.at}.{shorten_name(name)}" if self.at else shorten_name(name)
 
     def wrong(self, why: str, name: str | None = None) -> RequestError:
         """Return an error about a member, or the object itself. `why`: the rest of the sentence."""
@@ -312,6 +312,6 @@ class CachingFormat(Format):
         self._known = Known()  # another: requests that were read before know the old one
 
 
-def shown(name: str) -> str:
+def shorten_name(name: str) -> str:
     """Shorten a client's own name for something, to be sent back."""
     return name if len(name) <= 80 else f"{name[:80]}…"

@@ -18,7 +18,7 @@ from tinker_claw.formats.body import (
     Object,
     Read,
     listed_together,
-    shown,
+    shorten_name,
     without_halves,
 )
 from tinker_claw.formats.parts import MAX_DEPTH, joined
@@ -170,7 +170,7 @@ def naming(at: str, raw: Any) -> Generator[None]:
         what = next(
             (f"{n} {sent[n]}" for n in ("role", "type") if isinstance(sent.get(n), str)), ""
         )
-        where = f"{at} ({shown(what)})" if what else at
+        where = f"{at} ({shorten_name(what)})" if what else at
         raise RequestError(
             f"{error} It stands in {where}.",
             status=error.status,
@@ -312,8 +312,8 @@ def forced(tools: tuple[Tool, ...], name: str | None, at: str) -> Calls:
         raise RequestError(f"{at}: there are no tools to call; offer functions.", param=at)
     if name is not None and name not in offered:
         raise RequestError(
-            f"{at} names {shown(name)}, which is none of the functions offered: "
-            f"{shown(', '.join(offered))}.",
+            f"{at} names {shorten_name(name)}, which is none of the functions offered: "
+            f"{shorten_name(', '.join(offered))}.",
             param=at,
         )
     return {"tools": tools, "must_call": tuple(dict.fromkeys(offered)) if name is None else (name,)}
@@ -342,8 +342,8 @@ def _openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> C
         )
     if kind != "function":
         raise fields.wrong(
-            f"asks for a tool of type {shown(kind)}, which was left out: this server runs no tools "
-            "itself; name a function",
+            f"asks for a tool of type {shorten_name(kind)}, which was left out: this server runs "
+            "no tools itself; name a function",
             at,
         )
     return forced(tools, inner.string("name"), at)
@@ -360,7 +360,7 @@ def _allowed(choice: Object, tools: tuple[Tool, ...], at: str, *, nested: bool) 
             continue  # left out, like the tool itself
         name = (one.object("function") if nested else one).string("name")
         if name not in offered:
-            raise one.wrong(f"names {shown(name)}, which is none of the functions offered")
+            raise one.wrong(f"names {shorten_name(name)}, which is none of the functions offered")
         names.add(name)
     kept = KnownTools([tool for tool in tools if tool["function"]["name"] in names])
     if mode == "required":
@@ -370,7 +370,7 @@ def _allowed(choice: Object, tools: tuple[Tool, ...], at: str, *, nested: bool) 
 
 def left_out(kind: str, at: str) -> str:
     """Say that a tool was left out. `kind`: its type."""
-    return f"{shown(kind)} ({at}): this server runs no tools itself, so it was not offered"
+    return f"{shorten_name(kind)} ({at}): this server runs no tools itself, so it was not offered"
 
 
 def refuse_deep(given: Object) -> None:

@@ -32,7 +32,7 @@ from tinker_claw.formats.body import (
     Read,
     load_body,
     raw_items,
-    shown,
+    shorten_name,
     written,
 )
 from tinker_claw.formats.fields import (
@@ -243,7 +243,7 @@ def _edits(fields: Object) -> list[str]:
     edits = fields.object("context_management", _MANAGEMENT).objects("edits")
     kinds = [edit.string("type") for edit in edits]
     return [
-        f"{shown(kind)} (context_management): nothing is taken out of a history here"
+        f"{shorten_name(kind)} (context_management): nothing is taken out of a history here"
         for kind in kinds
         if not kind.startswith("clear_thinking")
     ]

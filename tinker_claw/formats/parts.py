@@ -19,7 +19,7 @@ import msgspec
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Attached, Joined, Refusal, parts_of
-from tinker_claw.formats.body import Object, shown
+from tinker_claw.formats.body import Object, shorten_name
 from tinker_claw.images import Image, Pictured, placed, read_data, read_url, split
 
 READS_TEXT: Final = "this model reads text only"
@@ -46,7 +46,7 @@ def line(why: str, *what: str) -> str:
         why: it is not shown.
         what: its kind, name and size; "" where one is not known.
     """
-    return f"[{', '.join(shown(' '.join(one.split())) for one in what if one)}: {why}]"
+    return f"[{', '.join(shorten_name(' '.join(one.split())) for one in what if one)}: {why}]"
 
 
 def size(count: int) -> str:
@@ -157,7 +157,7 @@ def thought_in(content: Any) -> list[str]:
 def unreadable(part: Object) -> RequestError:
     """Return the error for a part that is not read here."""
     kind = part.get("type")
-    what = f"of type {shown(kind)}" if isinstance(kind, str) else "without a type"
+    what = f"of type {shorten_name(kind)}" if isinstance(kind, str) else "without a type"
     return part.wrong(
         f"is a part {what}, which is not read here; images are, of users and results of tools"
     )
@@ -257,7 +257,7 @@ def _search_result(block: Object) -> str:
 
 def _headed(kind: str, title: str, texts: Sequence[str]) -> str:
     """Attached texts under a line that says what they are."""
-    named = shown(" ".join(title.split()))
+    named = shorten_name(" ".join(title.split()))
     pieces = [f"[{kind}: {named}]\n" if named else f"[{kind}]\n"]
     for part in (part for text in texts for part in parts_of(text)):
         if type(part) is str and type(pieces[-1]) is str:
@@ -268,7 +268,7 @@ def _headed(kind: str, title: str, texts: Sequence[str]) -> str:
 
 
 def _tool_reference(block: Object) -> str:
-    return Attached.of(f"[tool: {shown(_named(block, 'tool_name'))}]")
+    return Attached.of(f"[tool: {shorten_name(_named(block, 'tool_name'))}]")
 
 
 def _file(part: Object) -> str:

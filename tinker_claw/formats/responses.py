@@ -26,7 +26,7 @@ from tinker_claw.formats.body import (
     Object,
     Read,
     load_body,
-    shown,
+    shorten_name,
     text_or_items,
     written,
 )
@@ -215,10 +215,9 @@ def _check_included(fields: Object) -> None:
 
 def _edits(fields: Object) -> list[str]:
     """Sentences about edits of the history, none of which is made."""
-    edits = fields.objects("context_management")
+    kinds = [shorten_name(edit.string("type")) for edit in fields.objects("context_management")]
     return [
-        f"{shown(edit.string('type'))} (context_management): nothing is taken out of a history here"
-        for edit in edits
+        f"{kind} (context_management): nothing is taken out of a history here" for kind in kinds
     ]
 
 

@@ -38,10 +38,10 @@ from tinker_claw.types import (
     Completion,
     Images,
     Kind,
+    LessonBlock,
     NextState,
     SamplingParams,
     StopReason,
-    Told,
     Turn,
     Writer,
 )
@@ -260,7 +260,7 @@ class TurnTable(LedgerTable):
     def add(self, turn: Outcome, bill: Bill | None = None) -> int:
         """Write a turn and the bill for serving it; return its id. Durable when this returns."""
         place, who, prompt, done = turn.place, turn.place.identity, turn.prompt, turn.completion
-        told, raw, because = prompt.told, raw_ids(prompt.tokens), turn.untrained_because
+        told, raw, because = prompt.lesson_block, raw_ids(prompt.tokens), turn.untrained_because
         values: dict[str, Any] = {
             "session_id": place.session_id,
             "created_at": time.time(),
@@ -435,7 +435,7 @@ def _over(tx: sqlite3.Connection, place: Place) -> str | None:
     return OVER if late else None
 
 
-def _lacks_lesson(tx: sqlite3.Connection, told: Told) -> bool:
+def _lacks_lesson(tx: sqlite3.Connection, told: LessonBlock) -> bool:
     """Return whether one of these lessons is gone."""
     ids = json.dumps(told.lessons)
     query = "SELECT 1 FROM json_each(?) WHERE value NOT IN (SELECT id FROM lessons)"
@@ -490,17 +490,17 @@ def _turn(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Turn:
         client=row["client"],
         reply_text=row["reply_text"],
         episode=row["episode"] > 0,
-        told=told_of(row),
+        lesson_block=told_of(row),
         images=images,
     )
 
 
-def told_of(row: sqlite3.Row) -> Told | None:
+def told_of(row: sqlite3.Row) -> LessonBlock | None:
     """Return the lessons in the prompt of a row of `turns`."""
     if row["told"] is None:
         return None
     lessons, at, tokens, instead = json.loads(row["told"])
-    return Told(tuple(lessons), at, tokens, tuple(instead))
+    return LessonBlock(tuple(lessons), at, tokens, tuple(instead))
 
 
 def completion_of(row: sqlite3.Row) -> Completion:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
-from tinker_claw.types import Tool, noted
+from tinker_claw.types import Tool, cached
 
 _Encoded: TypeAlias = tuple[list[int], list[tuple[int, int]]]
 """Ids of a text, and the start and end of each in it; [] where positions are not needed."""
@@ -72,7 +72,7 @@ class Guard:
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages with every text guarded; roles are ours. Shared, as `tools` are."""
-        return [noted(self._message, message) for message in messages]
+        return [cached(self._message, message) for message in messages]
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return {k: v if k == "role" else self._value(v, k) for k, v in message.items()}
@@ -83,7 +83,7 @@ class Guard:
         An agent sends the same schemas with every request: the result is shared, and must not be
         changed.
         """
-        return noted(self._value, tools)
+        return cached(self._value, tools)
 
     def _value(self, value: Any, key: str = "") -> Any:
         if isinstance(value, str):
