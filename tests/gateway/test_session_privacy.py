@@ -315,7 +315,7 @@ async def test_something_near_the_line_is_private_and_is_said(world: World, line
 async def test_nothing_private_stays_in_memory(world: World) -> None:
     def remembered() -> bool:
         (chat,) = [wire for wire in world.formats if isinstance(wire, Chat)]
-        return MARK in str(list(chat._known._made.items()))
+        return MARK in str(list(chat._cache._parsed.items()))
 
     rendered = world.renderer._cache._known.currsize
     await world.ask(f"/private\nI am {MARK} {'and more ' * 2000}")
