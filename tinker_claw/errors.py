@@ -1,24 +1,26 @@
 """Exceptions of this project, in one hierarchy.
 
-    ClawError
-    ├── ConfigError               a setting is wrong; the sentence names it and says what works
-    │   └── ModelFileError        a model folder is missing, incomplete or corrupted
-    ├── RequestError              the client asked for something we cannot do (HTTP 4xx)
-    │   └── ContextLengthError    the prompt does not fit the model's context
-    ├── AlignmentError            token arrays that must agree in length do not: a bug
-    ├── LedgerError               the ledger cannot be opened, or holds another run
-    ├── UndoError                 it cannot be undone or exported as asked
-    ├── JudgeError                the judge's endpoint failed for good
-    ├── EmptyStepError            a batch carries no gradient
-    └── BackendError              a trainer or sampler failed
-        ├── SamplerError          one generation failed; the request may be tried again
-        │   └── GoneError         the service has these weights no more
-        ├── StepError             an optimizer step failed: it is void
-        │   ├── RefusedError      the gate refused the version that it made
-        │   └── WithdrawnError    what it trained on was forgotten meanwhile
-        ├── LearningEndedError    steps fail again and again: learning ends until a restart
-        │   └── DisagreementError logprobs of sampler and trainer differ too much
-        └── OutageError           the service is away or refuses for a time: wait, then go on
+- ClawError
+  - ConfigError: a setting is wrong; the sentence names it and says what works
+    - ModelFileError: a model folder is missing, incomplete or corrupted
+  - RequestError: the client asked for something we cannot do (HTTP 4xx)
+    - ContextLengthError: the prompt does not fit the model's context
+  - AlignmentError: token arrays that must agree in length do not: a bug
+  - LedgerError: the ledger cannot be opened, or holds another run
+  - ForgottenError: what was to be written is about a turn that was forgotten meanwhile
+  - UndoError: it cannot be undone or exported as asked
+  - JudgeError: the judge's endpoint failed for good
+  - EmptyStepError: a batch carries no gradient
+  - BackendError: a trainer or sampler failed
+    - SamplerError: one generation failed; the request may be tried again
+      - GoneError: the service has these weights no more
+    - StepError: an optimizer step failed: it is void
+      - RefusedError: the gate refused the version that it made
+      - WithdrawnError: what it trained on was forgotten meanwhile
+      - UnlearnedError: a practised lesson was not learned well enough
+    - LearningEndedError: steps fail again and again: learning ends until a restart
+      - DisagreementError: logprobs of sampler and trainer differ too much
+    - OutageError: the service is away or refuses for a time: wait, then go on
 
 Rule: foreign exceptions are mapped once, at the edge, with `raise ... from`.
 """

@@ -94,18 +94,18 @@ def _mixed(rate: Rate, prior: float) -> float:
     return math.lgamma(good) + math.lgamma(bad) - math.lgamma(good + bad)
 
 
-def _log_likelihood(found: Rate, at: float) -> float:
-    counts = ((found.good, at), (found.of - found.good, 1 - at))
+def _log_likelihood(rate: Rate, at: float) -> float:
+    counts = ((rate.good, at), (rate.of - rate.good, 1 - at))
     return sum(n * math.log(max(p, _NONE)) for n, p in counts)
 
 
-def _edge(found: Rate, least: float, end: float) -> float:
+def _edge(rate: Rate, least: float, end: float) -> float:
     """Return the rate, from the observed one towards `end`, at which the log likelihood falls to
     `least`."""
-    inside = found.value
+    inside = rate.value
     for _ in range(40):
         middle = (inside + end) / 2
-        if _log_likelihood(found, middle) > least:
+        if _log_likelihood(rate, middle) > least:
             inside = middle
         else:
             end = middle

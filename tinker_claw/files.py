@@ -85,7 +85,7 @@ def _below(directory: Path, names: Iterable[str]) -> Iterator[Path]:
         if path.exists() and not path.is_symlink():
             yield path
             if path.is_dir():
-                yield from (one for one in path.rglob("*") if not one.is_symlink())
+                yield from (inner for inner in path.rglob("*") if not inner.is_symlink())
 
 
 def _mode(path: Path) -> int:

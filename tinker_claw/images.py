@@ -49,10 +49,10 @@ class Image:
         self._data = data
         if len(data) > MOST_BYTES:
             raise self.wrong(f"is an image of {len(data):,} bytes; at most {MOST_BYTES:,} are read")
-        with self._opened() as found:
-            self.width, self.height = found.size
-            self.format: Literal["png", "jpeg"] = "jpeg" if found.format in _JPEG else "png"
-            self.kind = f"image/{'jpeg' if found.format in _JPEG else found.format.lower()}"
+        with self._opened() as opened:
+            self.width, self.height = opened.size
+            self.format: Literal["png", "jpeg"] = "jpeg" if opened.format in _JPEG else "png"
+            self.kind = f"image/{'jpeg' if opened.format in _JPEG else opened.format.lower()}"
         if self.width * self.height > MOST_PIXELS:
             raise self.wrong(
                 f"is an image of {self.width} x {self.height} pixels; at most {MOST_PIXELS:,} in "
@@ -119,8 +119,8 @@ class Image:
         except (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning) as error:
             raise self.wrong(f"is an image of more than {MOST_PIXELS:,} pixels") from error
         except Exception as error:
-            known = ", ".join(FORMATS)
-            raise self.wrong(f"is no image that is read here ({known}), or damaged") from error
+            formats = ", ".join(FORMATS)
+            raise self.wrong(f"is no image that is read here ({formats}), or damaged") from error
 
 
 def _give_back() -> None:
@@ -143,9 +143,9 @@ class Pictured(str):
     @classmethod
     def showing(cls, image: Image) -> Pictured:
         """Return the text of a part that is an image."""
-        made = cls(image)
-        made.images = ((0, image),)
-        return made
+        pictured = cls(image)
+        pictured.images = ((0, image),)
+        return pictured
 
 
 def images_in(messages: Sequence[Mapping[str, Any]]) -> list[Image]:
@@ -160,11 +160,11 @@ def placed(text: str) -> tuple[tuple[int, Image], ...]:
 
 def split(text: str) -> list[str | Image]:
     """Return the texts and images that a text consists of, in order."""
-    found, done = list[str | Image](), 0
+    pieces, done = list[str | Image](), 0
     for at, image in placed(text):
-        found += [str(text[done:at]), image]
+        pieces += [str(text[done:at]), image]
         done = at + len(str(image))
-    return [one for one in (*found, str(text[done:])) if one]
+    return [piece for piece in (*pieces, str(text[done:])) if piece]
 
 
 def read_data(data: str, at: str) -> Image:

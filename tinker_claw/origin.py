@@ -1,8 +1,8 @@
 """Protection against requests of web pages in the user's browser (CSRF).
 
 Rule: no page but our own, and those that the user named, may use a server of ours. Any page may
-try: a browser sends its requests to loopback, too, and keeps the answer from the page, but by then
-the reply is paid for and the turn recorded.
+try, since a browser sends its requests to loopback, too. It keeps the answer from the page, but by
+then the reply is paid for and the turn recorded.
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ class Outages:
         """Record that a request of this kind failed because the service is away."""
         if not self._away:
             log.error("backend.away", noticed=asking, error=str(error))
-        known = self._away.get(asking) or Outage(self._clock(), "", 0)
-        self._away[asking] = replace(known, error=str(error), attempts=known.attempts + 1)
+        outage = self._away.get(asking) or Outage(self._clock(), "", 0)
+        self._away[asking] = replace(outage, error=str(error), attempts=outage.attempts + 1)
         self._back[asking].clear()
 
     def over(self, asking: Asking) -> None:
@@ -111,9 +111,10 @@ class Outages:
 
     def refuses(self, version: int, ref: str, error: BackendError, by: str | None) -> None:
         """Record that the version that should answer could not, and what answered instead."""
-        known = self.refused
-        same = known is not None and (known.version, known.ref, known.by) == (version, ref, by)
-        since = known.since if known and known.version == version else self._clock()
+        earlier = self.refused
+        now = (version, ref, by)
+        same = earlier is not None and (earlier.version, earlier.ref, earlier.by) == now
+        since = earlier.since if earlier and earlier.version == version else self._clock()
         self.refused = Refused(version, ref, since, str(error), by)
         if not same:
             log.error("version.refused", version=version, by=by, error=str(error))

@@ -21,15 +21,15 @@ def added(kind: str) -> dict[str, EntryPoint]:
     Raises:
         ConfigError: two packages add one of the same name.
     """
-    found = dict[str, EntryPoint]()
+    entries = dict[str, EntryPoint]()
     for entry in entry_points(group=f"tinker_claw.{kind}s"):
-        other = found.setdefault(entry.name, entry)
+        other = entries.setdefault(entry.name, entry)
         if other is not entry:
             raise ConfigError(
                 f"two packages add a {kind} {entry.name!r}, {other.value} and {entry.value}: "
                 "uninstall or rename one"
             )
-    return found
+    return entries
 
 
 def find(kind: str, name: str, built_in: Iterable[str]) -> EntryPoint:
@@ -38,14 +38,14 @@ def find(kind: str, name: str, built_in: Iterable[str]) -> EntryPoint:
     Raises:
         ConfigError: there is none, and it lists the names that there are; or there are two.
     """
-    found = added(kind)
-    if name not in found:
-        names = ", ".join([*built_in, *sorted(found)])
+    entries = added(kind)
+    if name not in entries:
+        names = ", ".join([*built_in, *sorted(entries)])
         raise ConfigError(f"there is no {kind} {name!r}; choose {names}")
-    return found[name]
+    return entries[name]
 
 
-def load(entry: EntryPoint, make: Callable[[Any], Any] = lambda found: found) -> Any:
+def load(entry: EntryPoint, make: Callable[[Any], Any] = lambda loaded: loaded) -> Any:
     """Import the object that an entry point names, and return what `make` returns for it.
 
     Raises:

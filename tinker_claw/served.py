@@ -1,5 +1,5 @@
-"""What becomes of a request, each record contained in the next: who asks (`Identity`), its place in
-a conversation (`Place`), its `Prompt`, and the `Outcome` that the ledger keeps.
+"""Records of a request, each contained in the next: who asks (`Identity`), its place in a
+conversation (`Place`), its `Prompt`, and the `Outcome` that the ledger keeps.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import Any, Final
 
-from tinker_claw.types import Attempt, Completion, Images, Kind, Piece, Told, Writer
+from tinker_claw.types import Attempt, Completion, Images, Kind, LessonBlock, Piece, Writer
 
 OPENING: Final = "opening:"
 """How the key of a session begins that is named by its first messages."""
@@ -76,7 +76,7 @@ class Belongs(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """Where a conversation takes place, as the agent's own code says."""
+    """Surface on which a conversation takes place, as the agent's own code names it."""
 
     belongs: Belongs = Belongs.OWNER
     because: str = ""
@@ -94,7 +94,7 @@ class Surface:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who is asking, for what, and whether it may be trained on."""
+    """Identity of a request: its session, its purpose, and whether it may be trained on."""
 
     key: str
     """Names the session, within its user."""
@@ -160,7 +160,7 @@ class Prompt:
     """Index after the content of the message that a hint belongs to; None: not known."""
     begun: int = 0
     """Number of last tokens that begin the reply and are given to the model."""
-    told: Told | None = None
+    lesson_block: LessonBlock | None = None
     """Lessons in it; None: there are none."""
     images: tuple[tuple[int, int], ...] = ()
     """Index of the first token of each image, and how many it takes."""
@@ -175,12 +175,13 @@ class Prompt:
         at = _common(ours, theirs)
         behind = _common(ours[at:][::-1], theirs[at:][::-1])
         instead = theirs[at : len(theirs) - behind]
-        return replace(self, told=Told(tuple(lessons), at, len(ours) - at - behind, instead))
+        block = LessonBlock(tuple(lessons), at, len(ours) - at - behind, instead)
+        return replace(self, lesson_block=block)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was sampled for a request, as it is kept."""
+    """A request's reply and its figures, as the ledger keeps them."""
 
     place: Place
     user: str

@@ -50,8 +50,8 @@ def install(extras: str) -> str:
 def _wheel() -> str:
     """Return the path of the wheel that this was installed from. The package name will not do:
     before a release anybody may own it."""
-    told = distribution("tinker-claw").read_text("direct_url.json")
-    url = urlsplit(json.loads(told)["url"] if told else "")
+    direct_url = distribution("tinker-claw").read_text("direct_url.json")
+    url = urlsplit(json.loads(direct_url)["url"] if direct_url else "")
     return unquote(url.path) if url.scheme == "file" else "the path of its wheel"
 
 

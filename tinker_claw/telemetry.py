@@ -85,19 +85,19 @@ def _without_words(record: logging.LogRecord) -> bool:
     return True
 
 
-def place(error: BaseException, told_of: frozenset[int] = frozenset()) -> str:
+def place(error: BaseException, described: frozenset[int] = frozenset()) -> str:
     """Return types and tracebacks of an error and of its causes, each once.
 
     Causes can form a cycle: the first error of a group, raised from the group.
     """
-    told_of |= {id(error)}
+    described |= {id(error)}
     inside: tuple[BaseException, ...] = ()
     if isinstance(error, BaseExceptionGroup):
         inside = cast("BaseExceptionGroup[BaseException]", error).exceptions
     before = error.__cause__ or error.__context__
     causes = ((before,) if before else ()) + inside
-    told = [place(cause, told_of) for cause in causes if id(cause) not in told_of]
-    return "".join([*told, *traceback.format_tb(error.__traceback__), type(error).__name__, "\n"])
+    traces = [place(cause, described) for cause in causes if id(cause) not in described]
+    return "".join([*traces, *traceback.format_tb(error.__traceback__), type(error).__name__, "\n"])
 
 
 _COUNTERS = (
@@ -131,9 +131,9 @@ class Telemetry:
         self._registry = CollectorRegistry()
         timed = partial(Histogram, buckets=_SECONDS)
         self._figures: dict[str, Any] = {
-            name: make(f"tinker_claw_{name}", told, labels, registry=self._registry)
+            name: make(f"tinker_claw_{name}", description, labels, registry=self._registry)
             for make, figures in ((Counter, _COUNTERS), (Gauge, _GAUGES), (timed, _HISTOGRAMS))
-            for name, told, *labels in figures
+            for name, description, *labels in figures
         }
 
     def serves(self, version: Callable[[], int]) -> None:
@@ -161,12 +161,12 @@ class Telemetry:
             self._figures["first_token_seconds"].observe(outcome.first_token_s)
         who = "episode" if outcome.episode else "person"
         self._figures["slot_wait_seconds"].labels(who).observe(outcome.waited_s)
-        known = {
+        fields = {
             name: round(value, 6) if isinstance(value, float) else value
             for name, value in {"turn": turn, **figures, "usd": usd}.items()
             if value is not None and value is not False
         }
-        log.info("turn.captured", **known)
+        log.info("turn.captured", **fields)
 
     def turn_forgotten(self, *, prompt_tokens: int, completion_tokens: int) -> None:
         """Count a private turn; nothing else is recorded of it."""

@@ -34,7 +34,7 @@ whose function may have a description, and may be strict."""
 
 
 class KnownMessage(dict[str, Any]):
-    """A message that caches what is computed from it; see `noted`."""
+    """A message that caches what is computed from it; see `cached`."""
 
     __slots__ = ("notes",)
 
@@ -44,21 +44,21 @@ class KnownMessage(dict[str, Any]):
 
 
 class KnownTools(tuple[Tool, ...]):
-    """Tools that cache what is computed from them; see `noted`."""
+    """Tools that cache what is computed from them; see `cached`."""
 
     notes: dict[Any, Any]
 
     def __new__(cls, tools: Sequence[Tool]) -> KnownTools:
-        made = super().__new__(cls, tools)
-        made.notes = {}
-        return made
+        instance = super().__new__(cls, tools)
+        instance.notes = {}
+        return instance
 
 
 _About = TypeVar("_About", Message, Sequence[Tool])
 _Note = TypeVar("_Note")
 
 
-def noted(find_out: Callable[[_About], _Note], about: _About) -> _Note:
+def cached(find_out: Callable[[_About], _Note], about: _About) -> _Note:
     """Return `find_out(about)`, computed once for messages and tools with a cache.
 
     Args:
@@ -72,8 +72,8 @@ def noted(find_out: Callable[[_About], _Note], about: _About) -> _Note:
     return notes[find_out]
 
 
-def has_note(find_out: Callable[[_About], Any], about: _About) -> bool:
-    """Whether `noted` would return at once."""
+def is_cached(find_out: Callable[[_About], Any], about: _About) -> bool:
+    """Return whether the result is cached."""
     return find_out in getattr(about, "notes", ())
 
 
@@ -115,19 +115,19 @@ class Piece:
     """Text exactly as it stands in the message."""
     what: str = ""
     """Name of the part, where it has one."""
-    said: str | None = None
+    own_words: str | None = None
     """The writer's words, where they are only a part of `text`; None: all of `text`."""
 
     @property
     def words(self) -> str:
         """Words of the writer, without names, numbers and marks; empty for a harness."""
-        if self.said is not None or self.writer is Writer.HARNESS:
-            return self.said or ""
+        if self.own_words is not None or self.writer is Writer.HARNESS:
+            return self.own_words or ""
         return self.text.strip()
 
 
 class Kind(StrEnum):
-    """Whether a turn may be trained on."""
+    """Kind of a turn: only a main one may be trained on."""
 
     MAIN = "main"
     """A turn of the agent's own conversation with its user."""
@@ -136,7 +136,7 @@ class Kind(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why a completion ended."""
+    """Reason why a completion ended."""
 
     STOP = "stop"
     """The model sampled a stop token, which is part of the completion."""
@@ -167,12 +167,12 @@ Images: TypeAlias = tuple[PlacedImage, ...]
 
 def moved(images: Images, at: int, by: int) -> Images:
     """Return the images of a prompt in which those from index `at` on moved by `by` tokens."""
-    return tuple(replace(one, at=one.at + by) if one.at >= at else one for one in images)
+    return tuple(replace(image, at=image.at + by) if image.at >= at else image for image in images)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a completion is sampled."""
+    """Settings by which a completion is sampled."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -419,10 +419,10 @@ class Reply:
 
     @property
     def deltas(self) -> list[Delta]:
-        """Return the reply as the pieces of a stream."""
-        said = (Delta("reasoning", self.reasoning or ""), Delta("text", self.text))
+        """The reply as the pieces of a stream."""
+        texts = (Delta("reasoning", self.reasoning or ""), Delta("text", self.text))
         calls = (Delta("tool_call", call=call) for call in self.tool_calls)
-        return [*(delta for delta in said if delta.text), *calls]
+        return [*(delta for delta in texts if delta.text), *calls]
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,7 +492,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What an owner wants of replies from now on."""
+    """An owner's wish for all replies from now on."""
 
     text: str
     """The owner's own sentence or sentences."""
@@ -501,7 +501,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LessonBlock:
     """Lessons in a prompt: what its user said in earlier sessions."""
 
     lessons: tuple[int, ...]
@@ -541,14 +541,14 @@ class Turn:
     """The agent's program, as far as it is known."""
     episode: bool = False
     """Whether its session is an episode: see `Attempt`."""
-    told: Told | None = None
+    lesson_block: LessonBlock | None = None
     """Lessons in the prompt; None: there are none."""
     images: Images = ()
     """Images in the prompt, where they were kept."""
 
     @property
     def cut(self) -> bool:
-        """Whether the reply was cut by its token limit."""
+        """Return whether the reply was cut by its token limit."""
         return self.completion.stop_reason is StopReason.LENGTH
 
 
@@ -616,14 +616,14 @@ class Sample:
     """Weight of its verdict; 1 for an episode's step."""
     user: str = ""
     """User of the session."""
-    told: Told | None = None
+    lesson_block: LessonBlock | None = None
     """Lessons in the prompt; None: there are none."""
     images: Images = ()
     """Images in the prompt."""
 
     @property
     def cut(self) -> bool:
-        """Whether the reply was cut by its token limit."""
+        """Return whether the reply was cut by its token limit."""
         return self.completion.stop_reason is StopReason.LENGTH
 
 

@@ -1,4 +1,4 @@
-"""Why a turn is not trained, or not yet: the number in its row, and the words for it.
+"""Reasons why a turn is not trained, or not yet: the number in its row, and the words for it.
 
 Rule: these words are written only here, and only the numbers decide anything. A new reason is a
 member of `Why`, and the place that gives it.
@@ -22,10 +22,10 @@ class Why(IntEnum):
     words: str
 
     def __new__(cls, number: int, words: str) -> Self:
-        one = int.__new__(cls, number)
-        one._value_ = number
-        one.words = words
-        return one
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.words = words
+        return member
 
     # It waits, or something was done with its sample
     NEXT = 1, "waits for a next state"
@@ -94,9 +94,9 @@ class Why(IntEnum):
 
     def says(self, detail: str = "") -> Because:
         """Return the reason in words."""
-        said = Because(self.words.replace("{}", detail))
-        said.why = self
-        return said
+        because = Because(self.words.replace("{}", detail))
+        because.why = self
+        return because
 
     @property
     def head(self) -> str:
@@ -108,14 +108,14 @@ COUNTED: Final = (Why.SIDE, Why.UNSCORED, Why.UNFIT_HINT)
 """Reasons whose details are those of one turn: turns are counted without them."""
 
 
-def why_of(said: str | None) -> Why | None:
+def why_of(reason: str | None) -> Why | None:
     """Return the number of a reason; one in a method's own words is the method's."""
-    return None if said is None else said.why if isinstance(said, Because) else Why.METHOD
+    return None if reason is None else reason.why if isinstance(reason, Because) else Why.METHOD
 
 
-def in_words(found: int | str) -> str:
-    """Return what the ledger tells of a turn in words: a number, minus the step that trained it, or
-    a reason with its detail."""
-    if isinstance(found, str):
-        return found
-    return Why(found).head if found > 0 else f"trained in step {-found}"
+def in_words(reason: int | str) -> str:
+    """Describe the ledger's record of a turn: the number of a reason, minus the step that trained
+    it, or a reason with its detail."""
+    if isinstance(reason, str):
+        return reason
+    return Why(reason).head if reason > 0 else f"trained in step {-reason}"

@@ -93,17 +93,17 @@ def own_sentences(owner: str, *quotes: str) -> str | None:
     text = BLANKS.sub(lambda blank: "\n" if blank[0].count("\n") > 1 else " ", owner)
     spans = [_span(quote, text) for quote in quotes]
     sentences = [*_sentences(text)]
-    said = [text[start:end] for start, end in sentences]
+    texts = [text[start:end] for start, end in sentences]
     quoted = [
         n
         for n, (start, end) in enumerate(sentences)
         if any(first < end and start < last for first, last in spans)
     ]
-    if any(_is_quotation(said[n]) for n in quoted):
+    if any(_is_quotation(texts[n]) for n in quoted):
         return None
     chosen, lesson, whole_to = list[str](), "", 0
-    for numbers in _whole(said, quoted):
-        chosen += [said[n].replace("\n", " ").strip() for n in numbers]
+    for numbers in _whole(texts, quoted):
+        chosen += [texts[n].replace("\n", " ").strip() for n in numbers]
         if len(" ".join(chosen)) > LONGEST:
             break
         lesson, whole_to = " ".join(chosen), sentences[numbers[-1]][1]
@@ -134,7 +134,7 @@ def _span(quote: str, text: str) -> _Span:
 def _sentences(text: str) -> Iterator[_Span]:
     """Yield start and end of each sentence."""
     start = 0
-    inside = {at for found in _QUOTED.finditer(text) for at in range(found.start(), found.end())}
+    inside = {at for match in _QUOTED.finditer(text) for at in range(match.start(), match.end())}
     for mark in _END.finditer(text):
         end = mark.end()
         before = max(start, end - _LONGEST_ABBREVIATED)
@@ -149,27 +149,29 @@ def _is_quotation(sentence: str) -> bool:
     return _QUOTATION.fullmatch(sentence.strip().rstrip(".,;。")) is not None
 
 
-def _whole(said: Sequence[str], quoted: Sequence[int]) -> Iterator[range]:
+def _whole(sentences: Sequence[str], quoted: Sequence[int]) -> Iterator[range]:
     """Yield sentences, each with those beside it that may turn it round.
 
     Args:
-        said: all sentences.
+        sentences: all sentences.
         quoted: numbers of those that are asked for, in order.
     """
     done = 0
     for n in quoted:
-        first = n - _turning(said[:n][::-1])
-        titles = (m for m in range(n) if _is_title(said, m) and _NOT.search(said[m]))
+        first = n - _turning(sentences[:n][::-1])
+        titles = (m for m in range(n) if _is_title(sentences, m) and _NOT.search(sentences[m]))
         first = max(done, min([first, *titles]))
-        last = n + 1 + _turning(said[n + 1 :])
+        last = n + 1 + _turning(sentences[n + 1 :])
         if last > done:
             yield range(first, last)
             done = last
 
 
 def _turning(beside: Sequence[str]) -> int:
-    """How many of the sentences beside one, the nearest first, belong to it: up to the last of
-    those in a row that is a fragment with a negation, or a condition."""
+    """Count the sentences beside one, the nearest first, that belong to it.
+
+    They reach to the last fragment in a row that has a negation, or is a condition.
+    """
     count = 0
     for n, sentence in enumerate(beside):
         short, condition = len(_WORD.findall(sentence)) <= _FEW, _IF.match(sentence)
@@ -180,16 +182,19 @@ def _turning(beside: Sequence[str]) -> int:
     return count
 
 
-def _is_title(said: Sequence[str], n: int) -> bool:
-    """Whether a sentence begins with a line that has no end mark, and speaks of what follows."""
-    head, empty_line, rest = said[n].strip(" ").removeprefix("\n").partition("\n")
-    follows = bool(empty_line and rest) or said[n + 1].startswith("\n")
+def _is_title(sentences: Sequence[str], n: int) -> bool:
+    """Return whether a sentence begins with a line that has no end mark, and announces the next."""
+    head, empty_line, rest = sentences[n].strip(" ").removeprefix("\n").partition("\n")
+    follows = bool(empty_line and rest) or sentences[n + 1].startswith("\n")
     return follows and head.rstrip()[-1:] not in _ENDS
 
 
 def _goes_on(mark: str, following: str) -> bool:
-    """Whether a sentence goes on behind a mark: "Never (!) delete", "I never want you to", an empty
-    line, "delete". Many begin sentences with small letters, but only behind a single dot."""
+    """Return whether a sentence goes on behind a mark.
+
+    So do "Never (!) delete", and "I never want you to", an empty line, "delete". Many begin
+    sentences with small letters, but only behind a single dot.
+    """
     return following.islower() and mark.rstrip(_CLOSERS) != "."
 
 

@@ -58,8 +58,8 @@ BECAME: Final = "What became of it"
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A sentence about a turn, and what it quotes."""
+class Sentence:
+    """A sentence about a turn, and its quotation."""
 
     sentence: str
     quote: str | None = None
@@ -68,42 +68,43 @@ class Said:
     """Lesson that is quoted."""
 
 
-def tell(turn: TurnView, known: Contents, run: RunView) -> dict[str, list[Said]]:
+def tell(turn: TurnView, contents: Contents, run: RunView) -> dict[str, list[Sentence]]:
     """Tell a turn from its request to the version that it helped to make, by headings."""
     if turn.blanked == "forgotten":
-        gone = f"Turn {turn.id} of session {turn.session} was forgotten: its words are gone."
-        return {BECAME: [Said(gone), Said(outcome(turn, run))]}
+        text = f"Turn {turn.id} of session {turn.session} was forgotten: its words are gone."
+        return {BECAME: [Sentence(text), Sentence(outcome(turn, run))]}
+    became = (*of_episode(turn), outcome(turn, run), *_cost(turn, contents))
     return {
-        ASKED: [*_request(turn, known)],
-        REPLIED: [*_reply(turn, known)],
-        NEXT: [*_followed(known), *_rated(known)],
-        VERDICT: [*_judged(turn, known)],
+        ASKED: [*_request(turn, contents)],
+        REPLIED: [*_reply(turn, contents)],
+        NEXT: [*_followed(contents), *_rated(contents)],
+        VERDICT: [*_judged(turn, contents)],
         BECAME: [
-            *(Said(one) for one in (*of_episode(turn), outcome(turn, run), *_cost(turn, known))),
-            *(Said(practised(one)) for one in known.runs),
+            *(Sentence(text) for text in became),
+            *(Sentence(practised(step)) for step in contents.runs),
         ],
     }
 
 
-def _request(turn: TurnView, known: Contents) -> Iterator[Said]:
+def _request(turn: TurnView, contents: Contents) -> Iterator[Sentence]:
     purpose = f", for: {turn.call}" if turn.call else ""
-    yield Said(
+    yield Sentence(
         f"Turn {turn.id}: {turn.kind} turn {turn.index} of session {turn.session} "
-        f"({_name(known.session_key)}) of user {turn.user}, {moment(turn.created_at)}{purpose}."
+        f"({_name(contents.session_key)}) of user {turn.user}, {moment(turn.created_at)}{purpose}."
     )
-    yield Said(f"It was taken for a {turn.kind} turn because: {turn.reason}.")
-    yield Said(f"It asked, in a prompt of {turn.prompt_tokens} tokens:", known.request_text)
-    for lesson in known.lessons:
+    yield Sentence(f"It was taken for a {turn.kind} turn because: {turn.reason}.")
+    yield Sentence(f"It asked, in a prompt of {turn.prompt_tokens} tokens:", contents.request_text)
+    for lesson in contents.lessons:
         number = lesson["id"]
-        yield Said(f"Its prompt has lesson {number}:", lesson["text"], number)
-    if known.voices:
+        yield Sentence(f"Its prompt has lesson {number}:", lesson["text"], number)
+    if contents.voices:
         pieces = (
             f"{who}{f' ({what})' * bool(what)}, {plural(n, 'character')}"
-            for who, what, n in known.voices
+            for who, what, n in contents.voices
         )
-        yield Said(f"Who wrote what was new in it: {'; '.join(pieces)}.")
+        yield Sentence(f"Who wrote what was new in it: {'; '.join(pieces)}.")
     if turn.lost:
-        yield Said("That could not be tied to a reply, so no turn got it as its next state.")
+        yield Sentence("That could not be tied to a reply, so no turn got it as its next state.")
 
 
 def _name(key: str) -> str:
@@ -118,15 +119,17 @@ _ENDED = {
 }
 
 
-def _reply(turn: TurnView, known: Contents) -> Iterator[Said]:
-    done, length = known.completion, turn.completion_tokens
+def _reply(turn: TurnView, contents: Contents) -> Iterator[Sentence]:
+    done, length = contents.completion, turn.completion_tokens
     ended = _ENDED.get(done.stop_reason, done.stop_reason)
-    told = f"Version v{turn.policy_version} answered with {plural(length, 'token')}{ended}:"
-    yield Said(told, known.reply_text)
+    sentence = f"Version v{turn.policy_version} answered with {plural(length, 'token')}{ended}:"
+    yield Sentence(sentence, contents.reply_text)
     if length > len(done.tokens):
-        yield Said("Its tokens are not in the ledger: they held what is not kept, or were dropped.")
+        yield Sentence(
+            "Its tokens are not in the ledger: they held what is not kept, or were dropped."
+        )
     if turn.fallback is not None:
-        yield Said(f"It was not the current version that answered: {turn.fallback}.")
+        yield Sentence(f"It was not the current version that answered: {turn.fallback}.")
 
 
 _FOLLOWED = {
@@ -140,52 +143,55 @@ _BESIDE = {
 }
 
 
-def _followed(known: Contents) -> Iterator[Said]:
-    if (state := known.next_state) is None:
-        yield Said("Nothing has followed it so far.")
+def _followed(contents: Contents) -> Iterator[Sentence]:
+    if (state := contents.next_state) is None:
+        yield Sentence("Nothing has followed it so far.")
         return
-    yield Said(_FOLLOWED[state.role], state.text)
+    yield Sentence(_FOLLOWED[state.role], state.text)
     for writer, words in state.beside if state.role == "user" else ():
-        yield Said(f"Beside it stood what is {_BESIDE.get(writer, writer)}:", words)
+        yield Sentence(f"Beside it stood what is {_BESIDE.get(writer, writer)}:", words)
 
 
-def _rated(known: Contents) -> Iterator[Said]:
-    for said in known.feedback:
-        of = "the end of its session" if said["final"] else "it"
-        more = ", ".join(f"{name} {said[name]}" for name in ("task", "group") if said[name])
+def _rated(contents: Contents) -> Iterator[Sentence]:
+    for feedback in contents.feedback:
+        of = "the end of its session" if feedback["final"] else "it"
+        more = ", ".join(f"{name} {feedback[name]}" for name in ("task", "group") if feedback[name])
         rest = f" ({more})" if more else ""
-        told = f"Its {said['source']} rated {of} outright: {vote(said['score'])}{rest}"
-        yield Said(f"{told}:", said["text"]) if said["text"] else Said(f"{told}.")
+        sentence = f"Its {feedback['source']} rated {of} outright: {vote(feedback['score'])}{rest}"
+        quote = feedback["text"] or None
+        yield Sentence(f"{sentence}{':' if quote else '.'}", quote)
 
 
-def _judged(turn: TurnView, known: Contents) -> Iterator[Said]:
-    in_vain = [answer["answer"] for answer in known.answers if answer["about"] == "in vain"]
+def _judged(turn: TurnView, contents: Contents) -> Iterator[Sentence]:
+    in_vain = [answer["answer"] for answer in contents.answers if answer["about"] == "in vain"]
     for at, answer in enumerate(in_vain, 1):
-        yield Said(f"Try {at} to judge it failed:", answer or "(an empty answer)")
+        yield Sentence(f"Try {at} to judge it failed:", answer or "(an empty answer)")
     if not turn.judged:
         return
     voted = ", ".join("unreadable" if v is None else vote(v) for v in turn.votes)
     judge = f"The judge voted {voted}" if voted else "The judge"
-    if turn.verdict_by == "judge" and known.judge_prompt is None and not voted:
+    if turn.verdict_by == "judge" and contents.judge_prompt is None and not voted:
         did = "denied the call" if turn.verdict == -1 else "stopped the run"
-        yield Said(f"The agent's program says that you {did}: {_verdict(turn.verdict)}.")
+        yield Sentence(f"The agent's program says that you {did}: {_verdict(turn.verdict)}.")
     elif turn.verdict_by == "judge":
-        yield Said(f"{judge}: {_verdict(turn.verdict)}.")
+        yield Sentence(f"{judge}: {_verdict(turn.verdict)}.")
     else:
         if voted:
-            yield Said(f"{judge}: by them {_verdict(turn.judge_verdict)}.")
-        yield Said(f"Its {turn.verdict_by}'s rating outranks the judge: {_verdict(turn.verdict)}.")
-    for hint in known.hints:
-        used = ", used" if hint == known.hint else ""
-        yield Said(f"Hint, as the {turn.verdict_by} put it{used}:", hint)
-    if known.hint and known.hint not in known.hints:
-        yield Said("The teacher was told:", known.hint)
+            yield Sentence(f"{judge}: by them {_verdict(turn.judge_verdict)}.")
+        yield Sentence(
+            f"Its {turn.verdict_by}'s rating outranks the judge: {_verdict(turn.verdict)}."
+        )
+    for hint in contents.hints:
+        used = ", used" if hint == contents.hint else ""
+        yield Sentence(f"Hint, as the {turn.verdict_by} put it{used}:", hint)
+    if contents.hint and contents.hint not in contents.hints:
+        yield Sentence("The teacher was told:", contents.hint)
     # Where the prompt or all tokens are gone, so is the place, whether or not the hint was used.
-    gone = turn.refused is Why.FORGOTTEN_LESSON or not known.completion.tokens
-    if known.hints and not (turn.has_hint_place or gone):
-        yield Said("The prompt has no place for a hint, so it was not used.")
-    if known.untaught:
-        yield Said(f"No teacher scored it: {known.untaught}.")
+    place_lost = turn.refused is Why.FORGOTTEN_LESSON or not contents.completion.tokens
+    if contents.hints and not (turn.has_hint_place or place_lost):
+        yield Sentence("The prompt has no place for a hint, so it was not used.")
+    if contents.untaught:
+        yield Sentence(f"No teacher scored it: {contents.untaught}.")
 
 
 def _verdict(value: Vote | None) -> str:
@@ -194,19 +200,19 @@ def _verdict(value: Vote | None) -> str:
     return f"the verdict is {vote(value)} ({({1: 'good', 0: 'neutral', -1: 'bad'})[value]})"
 
 
-def _cost(turn: TurnView, known: Contents) -> Iterator[str]:
+def _cost(turn: TurnView, contents: Contents) -> Iterator[str]:
     """Tell how a trained turn was trained, and what a turn cost."""
-    sample, each = turn.sample, known.advantages
+    sample, each = turn.sample, contents.advantages
     if turn.trained_in_step is not None and sample and sample.advantage is not None:
         yield f"Advantage by its reward: {sample.advantage:+z.3f} (above 0: more of this)."
         if each:
-            told = f"{min(each):+z.3f} to {max(each):+z.3f}, {fmean(each):+z.3f} in the mean"
-            yield f"On its tokens {told}: with all that the method adds or takes away."
+            spread = f"{min(each):+z.3f} to {max(each):+z.3f}, {fmean(each):+z.3f} in the mean"
+            yield f"On its tokens {spread}: with all that the method adds or takes away."
         if sample.age:
             old = plural(sample.age, "step")
             yield f"It was {old} old by then; its advantages are corrected for that."
-    if known.usd:
-        yield f"Serving, judging and teaching it cost ${known.usd:.6f}; steps are not in that."
+    if contents.usd:
+        yield f"Serving, judging and teaching it cost ${contents.usd:.6f}; steps are not in that."
 
 
 def practised(run: Record) -> str:
@@ -214,16 +220,16 @@ def practised(run: Record) -> str:
     turns = {name: ", ".join(map(str, ids)) for name, ids in run["turns"].items()}
     lesson = "a forgotten lesson" if run["lesson"] is None else f"lesson {run['lesson']}"
     source = f", said of turn {turns['source']}," if "source" in turns else ""
-    told = f"Step {run['id']} practised {lesson}{source} from v{run['parent']} on the first "
-    told += f"messages of turns {turns['practised']}"
+    sentence = f"Step {run['id']} practised {lesson}{source} from v{run['parent']} on the first "
+    sentence += f"messages of turns {turns['practised']}"
     if run["status"] == "intent":
-        return f"{told}; it is under way."
+        return f"{sentence}; it is under way."
     if (figures := run["figures"]) is None:
-        return f"{told}. It failed: {run['error'].rstrip('.')}."
+        return f"{sentence}. It failed: {run['error'].rstrip('.')}."
     steps, of = plural(figures["optimizer_steps"], "optimizer step"), figures["of"]
     return (
-        f"{told}: after {steps} {figures['follow']} of {of} replies follow it without being told "
-        f"(the base, told: {figures['follow_told']}), {figures['end']} end by themselves, and "
+        f"{sentence}: after {steps} {figures['follow']} of {of} replies follow it without being "
+        f"told (the base, told: {figures['follow_told']}), {figures['end']} end by themselves, and "
         f"{figures['obey']} of {figures['contrary']} requests for the opposite are obeyed. It made "
         f"v{run['version']}."
     )
@@ -234,14 +240,14 @@ def practised(run: Record) -> str:
 
 def outcome(turn: TurnView, run: RunView) -> str:
     """Describe the outcome of a turn, or what it waits for, in sentences that contain its word."""
-    told = _became(turn, run)
+    sentence = _became(turn, run)
     if turn.sample is not None and turn.sample.void:
-        told += _void(turn.sample.void)
+        sentence += _void(turn.sample.void)
     if turn.unused is None:
-        return told
+        return sentence
     recorded = f"Its {turn.said_by}'s rating is recorded and trains nothing"
     counts = f" {_COUNTS}" * (turn.sample is not None and turn.judged)
-    return f"{told} {recorded}: {turn.unused.rstrip('.')}.{counts}"
+    return f"{sentence} {recorded}: {turn.unused.rstrip('.')}.{counts}"
 
 
 _COUNTS = "It is the verdict all the same, and counts among the accepted replies, or against them."
@@ -490,16 +496,16 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         yield "lessons", f"{lessons['told']} told{new}{more}: see `tinker-claw lessons`"
     if (number := lessons["candidate"]) is not None:
         yield "wish", f"hold lesson {number} in later sessions? `tinker-claw lessons keep {number}`"
-    said = seen["feedback"]
-    if seen["verdicts"]["good"] and not any(said.values()):
+    feedback = seen["feedback"]
+    if seen["verdicts"]["good"] and not any(feedback.values()):
         yield "feedback", _JUDGE_ALONE
-    if any(said.values()):
-        replies = "1 reply" if said["replies"] == 1 else f"{said['replies']} replies"
-        told = f"{replies} and {plural(said['sessions'], 'session')} rated outright"
-        yield "feedback", f"{told}; the judge disagreed on {said['unlike']} of the replies"
+    if any(feedback.values()):
+        replies = "1 reply" if feedback["replies"] == 1 else f"{feedback['replies']} replies"
+        rated = f"{replies} and {plural(feedback['sessions'], 'session')} rated outright"
+        yield "feedback", f"{rated}; the judge disagreed on {feedback['unlike']} of the replies"
     for owner in seen["unheard"]:
-        found = f"{plural(owner['rejections'], 'rejection')} and {plural(owner['hints'], 'hint')}"
-        yield "unheard", f"{owner['user']}: {found} {_UNHEARD}"
+        counts = f"{plural(owner['rejections'], 'rejection')} and {plural(owner['hints'], 'hint')}"
+        yield "unheard", f"{owner['user']}: {counts} {_UNHEARD}"
     if lost := seen["lost_next_states"]:
         yield "lost", f"{plural(lost, 'message')} could not be tied to a reply"
     for client, n in sorted(seen["unclear"].items()):
@@ -511,9 +517,9 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
     samples = ", ".join(f"{n} {_STATES.get(state, state)}" for state, n in states)
     yield "samples", samples or "none"
     if usd := seen["usd"]:
-        told = ", ".join(f"{purpose} ${cost:.4f}" for purpose, cost in sorted(usd.items()))
+        costs = ", ".join(f"{purpose} ${cost:.4f}" for purpose, cost in sorted(usd.items()))
         unpriced = f"; {n} bills without a price" if (n := seen["bills_without_price"]) else ""
-        yield "spent", f"${sum(usd.values()):.4f}: {told}{unpriced}"
+        yield "spent", f"${sum(usd.values()):.4f}: {costs}{unpriced}"
     if (judge := seen["judge_billed"])["turns"]:
         tokens = f"{judge['asked']:,} tokens asked and {judge['answered']:,} answered"
         yield "judge", f"{plural(judge['turns'], 'turn')} judged: {tokens}, ${judge['usd']:.4f}"

@@ -21,7 +21,7 @@ from tinker_claw.ledger.views import Filter, read_turns
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.served import OPENING
 from tinker_claw.types import Kind, Wish
-from tinker_claw.types import Told as Lessons
+from tinker_claw.types import LessonBlock as Lessons
 from tinker_claw.why import Why
 from tinker_claw.words import outcome
 

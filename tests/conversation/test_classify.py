@@ -37,8 +37,8 @@ from tests.support.pictures import picture
 from tinker_claw.conversation.attribution import (
     attribute,
     is_result,
-    last_asked,
-    last_said,
+    last_request_index,
+    newest_message_with_words,
     read,
     read_text,
     without_volatile,
@@ -49,7 +49,7 @@ from tinker_claw.conversation.history import (
     Conversation,
     digest,
     ends,
-    heard,
+    find_next_state,
     reply_digest,
     same,
 )
@@ -84,7 +84,7 @@ def words(text: str) -> str:
 
 
 def last_words(messages: Any) -> str:
-    last = last_said(messages)
+    last = newest_message_with_words(messages)
     return read(last).words if last else ""
 
 
@@ -96,7 +96,7 @@ def next_state(messages: Any, replied: Any = MappingProxyType({})) -> NextState 
     def named(message: Any) -> Any:
         return attribute(message, Surface(), lambda _: True)
 
-    return heard(messages, named, replied).state
+    return find_next_state(messages, named, replied).state
 
 
 PLAIN = {"messages": [{"role": "user", "content": "hi"}]}
@@ -470,9 +470,9 @@ def test_a_message_of_stamps_alone_costs_what_its_length_costs() -> None:
 
 
 def test_where_the_user_spoke_last() -> None:
-    assert last_asked(parsed(openclaw("what time is it?")).messages) == 1
+    assert last_request_index(parsed(openclaw("what time is it?")).messages) == 1
     assert last_words([{"role": "system", "content": "x"}]) == ""
-    assert last_asked([{"role": "system", "content": "x"}]) is None
+    assert last_request_index([{"role": "system", "content": "x"}]) is None
 
 
 def test_only_the_last_messages_can_be_volatile() -> None:
@@ -494,7 +494,7 @@ def test_a_volatile_message_that_stays_where_it_was_is_no_part_of_the_conversati
     gone = parsed(openclaw("hi", *looked)).messages
     assert Conversation.of(stays).digests == Conversation.of(gone).digests
     calling = parsed(openclaw("hi", VOLATILE, assistant("I look."))).messages
-    assert last_asked(calling) == 1
+    assert last_request_index(calling) == 1
 
 
 def test_what_claude_code_and_codex_note_is_nobody_s_word() -> None:

@@ -27,7 +27,7 @@ from tinker_claw.formats.base import (
 from tinker_claw.formats.chat import Chat
 from tinker_claw.formats.messages import Messages
 from tinker_claw.formats.responses import Responses
-from tinker_claw.types import Reply, noted
+from tinker_claw.types import Reply, cached
 
 OF_MESSAGES: dict[str, Any] = {
     "model": "m",
@@ -120,8 +120,8 @@ def test_what_was_found_out_about_a_message_is_not_sought_again(
 
     for _ in range(2):
         for message in request.messages:
-            noted(found_out, message)
-        noted(found_out, request.tools)
+            cached(found_out, message)
+        cached(found_out, request.tools)
     assert sought == [*request.messages, request.tools]
 
 

@@ -17,7 +17,7 @@ from openai.types.chat.completion_create_params import (
 from tests.lab.mutations import Mutants
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, ReplyHead
-from tinker_claw.formats.body import Fields, Known
+from tinker_claw.formats.body import Fields, PartCache
 from tinker_claw.formats.chat import FIELDS, Chat, parse_chat
 from tinker_claw.formats.chat_reply import ChatReply
 from tinker_claw.types import Delta
@@ -424,7 +424,7 @@ def test_what_is_wrong_is_said_as_of_a_body_that_is_read_whole(body: bytes) -> N
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    known = Known(room=20_000)
+    known = PartCache(room=20_000)
 
     def make(raw: str, at: str) -> tuple[str, str]:
         return raw, at
@@ -435,6 +435,6 @@ def test_what_is_remembered_is_bounded() -> None:
         for text in ("old", str(number), "x" * 9000):
             assert read(make, Raw(json.dumps(text)), "here") == (text, "here")
         known.learn(new)
-        assert ("ann", make, json.dumps("x" * 9000).encode()) not in known._made, "too large"
-        assert 0 < len(known._made) < 20
-        assert ("ann", make, json.dumps(str(number)).encode()) in known._made
+        assert ("ann", make, json.dumps("x" * 9000).encode()) not in known._parsed, "too large"
+        assert 0 < len(known._parsed) < 20
+        assert ("ann", make, json.dumps(str(number)).encode()) in known._parsed

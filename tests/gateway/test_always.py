@@ -91,7 +91,7 @@ async def test_a_command_before_a_question_leaves_the_question(
         await world.ask("New?", **named("later"))
         first, second, later = world.turns()
         assert first.prompt == renderer.prompt(chat("\nWhat is a fjord?")).tokens
-        assert second.told is None, "from the next session on"
+        assert second.lesson_block is None, "from the next session on"
         assert later.prompt == renderer.prompt([told_system(WISH), *chat("New?")]).tokens
         assert texts(world) == [(WISH, State.TOLD)], "once"
 

@@ -32,7 +32,7 @@ def test_start_of_a_session_costs_the_same_however_many_there_were(ledger: Ledge
         session, counted = ledger.turns.session("me", key), list[int]()
         connection = ledger._db._connection
         connection.set_progress_handler(lambda: counted.append(1), 1)
-        lessons.told(session, "me")
+        lessons.for_session(session, "me")
         connection.set_progress_handler(None, 1)
         return len(counted)
 
@@ -56,7 +56,7 @@ def test_no_lesson_is_encoded_for_which_there_is_no_room(ledger: Ledger) -> None
     for number in range(8 * MOST):
         wish = Wish(f"Be brief, {number}.", f"brief {number}")
         turn(ledger, ledger.turns.session("me", f"source {number}"), -1, wish)
-    told = lessons.told(ledger.turns.session("me", "new"), "me")
+    told = lessons.for_session(ledger.turns.session("me", "new"), "me")
     assert [one.id for one in told] == [*range(7 * MOST + 1, 8 * MOST + 1)]
     assert len(encoded) == MOST
 
@@ -164,7 +164,7 @@ def test_only_what_is_told_takes_a_place(ledger: Ledger) -> None:
             number + 2,
         )
     lessons = Lessons(ledger.lessons, lambda text: range(len(text.split())))
-    told = lessons.told(ledger.turns.session("me", "new"), "me")
+    told = lessons.for_session(ledger.turns.session("me", "new"), "me")
     assert [one.id for one in told] == [1, *range(6, MOST + 2)]
 
 

@@ -121,7 +121,7 @@ async def test_what_is_contradicted_is_set_aside_at_once_and_comes_back_by_a_wor
         newer, older = world.ledger.lessons.of_user()
         assert older.replaced_by == newer.id
         await world.ask("One?", "fine", "Two?", headers=running)
-        first, *_, last = [turn.told for turn in world.turns() if turn.session_id == 2]
+        first, *_, last = [turn.lesson_block for turn in world.turns() if turn.session_id == 2]
         assert (first and first.lessons, last) == ((1,), None)
         world.ledger.lessons.rule("keep", None, older.id)
         assert states(world) == {NEW: State.CANDIDATE, OLD: State.TOLD}

@@ -315,16 +315,16 @@ async def test_something_near_the_line_is_private_and_is_said(world: World, line
 async def test_nothing_private_stays_in_memory(world: World) -> None:
     def remembered() -> bool:
         (chat,) = [wire for wire in world.formats if isinstance(wire, Chat)]
-        return MARK in str(list(chat._known._made.items()))
+        return MARK in str(list(chat._cache._parsed.items()))
 
-    rendered = world.renderer._cache._known.currsize
+    rendered = world.renderer._cache._entries.currsize
     await world.ask(f"/private\nI am {MARK} {'and more ' * 2000}")
     assert not remembered()
-    assert world.renderer._cache._known.currsize == rendered
+    assert world.renderer._cache._entries.currsize == rendered
     counted = {"model": "demo", "input": f"/private\nI am {MARK} {'and more ' * 2000}"}
     response = await world.http.post("/responses/input_tokens", json=counted)
     assert response.json()["input_tokens"] > 2000
-    assert world.renderer._cache._known.currsize == rendered, "nor of what is only counted"
+    assert world.renderer._cache._entries.currsize == rendered, "nor of what is only counted"
     kept = f"/private\nI am {MARK}", "fine", "/private off\nthanks"
     await world.ask(*kept)
     assert not remembered(), "nor when it is over, and in the history"

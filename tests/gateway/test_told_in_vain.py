@@ -44,4 +44,4 @@ async def test_a_lesson_is_told_in_vain_if_fewer_replies_are_accepted_with_it(
             await hold(world, 1, by="tool")
         (lesson,) = read_lessons(world.ledger._db, None)
         assert (lesson["vain"], lesson["state"]) == (says, State.TOLD)
-        assert world.turns()[-1].told is not None, "what the user holds is told on"
+        assert world.turns()[-1].lesson_block is not None, "what the user holds is told on"

@@ -17,7 +17,7 @@ from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, MOST, State, read_lessons
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import NextState, Told, Vote, Wish
+from tinker_claw.types import LessonBlock, NextState, Vote, Wish
 from tinker_claw.wishes import FRAME
 from tinker_claw.words import facts
 
@@ -80,21 +80,21 @@ async def test_lessons_stand_in_the_system_prompt_of_later_sessions(
         whole = renderer.prompt([system, *first], hint_message=1)
         assert told[0].prompt == world.sampler.prompts[told[0].id - 1] == whole.tokens
         assert told[0].hint_at == whole.hint_at
-        assert told[0].told is not None
-        assert told[0].told.lessons == (1, 2)
-        assert told[0].told.without(told[0].prompt) == plain.tokens
+        assert told[0].lesson_block is not None
+        assert told[0].lesson_block.lessons == (1, 2)
+        assert told[0].lesson_block.without(told[0].prompt) == plain.tokens
         # It extends the sampled stream, and its history is known.
         assert told[1].prompt[: len(told[0].prompt)] == told[0].prompt
-        assert told[1].told == told[0].told
+        assert told[1].lesson_block == told[0].lesson_block
         assert world.next_states()[told[0].id] == NextState("user", "Two?")
     async with gateway(tmp_path, renderer, lessons=True) as world:
         # After a restart the stream is gone: a full render has it at the same place.
         third = chat("One?", "fine", "Two?", "fine", "Three?")
         await world.reply({"messages": [*head, *third]}, **{"x-session-id": "later"})
         again = world.turns()[-1]
-        assert again.told == told[0].told
+        assert again.lesson_block == told[0].lesson_block
         assert again.prompt == renderer.prompt([system, *third]).tokens
-        assert again.told.without(again.prompt) == renderer.prompt([*head, *third]).tokens
+        assert again.lesson_block.without(again.prompt) == renderer.prompt([*head, *third]).tokens
 
 
 NO_SYSTEM = ["mistral, refuses system", "folds system in"]
@@ -117,11 +117,11 @@ async def test_every_chat_format_has_a_place_for_lessons(tmp_path: Path, name: s
             whole = [{"role": "user", "content": opening}, *said[1:]]
         turns = world.turns()
         for turn, messages in zip(turns, (said[:1], said), strict=True):
-            assert turn.told is not None
-            assert turn.told.without(turn.prompt) == renderer.prompt(messages).tokens
+            assert turn.lesson_block is not None
+            assert turn.lesson_block.without(turn.prompt) == renderer.prompt(messages).tokens
         assert turns[0].prompt == renderer.prompt(whole[: len(whole) - 2]).tokens
-        assert turns[1].told.at == turns[0].told.at, "so caches hold"
-        place = turns[0].told.at + turns[0].told.tokens
+        assert turns[1].lesson_block.at == turns[0].lesson_block.at, "so caches hold"
+        place = turns[0].lesson_block.at + turns[0].lesson_block.tokens
         assert turns[1].prompt[:place] == turns[0].prompt[:place]
 
 
@@ -142,7 +142,8 @@ async def test_a_running_session_is_told_nothing_new(tmp_path: Path, renderer: R
         await teach(world)
         await world.ask("Help me.", "fine", "No lists, ever!", "fine", "So?", **named("first"))
         await world.ask("New?", **named("second"))
-        assert [turn.told is not None for turn in world.turns()] == [False, False, False, True]
+        told = [turn.lesson_block is not None for turn in world.turns()]
+        assert told == [False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ async def test_lessons_are_their_users_own(tmp_path: Path, renderer: Renderer) -
         await teach(world, **ann)
         for key in (ann, bob):
             await world.ask("New?", **named("later", **key))
-        assert [turn.told is not None for turn in world.turns()[-2:]] == [True, False]
+        assert [turn.lesson_block is not None for turn in world.turns()[-2:]] == [True, False]
 
 
 async def test_users_of_opposite_wishes_are_told_their_own(
@@ -186,7 +187,7 @@ async def test_users_of_opposite_wishes_are_told_their_own(
             await teach(world, text=wishes[name], authorization=f"Bearer {key}")
         for name, key in users.items():
             await world.ask("New?", **named("later", authorization=f"Bearer {key}"))
-            told = world.turns()[-1].told
+            told = world.turns()[-1].lesson_block
             (lesson,) = world.ledger.lessons.of_user(name)
             assert lesson.text == wishes[name]
             assert told is not None
@@ -233,14 +234,14 @@ async def test_no_more_is_told_than_fits(tmp_path: Path, renderer: Renderer) -> 
         for n in range(MOST + 2):
             table.rule("add", "default", None, f"Rule {n} is to be kept.")
         await world.ask("New?", **named("s"))
-        told = world.turns()[-1].told
+        told = world.turns()[-1].lesson_block
         assert told is not None
         assert len(told.lessons) == MOST
         assert max(told.lessons) == MOST + 2
         for n in range(8):
             table.rule("add", "default", None, f"{n} " + "plain words " * 19)
         await world.ask("New?", **named("t"))
-        told = world.turns()[-1].told
+        told = world.turns()[-1].lesson_block
         assert told is not None
         assert told.tokens <= MOST_TOKENS + 8, "with the marks of a message"
         assert len(told.lessons) <= MOST
@@ -252,7 +253,7 @@ async def test_a_drop_acts_at_once(tmp_path: Path, renderer: Renderer) -> None:
         await world.ask("New?", **named("s"))
         world.ledger.lessons.rule("drop", "default", 1)
         await world.ask("New?", "fine", "More?", **named("s"))
-        assert [turn.told is not None for turn in world.turns()] == [True, False]
+        assert [turn.lesson_block is not None for turn in world.turns()] == [True, False]
 
 
 async def test_forgetting_the_source_takes_the_lesson_and_its_words(
@@ -262,16 +263,16 @@ async def test_forgetting_the_source_takes_the_lesson_and_its_words(
         source = await teach(world)
         await world.ask("New?", **named("later"))
         told = world.turns()[-1]
-        assert told.told is not None
+        assert told.lesson_block is not None
         forgotten = await world.ledger.forget_in_thread(from_turn(source))
         assert forgotten.lesson_turns == (told.id,)
         assert world.ledger.lessons.of_user() == []
         now = world.ledger.turns.get(told.id)
-        assert (now.told, now.hint_at) == (Told((), 0, 0), None)
-        assert now.prompt == told.told.without(told.prompt)
+        assert (now.lesson_block, now.hint_at) == (LessonBlock((), 0, 0), None)
+        assert now.prompt == told.lesson_block.without(told.prompt)
         assert world.column("untrained_because")[-1] == FORGOTTEN_LESSON
         await world.ask("New?", "fine", "More?", **named("later"))
-        assert world.turns()[-1].told is None
+        assert world.turns()[-1].lesson_block is None
     with sqlite3.connect(tmp_path / "ledger.sqlite3") as raw:
         dump = "\n".join(raw.iterdump())
     assert PLAIN not in dump
@@ -291,10 +292,10 @@ async def test_what_the_judge_takes_for_a_wish_is_told_once_it_is_kept(
             (lesson,) = world.ledger.lessons.of_user()
             assert lesson.state is State.CANDIDATE
         await world.ask("New?", **named("second"))
-        assert world.turns()[-1].told is None
+        assert world.turns()[-1].lesson_block is None
         lines = dict(facts(read_overview(tmp_path, 16)))
         assert lines["wish"] == "hold lesson 1 in later sessions? `tinker-claw lessons keep 1`"
         world.ledger.lessons.rule("keep", None, 1)
         await world.ask("New?", **named("third"))
-        assert world.turns()[-1].told is not None
+        assert world.turns()[-1].lesson_block is not None
         assert "wish" not in dict(facts(read_overview(tmp_path, 16)))

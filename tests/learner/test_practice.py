@@ -33,6 +33,7 @@ from tinker_claw.ledger.versions import Void
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Adam,
+    LessonBlock,
     LossPass,
     Message,
     NextState,
@@ -40,7 +41,6 @@ from tinker_claw.types import (
     StepReport,
     TokenLogprobs,
     Tokens,
-    Told,
     Usage,
     Wish,
 )
@@ -179,7 +179,7 @@ class Owner:
             prompt=prompt,
             completion=replace(COMPLETION, params=SamplingParams(8, stop_tokens=(STOP,))),
             hint_at=5 if told else 3,
-            told=Told(tuple(told), 0, len(LESSON)) if told else None,
+            told=LessonBlock(tuple(told), 0, len(LESSON)) if told else None,
             **changes,
         )
         number = self.ledger.turns.add(turn)

@@ -16,8 +16,8 @@ from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.ledger.samples import NO_GRADIENT
+from tinker_claw.types import LessonBlock as Lessons
 from tinker_claw.types import NextState, Vote, Wish
-from tinker_claw.types import Told as Lessons
 
 Deed = tuple[Literal["say"], float] | tuple[Literal["judge", "queue", "begin", "commit", "void"]]
 SCORES = st.sampled_from([-1.0, -0.25, 0.0, 0.5, 1.0])

@@ -17,7 +17,7 @@ from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.figures import headline, read_headlines, read_live, read_overview
 from tinker_claw.ledger.firsts import First
 from tinker_claw.ledger.prune import in_session
-from tinker_claw.types import Attempt, NextState, Told, Vote, Wish
+from tinker_claw.types import Attempt, LessonBlock, NextState, Vote, Wish
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_told_turns_count_without_their_words_and_without_their_lesson(story: St
     wish = Wish("Be brief.", "always brief")
     ledger.judgements.add(source, value=-1, ballots=[], hints=["Be brief."], wish=wish)
     (lesson,) = ledger.lessons.of_user("me")
-    told = Told((lesson.id,), 1, 2)
+    told = LessonBlock((lesson.id,), 1, 2)
     rated(story, 9, 9, told=told, untrained_because="no valid vote")
     before = read_live(rows)
     assert len(before) == 10

@@ -12,7 +12,7 @@ from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, learn
 from tinker_claw.ledger.prune import from_turn, in_session
 from tinker_claw.ledger.turns import OVER
-from tinker_claw.types import NextState, PlacedImage, Told, Wish
+from tinker_claw.types import LessonBlock, NextState, PlacedImage, Wish
 
 ONE, TWO = picture(96, 64, "JPEG"), picture(64, 128)
 PROMPT = (1, *[9] * 6, 2, *[9] * 8, 3)
@@ -91,13 +91,13 @@ def test_without_a_lesson_the_images_stand_where_they_do(ledger: Ledger) -> None
         *(ledger, "told"),
         prompt=(0, 5, 5, 5, *PROMPT[1:]),
         images=moved,
-        told=Told((lesson,), 1, 3),
+        told=LessonBlock((lesson,), 1, 3),
     )
     ledger.samples.add(told, 1, None)
     ledger.forget(from_turn(source))
     turn = ledger.turns.get(told)
     assert (turn.prompt, turn.images) == ((0, *PROMPT[1:]), IMAGES)
     late = add(ledger, "late", prompt=(0, 5, 5, 5, *PROMPT[1:]), images=moved,
-               told=Told((lesson,), 1, 3))  # fmt: skip
+               told=LessonBlock((lesson,), 1, 3))  # fmt: skip
     assert ledger.turns.get(late).images == ()
     assert FORGOTTEN_LESSON in ledger._db.column("SELECT untrained_because FROM turns")

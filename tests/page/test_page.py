@@ -39,7 +39,7 @@ from tinker_claw.methods import BatchItem
 from tinker_claw.methods.base import BINARY
 from tinker_claw.page import read, routes
 from tinker_claw.page.charts import Point, curve
-from tinker_claw.types import Attempt, Kind, NextState, Told
+from tinker_claw.types import Attempt, Kind, LessonBlock, NextState
 from tinker_claw.words import DEFINED, facts
 
 HOST = "http://127.0.0.1:30000"
@@ -474,7 +474,7 @@ async def test_a_turn_names_the_lessons_that_it_was_told(tmp_path: Path) -> None
     async with page(tmp_path) as opened:
         number = opened.ledger.lessons.rule("add", "anna", None, XSS[0])
         session = opened.ledger.turns.session("anna", "told")
-        one = new_turn(opened.ledger, session_id=session, told=Told((number,), 1, 2))
+        one = new_turn(opened.ledger, session_id=session, told=LessonBlock((number,), 1, 2))
         shown = (await opened.get(f"/turns/{opened.ledger.turns.add(one)}")).text
         assert f'<a href="/ui#lesson-{number}">Its prompt has lesson {number}:</a>' in shown
         assert html.escape(XSS[0]) in shown

@@ -18,7 +18,7 @@ from tests.page.test_page import Page, page
 from tests.support.ledger import new_turn
 from tinker_claw.app.server import in_background
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.types import Told, Wish
+from tinker_claw.types import LessonBlock, Wish
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [
@@ -62,7 +62,7 @@ def learn(ledger: Ledger) -> None:
     for number in range(4):
         session = ledger.turns.session("anna", f"later {number}")
         ledger.lessons.begin(session, [lesson.id])
-        told = Told((lesson.id,), 1, 2)
+        told = LessonBlock((lesson.id,), 1, 2)
         turn = ledger.turns.add(new_turn(ledger, session_id=session, told=told))
         ledger.judgements.add(turn, value=1 if number else -1, **none)
 

@@ -100,8 +100,8 @@ def written(
     asked = chat("Well?")
     said = {"role": "assistant", "content": text, "tool_calls": told}
     for thought in ({}, {"reasoning_content": ""}, {"reasoning_content": "Hm"}):
-        prompt = beginnings._shown(asked, TOOLS, reply_follows=True)
-        whole = beginnings._shown([*asked, {**said, **thought}], TOOLS)
+        prompt = beginnings._render(asked, TOOLS, reply_follows=True)
+        whole = beginnings._render([*asked, {**said, **thought}], TOOLS)
         reply = beginnings._behind(prompt, whole, "")
         if reply is not None:
             return prompt, ended(renderer, reply)

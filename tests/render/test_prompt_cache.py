@@ -17,7 +17,7 @@ from renderers.base import load_tokenizer
 
 from tests.support.captures import load
 from tests.support.openclaw import VOLATILE, assistant, openclaw, tool, user
-from tinker_claw.conversation.attribution import last_asked
+from tinker_claw.conversation.attribution import last_request_index
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.chat import parse_chat
 from tinker_claw.images import images_in
@@ -121,13 +121,13 @@ def test_every_captured_request_is_what_the_package_renders(renderer: Renderer, 
         if images_in(request.messages):
             continue
         messages, tools = request.messages, request.tools
-        hint = last_asked(messages)
+        hint = last_request_index(messages)
         expected = full_render(hub, config, messages, tools, hint)
         found = renderer.prompt(messages, tools, hint_message=hint)
         assert found == expected, one.name
         compared += found.hint_at is not None
     assert compared == 59
-    assert renderer._cache._known.currsize
+    assert renderer._cache._entries.currsize
 
 
 def growing(body: dict[str, Any]) -> list[tuple[Message, ...]]:
@@ -177,7 +177,7 @@ def test_requests_that_go_on_from_each_other_are_what_they_are_alone(
     tools = openclaw("hello")["tools"]
     for messages in growing(openclaw("hello")):
         users = [i for i, message in enumerate(messages) if message["role"] == "user"]
-        for hint in (last_asked(messages), None, users[0]):
+        for hint in (last_request_index(messages), None, users[0]):
             try:
                 expected = full_render(tokenizer, config, messages, tools, hint)
             except (ValueError, KeyError):
@@ -218,7 +218,7 @@ def test_a_private_request_leaves_nothing(hub: Any) -> None:
     chat = format_of(hub, config, cache)
     history = [user("look"), assistant("Yes."), user("Again?")]
     chat.plan(history, None, None).encode()
-    before = cache._known.currsize
+    before = cache._entries.currsize
     for longer in (
         [*history, assistant("No."), user("And now?")],
         [{"role": "system", "content": "Be brief."}, *history],
@@ -226,7 +226,7 @@ def test_a_private_request_leaves_nothing(hub: Any) -> None:
         at = len(longer) - 1
         prompt = chat.plan(longer, None, at, remembers=False).encode()
         assert prompt == full_render(hub, config, longer, [], at)
-        assert cache._known.currsize == before
+        assert cache._entries.currsize == before
 
 
 def test_what_is_remembered_is_bounded_in_bytes(hub: Any) -> None:
@@ -243,12 +243,12 @@ def test_what_is_remembered_is_bounded_in_bytes(hub: Any) -> None:
     for number in range(1, 60):
         assert not ask(number)
         assert ask(0), "what is in use stays"
-    assert 12_000 < cache._known.currsize <= 20_000
-    held = list(cache._known.values())
+    assert 12_000 < cache._entries.currsize <= 20_000
+    held = list(cache._entries.values())
     bytes_ = sum(map(sys.getsizeof, held))
-    assert bytes_ <= cache._known.currsize <= 1.3 * bytes_
+    assert bytes_ <= cache._entries.currsize <= 1.3 * bytes_
     cache.clear()
-    assert cache._known.currsize == 0
+    assert cache._entries.currsize == 0
 
 
 def test_more_than_there_is_room_for_is_rendered_all_the_same(hub: Any) -> None:
@@ -369,9 +369,9 @@ def test_what_a_format_trips_over_is_refused(family: str) -> None:
 
 def test_everything_remembered_can_be_forgotten(renderer: Renderer) -> None:
     renderer.prompt([user("look"), assistant("a secret"), user("of some length")])
-    assert renderer._cache._known.currsize > 0
+    assert renderer._cache._entries.currsize > 0
     renderer.forget()
-    assert renderer._cache._known.currsize == 0
+    assert renderer._cache._entries.currsize == 0
 
 
 ONE_SYSTEM = ("minimax-m2", "nemotron-3", "qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8")

@@ -54,13 +54,13 @@ def test_a_cut_is_where_single_characters_would_find_it(
     search, out = StopSearch(stop), ""
     edges = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
     for start, end in pairwise(edges):
-        out += "" if search.found else search.feed(text[start:end])
+        out += "" if search.match else search.feed(text[start:end])
         # Nothing is held back but what a stop string begins with.
         held = text[len(out) : end]
-        assert search.found or not held or any(s.startswith(held) for s in stop)
+        assert search.match or not held or any(s.startswith(held) for s in stop)
     out += search.held
     assert out == read_singly(text, stop)
-    assert (search.found is not None) == (out != text)
+    assert (search.match is not None) == (out != text)
 
 
 def cut_stream(renderer: Renderer, stop: list[str], one_call: bool = False) -> CutStream:

@@ -21,7 +21,7 @@ from tinker_claw.ledger.spend import PURPOSES, Bill, Purpose, Spent
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.served import Identity, Outcome, Place, Prompt
 from tinker_claw.shipped import MODEL_DIR
-from tinker_claw.types import Completion, Kind, SamplingParams, StopReason, Told, Usage
+from tinker_claw.types import Completion, Kind, LessonBlock, SamplingParams, StopReason, Usage
 
 KEPT_STATES, KEPT_ADAPTERS = 8, 32
 
@@ -208,7 +208,7 @@ def outcome(
     kind_reason: str = "test",
     policy_version: int = 0,
     hint_at: int | None = None,
-    told: Told | None = None,
+    told: LessonBlock | None = None,
     request_text: str = "",
     history: tuple[str, ...] = (),
     **more: Any,
@@ -221,7 +221,7 @@ def outcome(
         Place(identity, session_id, history, request_text, **place),
         more.pop("user", "me"),
         policy_version,
-        Prompt(prompt, hint_at, told=told),
+        Prompt(prompt, hint_at, lesson_block=told),
         completion,
         **more,
     )

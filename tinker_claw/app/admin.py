@@ -136,8 +136,8 @@ class Orders:
             case "forget-session":
                 return asdict(await undoing.forget(in_session(order["session"], order["user"])))
             case "lesson":
-                given = order["rule"], order["user"], order["lesson"], order["text"]
-                return undoing.ledger.lessons.rule(*given)
+                rule = order["rule"], order["user"], order["lesson"], order["text"]
+                return undoing.ledger.lessons.rule(*rule)
             case "rejudge":
                 return undoing.judge_again(order["turns"])
             case other:

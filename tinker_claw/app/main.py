@@ -1,8 +1,8 @@
 """Run the system: start, serve, stop, in order. Begin reading the program here.
 
-`serve` does all of it. It makes the checks that cost nothing, opens what the run needs (`wiring`
-makes the parts), serves until it is told to stop, and shuts down in an order in which nothing is
-lost.
+`serve` does all of it. It makes the checks that cost nothing, and opens what the run needs
+(`wiring` makes the parts). It serves until it is told to stop, and shuts down in an order in which
+nothing is lost.
 
 Rule: one TaskGroup holds everything that runs. The gateway decides when it ends; another part that
 fails is recorded in the health and restarted, while the gateway goes on answering.
@@ -84,7 +84,7 @@ async def serve(settings: Settings) -> None:
             terminal.waiting = lambda: (ready(ledger.samples.queue(), size), size)
             await _serve(settings, system, listening, stop)
     except asyncio.CancelledError:
-        if not stop.asked:
+        if not stop.requested:
             raise
     log.info("stopped")
 
@@ -168,8 +168,8 @@ async def _serve(settings: Settings, system: System, listening: socket, stop: St
             if system.learner.stepping:
                 await asyncio.wait({learning}, timeout=STEP_S)
             learning.cancel()
-            for told in reporting:  # now: the step in progress is recorded
-                told.cancel()
+            for reporter in reporting:  # now: the step in progress is recorded
+                reporter.cancel()
 
 
 async def guarded(

@@ -54,13 +54,13 @@ def health(directory: Path) -> dict[str, Any] | None:
     if not is_locked(directory):
         return None
     with _proven(directory) as (gateway, token):
-        return _asked(gateway, "GET", "health", token)
+        return _send(gateway, "GET", "health", token)
 
 
 def order(
     directory: Path,
     name: str,
-    given: Mapping[str, Any],
+    arguments: Mapping[str, Any],
     waits: Callable[[], None],
     *,
     patience_s: float = PATIENCE_S,
@@ -81,7 +81,7 @@ def order(
 
     with _proven(directory) as (gateway, token):
         try:
-            answer = _asked(gateway, "POST", name, token, json.dumps(given), sent)
+            answer = _send(gateway, "POST", name, token, json.dumps(arguments), sent)
         except (OSError, HTTPException) as error:
             raise UndoError(ENDED) from error
     if "done" not in answer:
@@ -109,8 +109,8 @@ def _proven(directory: Path) -> Generator[tuple[HTTPConnection, str]]:
         with closing(gateway):
             gateway.request("GET", f"{ROOT}/proof/{nonce}")
             gateway.auto_open = 0  # another connection would have to prove it anew
-            shown = gateway.getresponse().read()
-            if not hmac.compare_digest(shown, proof(token, nonce).encode()):
+            answer = gateway.getresponse().read()
+            if not hmac.compare_digest(answer, proof(token, nonce).encode()):
                 raise ValueError("what answers is not its gateway")
             yield gateway, token
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
@@ -122,12 +122,12 @@ def _proven(directory: Path) -> Generator[tuple[HTTPConnection, str]]:
 
 def _control(directory: Path) -> tuple[str, int, str]:
     """Return host, port and token that the gateway wrote down."""
-    found = json.loads((directory / CONTROL_FILE).read_text())
-    host, port = found["gateway"]
-    return str(host), int(port), str(found["token"])
+    control = json.loads((directory / CONTROL_FILE).read_text())
+    host, port = control["gateway"]
+    return str(host), int(port), str(control["token"])
 
 
-def _asked(
+def _send(
     gateway: HTTPConnection,
     method: str,
     name: str,

@@ -105,7 +105,7 @@ class Stop:
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._loop = asyncio.get_running_loop()
         self._end: Callable[[], object] | None = None
         self._within_s = CLOSE_S
@@ -120,7 +120,7 @@ class Stop:
         A step in a foreign library cannot be interrupted; what is worth saving is saved by then.
         """
         self._end, self._within_s = end, within_s
-        if self.asked:
+        if self.requested:
             self._tell()
         try:
             yield
@@ -128,9 +128,9 @@ class Stop:
             self._end = None
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.requested:
             os._exit(EXIT_INTERRUPTED)
-        self.asked = True
+        self.requested = True
         signal.signal(signal.SIGALRM, lambda number, frame: os._exit(0))
         signal.alarm(self._within_s)
         with suppress(RuntimeError):  # the loop has ended already

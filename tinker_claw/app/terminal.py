@@ -1,4 +1,4 @@
-"""What a start shows on a terminal: a banner, and a line for what became of each turn.
+"""The terminal of a start: a banner, and a line for the outcome of each turn.
 
 Rule: words stand on the terminal alone, read from the ledger, which has them redacted; no event has
 any. Never those of private, side or other people's turns.
@@ -143,8 +143,8 @@ _MEANING = {
 
 
 def _first_told(terminal: Terminal, event: Mapping[str, Any]) -> str:
-    told = f"Lesson {event['lesson']} is told for the first time"
-    return f"{told}{_words_of(terminal, event['lesson']) or '.'}"
+    text = f"Lesson {event['lesson']} is told for the first time"
+    return f"{text}{_words_of(terminal, event['lesson']) or '.'}"
 
 
 def _candidate(terminal: Terminal, event: Mapping[str, Any]) -> str:

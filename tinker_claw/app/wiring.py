@@ -364,8 +364,8 @@ class Versions:
             version = self._ledger.steps.version(version_id)
             if version is None:
                 raise KeyError(version_id)
-            known = self._open.get(version_id)
-            if known is not None and known.ref != version.sampler_ref:  # it was published anew
+            opened = self._open.get(version_id)
+            if opened is not None and opened.ref != version.sampler_ref:  # it was published anew
                 self._close(self._open.pop(version_id))
             if version_id not in self._open:
                 sampler = await self._trainer.open(version.sampler_ref)

@@ -21,7 +21,7 @@ from tinker_claw.formats.base import Attached, parts_of
 from tinker_claw.images import Image, placed, split
 from tinker_claw.prose import is_typed_line, odd_line, quotable
 from tinker_claw.served import Belongs, Surface
-from tinker_claw.types import Message, Piece, Writer, noted
+from tinker_claw.types import Message, Piece, Writer, cached
 
 Attribute = Callable[[Message], Sequence[Piece]]
 """Gives every piece of a message its writer; `attribute`, for one conversation."""
@@ -65,12 +65,12 @@ class Reading:
 
     @property
     def retry(self) -> bool:
-        """Whether OpenClaw asks for the same again."""
+        """Return whether OpenClaw asks for the same again."""
         return any(piece.what == _RETRY for piece in self.pieces)
 
     @property
     def words(self) -> str:
-        """What is left of it, without blanks around it; "" where a harness wrote it all."""
+        """Words that are left of it, without blanks around them; "" if a harness wrote it all."""
         return words_of(self.pieces, Writer.OWNER)
 
     @property
@@ -80,7 +80,7 @@ class Reading:
 
     @property
     def note(self) -> bool:
-        """Whether it is a harness's note: nobody said anything, and nothing is asked."""
+        """Return whether it is a harness's note: nobody said anything, and nothing is asked."""
         return not (self.words or self.prompt or self.asks)
 
     @cached_property
@@ -107,12 +107,12 @@ class Reading:
 
 def read(message: Message) -> Reading:
     """Split a user message into frames and words; cached on the message."""
-    return noted(_read, message)
+    return cached(_read, message)
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What OpenClaw says of the newest message in the volatile one that follows it."""
+    """OpenClaw's description of the newest message, in the volatile one that follows it."""
 
     text: str
     """Text of the message."""
@@ -122,7 +122,7 @@ class Carried:
 
 
 def carried(messages: Sequence[Message]) -> Carried | None:
-    """Read what the volatile messages at the end say of the user message before them.
+    """Read from the volatile messages at the end what they say of the user message before them.
 
     OpenClaw says there who wrote in which chat, and that the words are forwarded; it says so once.
     """
@@ -324,20 +324,20 @@ class _Reader:
 
 
 def _asks(message: Message) -> bool:
-    """Whether a user message asks something of the model: a person's words or a harness's prompt,
-    but not a note."""
+    """Return whether a user message asks something of the model: a person's words or a harness's
+    prompt, but not a note."""
     return message["role"] == "user" and not read(message).note
 
 
-def asked(messages: Sequence[Message]) -> list[int]:
+def request_indexes(messages: Sequence[Message]) -> list[int]:
     """Return the indexes of the user messages that ask something; the first is the same in every
     request of a session."""
     return [at for at, message in enumerate(without_volatile(messages)) if _asks(message)]
 
 
-def last_asked(messages: Sequence[Message]) -> int | None:
+def last_request_index(messages: Sequence[Message]) -> int | None:
     """Return the index of the newest user message that asks something; None: there is none."""
-    return max(asked(messages), default=None)
+    return max(request_indexes(messages), default=None)
 
 
 def asking(messages: Sequence[Message]) -> list[Reading]:
@@ -352,8 +352,8 @@ def asking(messages: Sequence[Message]) -> list[Reading]:
     return readings
 
 
-def newest_asked(messages: Sequence[Message]) -> Message | None:
-    """The newest message of a user that asks for the reply; None: the results of tools do."""
+def newest_request(messages: Sequence[Message]) -> Message | None:
+    """Return the newest message of a user that asks for the reply; None: results of tools do."""
     kept = reversed(without_volatile(messages))
     since = list(takewhile(lambda message: message["role"] != "assistant", kept))
     if any(map(is_result, since)):
@@ -363,12 +363,12 @@ def newest_asked(messages: Sequence[Message]) -> Message | None:
 
 
 def attached_to(message: Message) -> list[Attached]:
-    """Parts of a message that nobody typed."""
+    """Return the parts of a message that nobody typed."""
     return [part for part in parts_of(message["content"]) if isinstance(part, Attached)]
 
 
-def last_said(messages: Sequence[Message]) -> Message | None:
-    """The newest message that says something to the agent; None: there is none."""
+def newest_message_with_words(messages: Sequence[Message]) -> Message | None:
+    """Return the newest message that says something to the agent; None: there is none."""
     users = (m for m in reversed(without_volatile(messages)) if m["role"] == "user")
     return next((message for message in users if read(message).words), None)
 
@@ -387,19 +387,19 @@ def shows_own(message: Message, pieces: Sequence[Piece]) -> bool:
         pieces: of the message.
     """
     ends = [*accumulate(len(piece.text) for piece in pieces)]
-    shown = (pieces[bisect_right(ends, at)] for at, _ in placed(message["content"]))
-    return all(piece.writer in (Writer.OWNER, Writer.TOOL) for piece in shown)
+    image_pieces = (pieces[bisect_right(ends, at)] for at, _ in placed(message["content"]))
+    return all(piece.writer in (Writer.OWNER, Writer.TOOL) for piece in image_pieces)
 
 
 def is_result(message: Message) -> bool:
-    """Whether a message is a tool's result, or shows the images of one."""
+    """Return whether a message is a tool's result, or shows the images of one."""
     if message["role"] != "user":
         return message["role"] == "tool"
     return any(piece.writer is Writer.TOOL for piece in read(message).pieces)
 
 
 def is_nudge(message: Message, before: Message | None) -> bool:
-    """Whether a message asks for a visible answer after an empty reply.
+    """Return whether a message asks for a visible answer after an empty reply.
 
     The empty reply is in no history: what a user types comes after an assistant's message.
     """
@@ -409,13 +409,13 @@ def is_nudge(message: Message, before: Message | None) -> bool:
 
 
 def nudged(messages: Sequence[Message]) -> bool:
-    """Whether the request asks again after an empty reply."""
+    """Return whether the request asks again after an empty reply."""
     kept = openclaw.without_volatile(messages)
     return len(kept) > 1 and is_nudge(kept[-1], kept[-2])
 
 
 def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages that will be in later requests too.
+    """Return the messages that will be in later requests too.
 
     OpenClaw ends every request with a message about running processes, and drops it afterwards; in
     some formats it stays where it is until the user goes on, see `openclaw.is_volatile`.

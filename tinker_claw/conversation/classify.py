@@ -18,7 +18,7 @@ from tinker_claw.conversation.attribution import (
     Reading,
     asking,
     is_result,
-    last_asked,
+    last_request_index,
     nudged,
     read,
     without_volatile,
@@ -77,11 +77,11 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         why = f"{why} (X-Turn-Type says {explicit}, which makes no such call trainable)"
     elif explicit is not None:
         kind, why = explicit, f"X-Turn-Type says so; it looks like a {why}"
-    key, told, by_trace = _session(seen, sign.call, kind)
-    found = Identity(
+    key, key_source, by_trace = _session(seen, sign.call, kind)
+    identity = Identity(
         key=session_key(key),
         kind=kind,
-        reason=f"{why}; session from {told}",
+        reason=f"{why}; session from {key_source}",
         call=sign.call,
         trace=seen.trace,
         by_trace=by_trace,
@@ -90,13 +90,13 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         surface=_surface(seen, sign.call),
         client=_client_name(seen),
     )
-    if found.episode and not found.named:
+    if identity.episode and not identity.named:
         raise RequestError(
             "An episode needs a name of its own: send X-Session-Id with each of its requests. "
             "Tries at one task begin alike, and could not be told apart.",
             param="X-Session-Id",
         )
-    return found
+    return identity
 
 
 def session_key(name: str) -> str:
@@ -105,7 +105,7 @@ def session_key(name: str) -> str:
 
 
 def flagged(headers: Mapping[str, str], name: str) -> bool:
-    """Whether a header is set to a true value."""
+    """Return whether a header is set to a true value."""
     return headers.get(name, "").strip().lower() in _TRUE
 
 
@@ -140,7 +140,7 @@ class SessionEvidence:
 def gather(request: GenerationRequest, headers: Mapping[str, str]) -> SessionEvidence:
     """Gather the evidence."""
     sent = ((headers.get(name, "").strip(), name) for name in _AFFINITY_HEADERS)
-    affinity, source = next((one for one in sent if one[0]), request.session or (None, ""))
+    affinity, source = next((pair for pair in sent if pair[0]), request.session or (None, ""))
     traced = _TRACEPARENT.fullmatch(headers.get("traceparent", "").strip())
     trace = traced["trace"] if traced else None
     first = request.messages[0]
@@ -151,7 +151,7 @@ def gather(request: GenerationRequest, headers: Mapping[str, str]) -> SessionEvi
     line = runtime(request.messages, in_user_message=opening or trace is not None)
     agent = opening or line is not None or start.startswith(SYSTEM_NAME)
     program = headers.get("user-agent", "").lower()
-    harness = next((one for one in HARNESSES if one.sent(program, system)), None)
+    harness = next((candidate for candidate in HARNESSES if candidate.sent(program, system)), None)
     return SessionEvidence(
         request, headers, trace, affinity, source, line, agent, opening, system, harness
     )
@@ -194,7 +194,7 @@ def _by_words(seen: SessionEvidence) -> Sign | None:
     """Recognise a harness's own prompts."""
     readings = asking(seen.request.messages)
     asks = next((reading.asks for reading in readings if reading.asks), None)
-    if asks is None or (asks == RequestKind.NUDGE and any(one.words for one in readings)):
+    if asks is None or (asks == RequestKind.NUDGE and any(reading.words for reading in readings)):
         return None
     return Sign(RequestKind(asks), "a prompt that its harness writes")
 
@@ -221,7 +221,7 @@ def _surface(seen: SessionEvidence, call: RequestKind) -> Surface:
 
 
 def _client_name(seen: SessionEvidence) -> str:
-    """Name of the agent's program."""
+    """Return the name of the agent's program."""
     if seen.harness is not None:
         return seen.harness.name
     agent = seen.headers.get("user-agent", "").split("/", 1)[0].strip()
@@ -232,7 +232,8 @@ def _by_session(seen: SessionEvidence) -> Sign | None:
     """Recognise sessions that are not the user's, by their keys."""
     line = seen.line
     names = [line and line.session_key, seen.affinity or (line and line.session_id)]
-    for form, kind in ((form, kind) for one in HARNESSES for form, kind in one.sessions.items()):
+    forms = ((form, kind) for harness in HARNESSES for form, kind in harness.sessions.items())
+    for form, kind in forms:
         if any(name and re.fullmatch(form, name) for name in names):
             return Sign(RequestKind(kind), "its session's name")
     return None
@@ -241,17 +242,18 @@ def _by_session(seen: SessionEvidence) -> Sign | None:
 def _by_prompt(seen: SessionEvidence) -> Sign | None:
     """Recognise prompts that OpenClaw writes itself."""
     messages = seen.request.messages
-    at = last_asked(messages)
+    at = last_request_index(messages)
     if at is None:
         return None
     prompt = read(messages[at])
     tools = {tool["function"]["name"] for tool in seen.request.tools}
     if tools and tools <= _FLUSH_TOOLS and prompt.words.startswith(FLUSH):
         return Sign(RequestKind.FLUSH, "its prompt, and no tools but read and write")
-    found = prompt.automation
-    if found is None or found.prompt == "short":  # which stands in histories only: it was typed
+    automation = prompt.automation
+    # A short prompt stands in histories only: here a person typed it.
+    if automation is None or automation.prompt == "short":
         return None
-    call = RequestKind(found.asks)
+    call = RequestKind(automation.asks)
     if call is not RequestKind.ANNOUNCEMENT:
         return Sign(call, "the clock at its end, and no timestamp of a user's message")
     # While it is being answered, OpenClaw's last message mentions it, too.
@@ -304,7 +306,7 @@ def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str,
 
 
 def _without_boundary(value: str, session_id: str | None) -> str:
-    """The session's id, without the number that grows when it is compacted or reset.
+    """Return the session's id without the number that grows when it is compacted or reset.
 
     To its user it is the same session; calls that compact it have no number, nor has the Runtime
     line. The histories show which turns in it belong together.
@@ -315,13 +317,13 @@ def _without_boundary(value: str, session_id: str | None) -> str:
 
 
 def is_episode(headers: Mapping[str, str]) -> bool:
-    """Whether X-Turn-Type marks a request as a step of an episode; a person's request has priority
-    over it, whatever else it turns out to be."""
+    """Return whether X-Turn-Type marks a request as a step of an episode; a person's request has
+    priority over it, whatever else it turns out to be."""
     return headers.get("x-turn-type", "").strip().lower() == _EPISODE
 
 
 def _turn_type(headers: Mapping[str, str]) -> Kind | None:
-    """The kind that the client names; a step of an episode is a main turn."""
+    """Return the kind that the client names; a step of an episode is a main turn."""
     value = headers.get("x-turn-type", "").strip().lower()
     if value not in ("", _EPISODE, *Kind):
         raise RequestError(
@@ -352,7 +354,7 @@ def _attempt(headers: Mapping[str, str]) -> Attempt | None:
 
 
 def _opening(seen: SessionEvidence) -> str:
-    """Digest of how a conversation begins: its system prompt, and the first words of a person.
+    """Return a digest of a conversation's beginning: its system prompt, and a person's first words.
 
     Conversations that open alike share this; their turns are still told apart by what follows. What
     a harness writes beside the words changes: dates, lists of files. So does the system prompt of a

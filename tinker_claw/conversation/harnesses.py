@@ -21,8 +21,11 @@ _BLANKS: Final = re.compile(r"\s*")
 
 @dataclass(frozen=True)
 class Block:
-    """A text in a user message that the harness wrote. In the table `opens` is a list of texts,
-    `tags` one of XML tags, and `labels` one of labels over a line of JSON, each a block."""
+    """A text in a user message that the harness wrote.
+
+    In the table `opens`, `tags` and `labels` are lists: of texts, of XML tags, and of labels over a
+    line of JSON. Each entry is a block.
+    """
 
     what: str
     """Name of the text, for people."""
@@ -77,9 +80,9 @@ class Block:
 
 
 def after_blanks(text: str, at: int) -> int:
-    """Index of the first character from `at` on that is not blank."""
-    found = _BLANKS.match(text, at)
-    return found.end() if found else at
+    """Return the index of the first character from `at` on that is not blank."""
+    match = _BLANKS.match(text, at)
+    return match.end() if match else at
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,7 @@ class Harness:
     or another group name. None: the harness runs on its owner's machine, and nobody else writes."""
 
     def sent(self, program: str, system: str) -> bool:
-        """Whether a request is this harness's.
+        """Return whether a request is this harness's.
 
         Args:
             program: its User-Agent, in lower case.
@@ -166,7 +169,7 @@ def read(table: dict[str, Any]) -> Harness:
         blocks += [Block(tag, f"<{tag}", tag=True, **row) for tag in tags]
         blocks += [Block(text, form=_LABELLED.format(re.escape(text)), **row) for text in labels]
         blocks += [Block(**row)] if "form" in row else []
-    calls = [Call(**one) for one in table.pop("calls", ())]
+    calls = [Call(**row) for row in table.pop("calls", ())]
     denials = [
         Denial(re.compile(form, re.DOTALL), re.compile(row.get("tools", ".*")), row["vote"])
         for row in table.pop("denials", ())

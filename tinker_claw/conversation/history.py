@@ -28,7 +28,7 @@ from tinker_claw.conversation.attribution import (
 from tinker_claw.conversation.harnesses import HARNESSES
 from tinker_claw.conversation.openclaw import is_silent, is_volatile
 from tinker_claw.formats.fields import as_message
-from tinker_claw.types import Message, NextState, Reply, Writer, noted
+from tinker_claw.types import Message, NextState, Reply, Writer, cached
 
 _SUMMARIES = tuple(
     block.opens for harness in HARNESSES for block in harness.blocks if block.replies
@@ -59,7 +59,7 @@ def _digest_of_row(row: Sequence[Message]) -> str:
     """Return the digest of a user's messages in a row: that of one message with all their words."""
     typed = [message for message in row if read(message).automation is None] or row[-1:]
     if len(typed) == 1:
-        return noted(digest, typed[0])
+        return cached(digest, typed[0])
     return _hashed("user", "".join(map(_meaning, typed)), ())
 
 
@@ -97,10 +97,10 @@ class Conversation:
     def of(cls, messages: Sequence[Message]) -> Conversation:
         """Extract what user and assistant said from the messages of a request.
 
-        What a harness wrote is left out: notes, summaries, the replies that it gives to them
-        itself, what a nudge led to, volatile messages, and automatic prompts to which the assistant
-        said nothing that a user gets to see. OpenClaw sends a heartbeat every half hour, and the
-        user's next words are still about the last reply that they read.
+        A harness's messages are left out: notes and summaries with the replies that it gives to
+        them, replies to a nudge, and volatile messages. So is an automatic prompt without an answer
+        that a user gets to see. OpenClaw sends a heartbeat every half hour, and the user's next
+        words are still about the last reply that they read.
         """
         kept: list[Message] = []
         prompted, summarised = None, None
@@ -110,19 +110,19 @@ class Conversation:
             if message["role"] == "user" and not is_result(message):
                 if is_volatile(message) or is_nudge(message, before):
                     continue
-                found = read(message)
-                if found.asks == "nudge" and not found.words:
+                reading = read(message)
+                if reading.asks == "nudge" and not reading.words:
                     nudged = nudged or before is None or before["role"] != "user"
                     continue
-                nudged = nudged and found.note
-                if found.summary:
+                nudged = nudged and reading.note
+                if reading.summary:
                     summarised = len(kept)
-                if found.note:
-                    answered = found.answered
+                if reading.note:
+                    answered = reading.answered
                     continue
                 if prompted is not None and (len(kept) <= prompted + 1 or is_silent(kept[-1])):
                     del kept[prompted:]
-                prompted = len(kept) if found.automation is not None else None
+                prompted = len(kept) if reading.automation is not None else None
             before, ours, answered = message, answered, False
             if not (nudged or (ours and message["role"] == "assistant")):
                 kept.append(message)
@@ -148,30 +148,30 @@ class Conversation:
 
 
 def reply_digest(reply: Reply) -> str:
-    """Digest of the message that a client makes of a reply."""
+    """Return the digest of the message that a client makes of a reply."""
     return digest(as_message(reply))
 
 
-def same(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two chains of digests are equal in any reading."""
-    return any(a == b for a, b in zip(readings(one), readings(other), strict=True))
+def same(first: Sequence[str], second: Sequence[str]) -> bool:
+    """Return whether two chains of digests are equal in any reading."""
+    return any(a == b for a, b in zip(readings(first), readings(second), strict=True))
 
 
 def closest(chains: Sequence[Sequence[str]], seen: Sequence[str]) -> int | None:
-    """Index of the chain that is equal in the strictest reading, the first of several."""
-    known = list(zip(*map(readings, chains), strict=True))
-    pairs = zip(known, readings(seen), strict=False)
+    """Return the index of the first chain that is equal in the strictest reading."""
+    chain_readings = list(zip(*map(readings, chains), strict=True))
+    pairs = zip(chain_readings, readings(seen), strict=False)
     return next((ways.index(reading) for ways, reading in pairs if reading in ways), None)
 
 
-def ends(known: Sequence[str], tail: Sequence[str]) -> bool:
-    """Whether a chain of digests ends with `tail` in any reading."""
-    pairs = zip(readings(known), readings(tail), strict=True)
+def ends(chain: Sequence[str], tail: Sequence[str]) -> bool:
+    """Return whether a chain of digests ends with `tail` in any reading."""
+    pairs = zip(readings(chain), readings(tail), strict=True)
     return any(whole[-len(end) :] == end for whole, end in pairs)
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Followup:
     """Result of reading the messages after a turn."""
 
     state: NextState | None = None
@@ -180,13 +180,13 @@ class Heard:
     """An unknown writer said something: no later message may be taken for the next state."""
 
 
-def heard(
+def find_next_state(
     new_messages: Sequence[Message],
     attribute: Attribute,
     replied: Message,
     *,
     others: bool = False,
-) -> Heard:
+) -> Followup:
     """Find a turn's next state in the messages after it.
 
     The owner's own words count before tool results: they have seen both. Results count when all of
@@ -197,34 +197,34 @@ def heard(
         others: what other people, mails and hooks say is a next state, too.
     """
     written = [attribute(m) for m in new_messages if m["role"] == "user"]
-    said = (words_of(pieces, Writer.OWNER) for pieces in written)
+    owner_words = (words_of(pieces, Writer.OWNER) for pieces in written)
     pieces = [piece for message in written for piece in message]
     if any(piece.writer is Writer.UNKNOWN for piece in pieces):
-        return Heard(unknown=True)
+        return Followup(unknown=True)
     read = {Writer.QUOTATION} | ({Writer.MEMBER} if others else set())
     beside = tuple((p.writer, p.words) for p in pieces if p.writer in read and p.words)
-    if text := "\n\n".join(filter(None, said)):
-        return Heard(NextState("user", text, beside))
+    if text := "\n\n".join(filter(None, owner_words)):
+        return Followup(NextState("user", text, beside))
     if text := words_of(pieces, Writer.MEMBER) if others else "":
-        return Heard(NextState("other", text, beside))
+        return Followup(NextState("other", text, beside))
     results = {m["tool_call_id"]: m["content"] for m in new_messages if m["role"] == "tool"}
     calls: Sequence[Mapping[str, Any]] = replied.get("tool_calls", ())
     if not calls or not all(call["id"] in results for call in calls):
-        return Heard()
-    told = [(call["function"]["name"], results[call["id"]]) for call in calls]
+        return Followup()
+    answers = [(call["function"]["name"], results[call["id"]]) for call in calls]
     if images := words_of(pieces, Writer.TOOL):  # OpenClaw shows those of all results after them
-        told[-1] = (told[-1][0], f"{told[-1][1]}\n{images}")
-    return Heard(NextState.of_tools(told))
+        answers[-1] = (answers[-1][0], f"{answers[-1][1]}\n{images}")
+    return Followup(NextState.of_tools(answers))
 
 
 def _name(call_id: str) -> str:
-    """A digest of a call's id, which a client may fill with anything."""
+    """Return a digest of a call's id, which a client may fill with anything."""
     name = _NO_NAME.sub("", call_id)[:_LONGEST_NAME]
     return hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
 
 
 def _meaning(message: Message) -> str:
-    """The text by which a message is compared."""
+    """Return the text by which a message is compared."""
     role, text = message["role"], message["content"]
     if role == "user":
         reading = read(message)
@@ -239,7 +239,7 @@ def _meaning(message: Message) -> str:
 
 
 def _canonical(arguments: str) -> str:
-    """Arguments regardless of spacing, order of keys and spelling of numbers."""
+    """Return arguments regardless of spacing, order of keys and spelling of numbers."""
     try:
         # JavaScript knows floats only: 1.0 comes back as 1, and long integers come back rounded.
         return json.dumps(json.loads(arguments, parse_int=float), sort_keys=True)

@@ -1,7 +1,7 @@
-"""What OpenClaw says of a session, a sender, and of its own messages.
+"""OpenClaw's own texts about a session, a sender, and its messages.
 
-Rule: whose a session is, its key says, which OpenClaw writes into the Runtime line, and nothing
-else does. A key that is not exactly as here belongs to nobody.
+Rule: a session's key alone decides whose the session is; OpenClaw writes it into the Runtime line.
+A session with a key in any other form than here belongs to nobody.
 """
 
 from __future__ import annotations
@@ -90,8 +90,10 @@ class Sender:
 
 
 def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | None:
-    """Find the Runtime line: one of the system prompt, or else the last line of the first user
-    message or of a part of it, where a person could write another before OpenClaw's.
+    """Find the Runtime line in the system prompt, or else at the end of the first user message.
+
+    OpenClaw's is the last line of that message, or of a part of it: a person could write another
+    before.
 
     Args:
         in_user_message: whether such a line of a user message can be OpenClaw's.
@@ -111,7 +113,8 @@ def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | 
 
 
 def runtime_at(text: str) -> int:
-    """End of the words before the Runtime line that ends `text`; its length if there is none."""
+    """Return the end of the words before the Runtime line that ends `text`; its length if there is
+    none."""
     at = text.rfind("\nRuntime: ") + 1
     line = _LINE.match(text, at)
     is_last = line is not None and not text[line.end() :].strip()
@@ -131,8 +134,8 @@ def surface(line: Runtime | None, system: str) -> Surface:
     """
     if line is None:
         return Surface(Belongs.NOBODY, because="OpenClaw does not say which session it is")
-    found = _META.findall(system)
-    meta = _object(found[0]) if len(found) == 1 else {}  # of several one may be a person's
+    blocks = _META.findall(system)
+    meta = _object(blocks[0]) if len(blocks) == 1 else {}  # of several one may be a person's
     direct = _DIRECT_AREA.fullmatch(line.area)
     channel = direct["channel"] if direct else None
     if channel is None and isinstance(meta.get("channel"), str):
@@ -190,8 +193,8 @@ def bodies(json_line: str) -> str:
 
 
 def contexts(messages: Sequence[Message]) -> Iterator[str]:
-    """Texts about a user message in volatile ones: strings of JSON, or in older sessions as they
-    are."""
+    """Yield the texts about a user message in volatile ones: strings of JSON, or in older sessions
+    as they are."""
     for message in messages:
         content = message["content"]
         whole = content.strip().removeprefix(_VOLATILE_BEGIN).removesuffix(_VOLATILE_END)
@@ -200,14 +203,14 @@ def contexts(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def is_silent(message: Message) -> bool:
-    """Whether a message is a reply that is hidden from every user."""
+    """Return whether a message is a reply that is hidden from every user."""
     content = message["content"].strip()
     return message["role"] == "assistant" and content in _SILENCE and not message.get("tool_calls")
 
 
 def is_volatile(message: Message) -> bool:
-    """Whether a message tells of running processes and the like: gone with the next request, or
-    with the user's next words."""
+    """Return whether a message tells of running processes and the like: it is gone with the next
+    request, or with the user's next words."""
     if message["role"] != "user":
         return False
     text = message["content"].strip()
@@ -215,7 +218,7 @@ def is_volatile(message: Message) -> bool:
 
 
 def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages without those at the end that the next request drops."""
+    """Return the messages without those at the end that the next request drops."""
     end = len(messages)
     while end and is_volatile(messages[end - 1]):
         end -= 1
@@ -223,6 +226,6 @@ def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def reports_event(messages: Sequence[Message]) -> bool:
-    """Whether OpenClaw's last message reports a task that has ended, or another session."""
+    """Return whether OpenClaw's last message reports a task that has ended, or another session."""
     last = messages[len(without_volatile(messages)) :]
     return any(event in message["content"] for message in last for event in _EVENTS)

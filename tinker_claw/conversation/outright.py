@@ -36,7 +36,7 @@ class Outright:
 
     @property
     def asks(self) -> bool:
-        """Whether the feedback says what was wrong, so that the next reply is a retry."""
+        """Return whether the feedback says what was wrong, so that the next reply is a retry."""
         return self.score < 0 and bool(self.reason)
 
 
@@ -46,10 +46,10 @@ def outright(text: str) -> Outright | None:
     for score, thumbs in _THUMBS.items():
         if thumbs.fullmatch(text):
             return Outright(score)
-    if found := _BAD.fullmatch(text):
-        return Outright(-1, quotable(found["reason"]).strip())
-    if found := _GOOD.fullmatch(text):
-        return Outright(1, quotable(found["reason"] or found["because"] or "").strip())
+    if match := _BAD.fullmatch(text):
+        return Outright(-1, quotable(match["reason"]).strip())
+    if match := _GOOD.fullmatch(text):
+        return Outright(1, quotable(match["reason"] or match["because"] or "").strip())
     return None
 
 

@@ -29,13 +29,13 @@ def spoken() -> tuple[Format, ...]:
     Raises:
         ConfigError: a plug-in cannot be loaded.
     """
-    added = [plugins.load(entry, _made) for entry in plugins.added("format").values()]
+    added = [plugins.load(entry, _make_format) for entry in plugins.added("format").values()]
     return (*(make() for make in FORMATS.values()), *added)
 
 
-def _made(named: Any) -> Format:
+def _make_format(named: Any) -> Format:
     """Make a format of an installed package, and use what its first request would miss."""
-    made = named()
-    if not isinstance(made, Format) or not (made.about and made.routes):
+    instance = named()
+    if not isinstance(instance, Format) or not (instance.about and instance.routes):
         raise TypeError("it is not a class under Format with an `about` and `routes`")
-    return made
+    return instance

@@ -28,7 +28,7 @@ or the model waits for the results of its calls."""
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a part of a message cannot be read."""
+    """Error for a part of a message that cannot be read."""
 
     error: RequestError
     digest: str
@@ -49,9 +49,9 @@ class Attached(str):
     @classmethod
     def of(cls, text: str, refusal: Refusal | None = None) -> Attached:
         """Return a part with this text."""
-        made = cls(text)
-        made.refusal = refusal
-        return made
+        attached = cls(text)
+        attached.refusal = refusal
+        return attached
 
 
 class Joined(Pictured):
@@ -147,7 +147,7 @@ class GenerationRequest:
     """Data of the format's own, which nothing else reads."""
 
     def place(self, at: int) -> str:
-        """Where a message stands in the body. `at`: its index."""
+        """Return the place of a message in the body. `at`: its index."""
         return self.places[at] if self.places else f"messages[{at}]"
 
 

@@ -23,7 +23,7 @@ from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Format, GenerationRequest
 
 INT64 = 2**63
-_Made = TypeVar("_Made")
+_Parsed = TypeVar("_Parsed")
 _anything = msgspec.json.Decoder()
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _items = msgspec.json.Decoder(list[msgspec.Raw])
@@ -33,9 +33,9 @@ _NULL = msgspec.Raw(b"null")
 
 def _decode(
     raw: msgspec.Raw | bytes,
-    decoder: msgspec.json.Decoder[_Made],
+    decoder: msgspec.json.Decoder[_Parsed],
     otherwise: RequestError | None = None,
-) -> _Made:
+) -> _Parsed:
     """Decode JSON. `otherwise`: raised where it is of another type than the decoder's."""
     try:
         return decoder.decode(raw)
@@ -43,9 +43,9 @@ def _decode(
         raise RequestError("The body is nested too deeply.") from error
     except (msgspec.MsgspecError, ValueError) as error:
         # msgspec reports half a surrogate pair as truncated data.
-        told = f"The body is not valid JSON, or holds half a surrogate pair: {error}."
+        message = f"The body is not valid JSON, or holds half a surrogate pair: {error}."
         other = otherwise if isinstance(error, msgspec.ValidationError) else None
-        raise other or RequestError(told) from error
+        raise other or RequestError(message) from error
 
 
 _ESCAPE = re.compile(
@@ -60,10 +60,10 @@ def without_halves(raw: bytes) -> bytes:
     if not any(mark in raw for mark in (b"\\ud", b"\\uD", b"\xed")):
         return raw  # most, in a tenth of the time
 
-    def mended(found: re.Match[bytes]) -> bytes:
-        if found["raw"]:
+    def mended(match: re.Match[bytes]) -> bytes:
+        if match["raw"]:
             return "\ufffd".encode()
-        return rb"\ufffd" if found["half"] else found[0]
+        return rb"\ufffd" if match["half"] else match[0]
 
     return _ESCAPE.sub(mended, raw)
 
@@ -88,21 +88,21 @@ class Fields:
         self.honoured, self.ignored = frozenset(honoured.split()), frozenset(ignored.split())
         self.neutral = neutral or {}
 
-    def check(self, given: Object) -> Object:
+    def check(self, members: Object) -> Object:
         """Return the object.
 
         Raises:
             RequestError: names its first field that cannot be honoured.
         """
-        for name, value in given.items():
+        for name, value in members.items():
             if name in self.honoured or name in self.ignored:
                 continue
             neutral = self.neutral.get(name)
             if neutral is None:
-                raise given.wrong("is not a field that this server knows", name)
+                raise members.wrong("is not a field that this server knows", name)
             if not any(_same(value, allowed) for allowed in neutral.values):
-                raise given.wrong(f"is not supported with this value: {neutral.because}", name)
-        return given
+                raise members.wrong(f"is not supported with this value: {neutral.because}", name)
+        return members
 
 
 def _same(value: Any, allowed: Any) -> bool:
@@ -122,13 +122,13 @@ class Object(dict[str, Any]):
         """`value`: None is an empty object; `at`: its path in the body, "" for the body."""
         if value is not None and not isinstance(value, dict):
             raise RequestError(f"{at} must be an object.", param=at)
-        given = cast("dict[str, Any]", value or {})
-        super().__init__({name: one for name, one in given.items() if one is not None})
+        members = cast("dict[str, Any]", value or {})
+        super().__init__({name: member for name, member in members.items() if member is not None})
         self.at = at
 
     def place(self, name: str) -> str:
         """Path of a member in the body."""
-        return f"{self.at}.{shown(name)}" if self.at else shown(name)
+        return f"{self.at}.{shorten_name(name)}" if self.at else shorten_name(name)
 
     def wrong(self, why: str, name: str | None = None) -> RequestError:
         """Return an error about a member, or the object itself. `why`: the rest of the sentence."""
@@ -177,16 +177,16 @@ class Object(dict[str, Any]):
 
     def object(self, name: str, fields: Fields | None = None) -> Object:
         """An object that may have these fields; None: any. An absent one is empty."""
-        found = Object(self.get(name), self.place(name))
-        return found if fields is None else fields.check(found)
+        inner = Object(self.get(name), self.place(name))
+        return inner if fields is None else fields.check(inner)
 
     def scalars(self, name: str, why: str) -> Object:
         """An object of strings, numbers and booleans. `why`: the error for any other value."""
-        found = self.object(name)
-        for member, value in found.items():
+        inner = self.object(name)
+        for member, value in inner.items():
             if not isinstance(value, str | int | float):
-                raise found.wrong(why, member)
-        return found
+                raise inner.wrong(why, member)
+        return inner
 
     def listed(self, name: str, *, required: bool = False) -> list[Any]:
         value = self.get(name, None if required else [])
@@ -197,8 +197,8 @@ class Object(dict[str, Any]):
     def objects(self, name: str, *, required: bool = False) -> list[Object]:
         """The objects in a list."""
         at = self.place(name)
-        found = self.listed(name, required=required)
-        return [Object(one, f"{at}[{i}]") for i, one in enumerate(found)]
+        entries = self.listed(name, required=required)
+        return [Object(entry, f"{at}[{i}]") for i, entry in enumerate(entries)]
 
 
 def load_body(body: bytes, raw: Collection[str] = ()) -> Object:
@@ -252,19 +252,19 @@ Read = Callable[[Callable[[Any, str], Any], msgspec.Raw, str], Any]
 """Decode a part of a body, and call the function with it and with its place, for an error."""
 
 
-def anew(make: Callable[[Any, str], _Made], raw: msgspec.Raw, at: str) -> _Made:
+def anew(make: Callable[[Any, str], _Parsed], raw: msgspec.Raw, at: str) -> _Parsed:
     """Parse a part of a body without the cache."""
     return make(_decode(raw, _anything), at)
 
 
-class Known:
+class PartCache:
     """Cache of parsed parts of earlier requests: a session sends its history again with each. Every
     user has their own, so that nobody can tell by response times what others have said.
     """
 
     def __init__(self, room: int = ROOM) -> None:
         """`room`: bytes."""
-        self._made = LRUCache[Any, tuple[int, Any]](room, getsizeof=lambda entry: entry[0])
+        self._parsed = LRUCache[Any, tuple[int, Any]](room, getsizeof=lambda entry: entry[0])
         self._lock = Lock()  # large bodies are read in a thread
 
     def reader(self, user: str, new: dict[Any, Any]) -> Read:
@@ -272,23 +272,23 @@ class Known:
 
         def read(make: Callable[[Any, str], Any], raw: msgspec.Raw, at: str) -> Any:
             key = user, make, bytes(raw)
-            if (found := new.get(key)) is not None:
-                return found
+            if (parsed := new.get(key)) is not None:
+                return parsed
             with self._lock:
-                _, found = self._made.get(key, (0, None))
-            if found is None:
-                found = new[key] = anew(make, raw, at)
-            return found
+                _, parsed = self._parsed.get(key, (0, None))
+            if parsed is None:
+                parsed = new[key] = anew(make, raw, at)
+            return parsed
 
         return read
 
-    def learn(self, made: Mapping[Any, Any]) -> None:
+    def learn(self, parts: Mapping[Any, Any]) -> None:
         """Cache the new parts that a reader found."""
-        for key, value in made.items():
+        for key, value in parts.items():
             size = _ENTRY + 4 * len(key[-1])
             with self._lock:  # for a moment: the event loop reads, too
-                if size <= self._made.maxsize:
-                    self._made[key] = (size, value)
+                if size <= self._parsed.maxsize:
+                    self._parsed[key] = (size, value)
 
 
 class CachingFormat(Format):
@@ -298,20 +298,20 @@ class CachingFormat(Format):
     """
 
     def __init__(self) -> None:
-        self._known = Known()
+        self._cache = PartCache()
 
     def _reading(self, user: str) -> tuple[Read, dict[Any, Any]]:
-        """Return a reader for a body, and what `remember` needs later."""
-        known, new = self._known, dict[Any, Any]()
-        return known.reader(user, new), {"known": known, "new": new}
+        """Return a reader for a body, and the data that `remember` needs later."""
+        cache, new = self._cache, dict[Any, Any]()
+        return cache.reader(user, new), {"cache": cache, "new": new}
 
     def remember(self, request: GenerationRequest, user: str) -> None:
-        request.own["known"].learn(request.own["new"])
+        request.own["cache"].learn(request.own["new"])
 
     def forget(self) -> None:
-        self._known = Known()  # another: requests that were read before know the old one
+        self._cache = PartCache()  # another: requests that were read before know the old one
 
 
-def shown(name: str) -> str:
+def shorten_name(name: str) -> str:
     """Shorten a client's own name for something, to be sent back."""
     return name if len(name) <= 80 else f"{name[:80]}…"

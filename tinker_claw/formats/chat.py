@@ -199,48 +199,48 @@ def _messages(raw: Raw | None, read: Read) -> list[Message]:
     messages = raw_items(raw, "messages")
     if not messages:
         raise RequestError("messages must be a list of at least one message.", param="messages")
-    return paired([read(_message, said, f"messages[{i}]") for i, said in enumerate(messages)])
+    return paired([read(_message, item, f"messages[{i}]") for i, item in enumerate(messages)])
 
 
 def _message(raw: Any, at: str) -> KnownMessage:
     with naming(at, raw):
-        given = Object(raw, at)
-        role = given.get("role")
+        fields = Object(raw, at)
+        role = fields.get("role")
         if not isinstance(role, str) or role not in _ROLES:
-            raise given.wrong(f"must be one of {', '.join(_ROLES)}", "role")
-        message = _assistant(given) if role == "assistant" else _other(given, _ROLES[role])
-        if name := given.optional("name", empty=True):
+            raise fields.wrong(f"must be one of {', '.join(_ROLES)}", "role")
+        message = _assistant(fields) if role == "assistant" else _other(fields, _ROLES[role])
+        if name := fields.optional("name", empty=True):
             message["name"] = name
         return KnownMessage(message)
 
 
-def _other(given: Object, role: str) -> dict[str, Any]:
+def _other(fields: Object, role: str) -> dict[str, Any]:
     """A message of anyone but the assistant."""
-    content = text_of(given, "content", plain_part if role == "system" else seen_part)
+    content = text_of(fields, "content", plain_part if role == "system" else seen_part)
     if role == "tool":
-        return {**result(given.optional("tool_call_id", empty=True), content)}
+        return {**result(fields.optional("tool_call_id", empty=True), content)}
     return {"role": role, "content": content}
 
 
-def _assistant(given: Object) -> dict[str, Any]:
-    calls = [_call(call) for call in given.objects("tool_calls")]
-    if "function_call" in given:
-        calls.append(_called("", given.object("function_call")))
+def _assistant(fields: Object) -> dict[str, Any]:
+    calls = [_call(call) for call in fields.objects("tool_calls")]
+    if "function_call" in fields:
+        calls.append(_called("", fields.object("function_call")))
     # A refusal is what the assistant said instead.
-    said = [
-        text_of(given, "content", plain_part, glued=True),
-        given.optional("refusal", empty=True) or "",
+    texts = [
+        text_of(fields, "content", plain_part, glued=True),
+        fields.optional("refusal", empty=True) or "",
     ]
-    if "audio" in given:
-        said.append(line(READS_TEXT, "audio"))
-    text = joined([*filter(None, said)], glued=True)
+    if "audio" in fields:
+        texts.append(line(READS_TEXT, "audio"))
+    text = joined([*filter(None, texts)], glued=True)
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = calls
     # "" is sent by agents whose service demands the field.
-    thought = [text for name in _THOUGHT if isinstance(text := given.get(name), str)]
-    if found := thought[:1] or thought_in(given.get("content")):
-        message["reasoning_content"] = "".join(found)
+    thought = [text for name in _THOUGHT if isinstance(text := fields.get(name), str)]
+    if reasoning := thought[:1] or thought_in(fields.get("content")):
+        message["reasoning_content"] = "".join(reasoning)
     return message
 
 
@@ -248,8 +248,8 @@ def _call(call: Object) -> dict[str, Any]:
     """A call in the history, whatever kind of tool it was."""
     id, kind = call.optional("id", empty=True) or "", call.get("type", "function")
     if kind != "function" and isinstance(kind, str):
-        given = call.object(kind)
-        return function_call(id, name_of(given), as_text({"input": given.get("input")}))
+        custom = call.object(kind)
+        return function_call(id, name_of(custom), as_text({"input": custom.get("input")}))
     return _called(id, call.object("function"))
 
 

@@ -121,5 +121,5 @@ def error_body(error: RequestError) -> Json:
         HTTPStatus.UNAUTHORIZED: "authentication_error",
         HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
     }.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    told = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
-    return {"error": told}
+    fields = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+    return {"error": fields}

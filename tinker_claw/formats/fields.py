@@ -18,7 +18,7 @@ from tinker_claw.formats.body import (
     Object,
     Read,
     listed_together,
-    shown,
+    shorten_name,
     without_halves,
 )
 from tinker_claw.formats.parts import MAX_DEPTH, joined
@@ -76,14 +76,14 @@ def top_k(fields: Object) -> int | None:
 def stop_strings(fields: Object, name: str, most: int = STOP_STRINGS) -> tuple[str, ...]:
     """A string or a list of at most so many; "" is none."""
     sent = fields.get(name, "")
-    given: list[Any] = sent if isinstance(sent, list) else [] if sent == "" else [sent]
-    if not all(isinstance(text, str) and text for text in given):
+    strings: list[Any] = sent if isinstance(sent, list) else [] if sent == "" else [sent]
+    if not all(isinstance(text, str) and text for text in strings):
         raise fields.wrong("must be a string or a list of strings", name)
-    if len(given) > most:
+    if len(strings) > most:
         raise fields.wrong(f"must hold at most {most} strings", name)
-    if max(map(len, given), default=0) > STOP_CHARACTERS:
+    if max(map(len, strings), default=0) > STOP_CHARACTERS:
         raise fields.wrong(f"holds more than {STOP_CHARACTERS} characters in a string", name)
-    return tuple(dict.fromkeys(given))
+    return tuple(dict.fromkeys(strings))
 
 
 def effort_level(fields: Object, name: str) -> str | None:
@@ -114,20 +114,20 @@ def function_call(id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def arguments_of(given: Object, name: str) -> str:
+def arguments_of(fields: Object, name: str) -> str:
     """Arguments of a call as JSON: sent as such, as an object, or not at all."""
-    sent = given.get(name)
+    sent = fields.get(name)
     if isinstance(sent, str):
         # They are JSON in JSON, which some chat formats read.
         return without_halves(sent.encode()).decode() or "{}"
-    found = given.object(name)
-    refuse_deep(found)
-    return json.dumps(given.get(name, {}), ensure_ascii=False, separators=(",", ":"))
+    arguments = fields.object(name)
+    refuse_deep(arguments)
+    return json.dumps(fields.get(name, {}), ensure_ascii=False, separators=(",", ":"))
 
 
-def name_of(given: Object, name: str = "name") -> str:
+def name_of(fields: Object, name: str = "name") -> str:
     """Name of a tool that was called; a call without one was another server's mistake."""
-    return given.optional(name, empty=True) or "unknown"
+    return fields.optional(name, empty=True) or "unknown"
 
 
 def result(id: str | None, content: str) -> Message:
@@ -140,7 +140,7 @@ def paired(messages: Iterable[Message]) -> list[Message]:
 
     A result that answers no call stays where it is: it is data like any other.
     """
-    found, waiting = list[Message](), OrderedDict[str, None]()
+    identified, waiting = list[Message](), OrderedDict[str, None]()
     for at, message in enumerate(messages):
         calls = cast("Sequence[dict[str, Any]]", message.get("tool_calls", ()))
         if not all(call["id"] for call in calls):
@@ -151,8 +151,8 @@ def paired(messages: Iterable[Message]) -> list[Message]:
             if not message["tool_call_id"] and waiting:
                 message = KnownMessage({**message, "tool_call_id": next(iter(waiting))})
             waiting.pop(message["tool_call_id"], None)
-        found.append(message)
-    return found
+        identified.append(message)
+    return identified
 
 
 @contextmanager
@@ -170,7 +170,7 @@ def naming(at: str, raw: Any) -> Generator[None]:
         what = next(
             (f"{n} {sent[n]}" for n in ("role", "type") if isinstance(sent.get(n), str)), ""
         )
-        where = f"{at} ({shown(what)})" if what else at
+        where = f"{at} ({shorten_name(what)})" if what else at
         raise RequestError(
             f"{error} It stands in {where}.",
             status=error.status,
@@ -228,16 +228,16 @@ def conversation(
     """
     rows, says = list[_Row](), False
     for i, raw in enumerate(items):
-        made = read(messages_of, raw, place := f"{at}[{i}]")
-        for message in made:
+        messages = read(messages_of, raw, place := f"{at}[{i}]")
+        for message in messages:
             more = bool(message["content"] or "tool_calls" in message)
             assistant_s = bool(rows) and rows[-1].role == message["role"] == "assistant"
             thinks = not more and "reasoning_content" in message
             if assistant_s and not (thought_begins and says and thinks):
-                rows[-1].add(message, raw, alone=len(made) == 1)
+                rows[-1].add(message, raw, alone=len(messages) == 1)
                 says |= more
             else:
-                rows.append(_Row(place, [message], [raw], alone=len(made) == 1))
+                rows.append(_Row(place, [message], [raw], alone=len(messages) == 1))
                 says = more
     return [row.joined(reply_of, at, read) for row in rows], [row.at for row in rows]
 
@@ -275,20 +275,20 @@ def system_message(texts: list[str], at: str) -> KnownMessage:
     return KnownMessage({"role": "system", "content": parted(texts)})
 
 
-def function_tool(given: Object, schema: str = "parameters") -> Tool:
+def function_tool(fields: Object, schema: str = "parameters") -> Tool:
     """A function that the model may call.
 
     Args:
         schema: this format's name for the member that describes the arguments.
     """
-    function: dict[str, Any] = {"name": given.string("name")}
-    if "description" in given:
-        function["description"] = given.string("description", empty=True)
-    if schema in given:
-        given.object(schema)
-        function["parameters"] = given[schema]
-    if "strict" in given:
-        function["strict"] = given.flag("strict")
+    function: dict[str, Any] = {"name": fields.string("name")}
+    if "description" in fields:
+        function["description"] = fields.string("description", empty=True)
+    if schema in fields:
+        fields.object(schema)
+        function["parameters"] = fields[schema]
+    if "strict" in fields:
+        function["strict"] = fields.flag("strict")
     return {"type": "function", "function": function}
 
 
@@ -312,8 +312,8 @@ def forced(tools: tuple[Tool, ...], name: str | None, at: str) -> Calls:
         raise RequestError(f"{at}: there are no tools to call; offer functions.", param=at)
     if name is not None and name not in offered:
         raise RequestError(
-            f"{at} names {shown(name)}, which is none of the functions offered: "
-            f"{shown(', '.join(offered))}.",
+            f"{at} names {shorten_name(name)}, which is none of the functions offered: "
+            f"{shorten_name(', '.join(offered))}.",
             param=at,
         )
     return {"tools": tools, "must_call": tuple(dict.fromkeys(offered)) if name is None else (name,)}
@@ -342,8 +342,8 @@ def _openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> C
         )
     if kind != "function":
         raise fields.wrong(
-            f"asks for a tool of type {shown(kind)}, which was left out: this server runs no tools "
-            "itself; name a function",
+            f"asks for a tool of type {shorten_name(kind)}, which was left out: this server runs "
+            "no tools itself; name a function",
             at,
         )
     return forced(tools, inner.string("name"), at)
@@ -355,12 +355,12 @@ def _allowed(choice: Object, tools: tuple[Tool, ...], at: str, *, nested: bool) 
     if mode not in ("auto", "required"):
         raise choice.wrong("must be auto or required", "mode")
     offered = {tool["function"]["name"] for tool in tools}
-    for one in choice.objects("tools"):
-        if one.get("type", "function") != "function":
+    for tool in choice.objects("tools"):
+        if tool.get("type", "function") != "function":
             continue  # left out, like the tool itself
-        name = (one.object("function") if nested else one).string("name")
+        name = (tool.object("function") if nested else tool).string("name")
         if name not in offered:
-            raise one.wrong(f"names {shown(name)}, which is none of the functions offered")
+            raise tool.wrong(f"names {shorten_name(name)}, which is none of the functions offered")
         names.add(name)
     kept = KnownTools([tool for tool in tools if tool["function"]["name"] in names])
     if mode == "required":
@@ -370,12 +370,12 @@ def _allowed(choice: Object, tools: tuple[Tool, ...], at: str, *, nested: bool) 
 
 def left_out(kind: str, at: str) -> str:
     """Say that a tool was left out. `kind`: its type."""
-    return f"{shown(kind)} ({at}): this server runs no tools itself, so it was not offered"
+    return f"{shorten_name(kind)} ({at}): this server runs no tools itself, so it was not offered"
 
 
-def refuse_deep(given: Object) -> None:
+def refuse_deep(value: Object) -> None:
     """Raise RequestError where lists and objects are nested too deeply; without recursion."""
-    level: list[Any] = [given]
+    level: list[Any] = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [
             entry
@@ -384,4 +384,4 @@ def refuse_deep(given: Object) -> None:
             if type(entry) is dict or type(entry) is list
         ]
     if level:
-        raise given.wrong(f"is nested more than {MAX_DEPTH} levels deep")
+        raise value.wrong(f"is nested more than {MAX_DEPTH} levels deep")

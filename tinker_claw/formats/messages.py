@@ -32,7 +32,7 @@ from tinker_claw.formats.body import (
     Read,
     load_body,
     raw_items,
-    shown,
+    shorten_name,
     written,
 )
 from tinker_claw.formats.fields import (
@@ -159,11 +159,11 @@ class Messages(CachingFormat):
             read(_tools, fields["tools"], "tools") if "tools" in fields else (KnownTools(()), ())
         )
         system = _system(fields, read)
-        said, places = _conversation(fields, read)
+        messages, places = _conversation(fields, read)
         return GenerationRequest(
             **common(fields, 1, "max_tokens"),
             **_calls(fields, choice, tools),
-            messages=(*system, *paired(said)),
+            messages=(*system, *paired(messages)),
             places=(*("system" for _ in system), *places),
             one_call=choice.flag("disable_parallel_tool_use"),
             top_k=top_k(fields),
@@ -206,32 +206,32 @@ class Messages(CachingFormat):
 def _session(metadata: Object) -> tuple[str, str] | None:
     """The session in `user_id`, which names a user, and with some clients their session, too."""
     user, where = metadata.optional("user_id", empty=True) or "", metadata.place("user_id")
-    if found := _SESSION.search(user):
-        return found[1], where
+    if match := _SESSION.search(user):
+        return match[1], where
     try:
-        told = json.loads(user)
+        parsed = json.loads(user)
     except (ValueError, RecursionError):
         return None
-    named = cast("dict[str, Any]", told).get("session_id") if isinstance(told, dict) else None
+    named = cast("dict[str, Any]", parsed).get("session_id") if isinstance(parsed, dict) else None
     return (named, where) if named and isinstance(named, str) else None
 
 
 def _thinking(fields: Object, output: Object) -> tuple[str | None, str, bool]:
     """The effort, the field that sets it, and whether thinking is shown."""
-    effort, given = effort_level(output, "effort"), fields.object("thinking", _THINKING)
-    kind = given.get("type")
-    if kind not in ("enabled", "disabled", "adaptive", None) or (given and kind is None):
-        raise given.wrong("must be enabled, disabled or adaptive", "type")
-    given.integer("budget_tokens", 1, INT64)  # only checked: it is an upper bound
-    display = given.get("display", "summarized")
+    effort, thinking = effort_level(output, "effort"), fields.object("thinking", _THINKING)
+    kind = thinking.get("type")
+    if kind not in ("enabled", "disabled", "adaptive", None) or (thinking and kind is None):
+        raise thinking.wrong("must be enabled, disabled or adaptive", "type")
+    thinking.integer("budget_tokens", 1, INT64)  # only checked: it is an upper bound
+    display = thinking.get("display", "summarized")
     if display not in ("summarized", "omitted"):
-        raise given.wrong("must be summarized or omitted", "display")
+        raise thinking.wrong("must be summarized or omitted", "display")
     shows = kind in ("enabled", "adaptive") and display == "summarized"
     at = output.place("effort")
     if kind == "disabled":
-        effort, at = "none", given.place("type")
+        effort, at = "none", thinking.place("type")
     elif kind == "enabled" and effort is None:
-        effort, at = _USUAL, given.place("type")
+        effort, at = _USUAL, thinking.place("type")
     elif kind != "enabled" and effort == _USUAL:
         effort = None
     return effort, at, shows
@@ -243,7 +243,7 @@ def _edits(fields: Object) -> list[str]:
     edits = fields.object("context_management", _MANAGEMENT).objects("edits")
     kinds = [edit.string("type") for edit in edits]
     return [
-        f"{shown(kind)} (context_management): nothing is taken out of a history here"
+        f"{shorten_name(kind)} (context_management): nothing is taken out of a history here"
         for kind in kinds
         if not kind.startswith("clear_thinking")
     ]
@@ -252,11 +252,11 @@ def _edits(fields: Object) -> list[str]:
 def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...]]:
     """The functions, and sentences about tools of other types, which are left out."""
     functions, missing = list[Tool](), list[str]()
-    for given in Object({at: raw}).objects(at):
-        if given.get("type", "custom") == "custom":
-            functions.append(_tool(given))
+    for tool in Object({at: raw}).objects(at):
+        if tool.get("type", "custom") == "custom":
+            functions.append(_tool(tool))
         else:
-            missing.append(left_out(given.string("type"), given.at))
+            missing.append(left_out(tool.string("type"), tool.at))
     if missing and not functions:
         raise RequestError(f"{missing[0]}; offer your own.", param="tools[0]")
     return KnownTools(functions), tuple(missing)
@@ -279,18 +279,18 @@ def _calls(fields: Object, choice: Object, tools: KnownTools) -> Calls:
     return {"tools": tools} if kind == "auto" else {"may_call": False}
 
 
-def _tool(given: Object) -> Tool:
-    refuse_deep(given)
-    if "input_schema" not in _TOOL.check(given):
-        raise given.wrong("is missing", "input_schema")
-    return function_tool(given, "input_schema")
+def _tool(tool: Object) -> Tool:
+    refuse_deep(tool)
+    if "input_schema" not in _TOOL.check(tool):
+        raise tool.wrong("is missing", "input_schema")
+    return function_tool(tool, "input_schema")
 
 
 def _system(fields: Object, read: Read) -> list[Message]:
     texts = [fields.get("system", "")]
     if not isinstance(texts[0], str):
         texts = [_text(block) for block in fields.objects("system")]
-    texts = [said for text in texts if (said := _BILLING.sub("", text))]
+    texts = [stripped for text in texts if (stripped := _BILLING.sub("", text))]
     # By its text: Claude Code's billing line, which is gone by now, is another in every request.
     return [read(system_message, written(texts), "system")] if texts else []
 
@@ -314,25 +314,26 @@ def _known_messages(raw: Any, at: str) -> tuple[KnownMessage, ...]:
 
 
 def _known_reply(raw: list[Any], at: str) -> KnownMessage:
-    return KnownMessage(one_reply([said for one in raw for said in _known_messages(one, at)]))
+    return KnownMessage(
+        one_reply([message for item in raw for message in _known_messages(item, at)])
+    )
 
 
 def _messages(raw: Any, at: str) -> list[Message]:
     """Convert one message of the client's into neutral messages."""
     with naming(at, raw):
-        given = Object(raw, at)
-        role = given.get("role")
+        fields = Object(raw, at)
+        role = fields.get("role")
         if not isinstance(role, str) or role not in _ROLES:
-            raise given.wrong(f"must be one of {', '.join(_ROLES)}", "role")
-        content = given.get("content", [])
+            raise fields.wrong(f"must be one of {', '.join(_ROLES)}", "role")
+        content = fields.get("content", [])
         if not isinstance(content, list):
-            return [{"role": role, "content": text_of(given, "content", plain_part)}]
-        blocks = [
-            Object(
-                {"type": "text", "text": one} if isinstance(one, str) else one, f"{at}.content[{i}]"
-            )
-            for i, one in enumerate(cast("list[Any]", content))
-        ]
+            return [{"role": role, "content": text_of(fields, "content", plain_part)}]
+        items = (
+            {"type": "text", "text": item} if isinstance(item, str) else item
+            for item in cast("list[Any]", content)
+        )
+        blocks = [Object(item, f"{at}.content[{i}]") for i, item in enumerate(items)]
         return _replies(blocks) if role == "assistant" else _others(blocks, role)
 
 
@@ -353,14 +354,14 @@ def _others(blocks: Sequence[Object], role: str) -> list[Message]:
 def _replies(blocks: Sequence[Object]) -> list[Message]:
     """Messages of one by the assistant: what a service's own tools answered in its middle is a
     result like any other, and what follows another reply."""
-    found, texts, thought, calls = list[Message](), list[str](), list[str](), list[Any]()
+    messages, texts, thought, calls = list[Message](), list[str](), list[str](), list[Any]()
     for block in blocks:
         kind = kind_of(block)
         if kind.endswith(_RESULT):
             if texts or thought or calls:
-                found.append(assistant(texts, thought, calls))
+                messages.append(assistant(texts, thought, calls))
                 texts, thought, calls = [], [], []
-            found.append(_result(block))
+            messages.append(_result(block))
         elif kind in _CALLS:
             calls.append(_call(block))
         elif kind == "thinking":
@@ -369,9 +370,9 @@ def _replies(blocks: Sequence[Object]) -> list[Message]:
             texts.append(block["content"])
         elif kind not in THOUGHTS:
             texts.append(plain_part(block))
-    if texts or thought or calls or not found:
-        found.append(assistant(texts, thought, calls))
-    return found
+    if texts or thought or calls or not messages:
+        messages.append(assistant(texts, thought, calls))
+    return messages
 
 
 def _call(block: Object) -> dict[str, Any]:
@@ -382,7 +383,7 @@ def _call(block: Object) -> dict[str, Any]:
 def _result(block: Object) -> Message:
     id, content = block.optional("tool_use_id", empty=True), block.get("content")
     if kind_of(block) == _RESULT:
-        told = text_of(block, "content", seen_part)
+        text = text_of(block, "content", seen_part)
     else:
-        told = answered(content, block.place("content"))
-    return result(id, joined(["Error: ", told], glued=True) if block.flag("is_error") else told)
+        text = answered(content, block.place("content"))
+    return result(id, joined(["Error: ", text], glued=True) if block.flag("is_error") else text)

@@ -168,5 +168,5 @@ def error_body(error: RequestError) -> Json:
     """Anthropic's error object."""
     usual = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _KINDS.get(error.status, usual)
-    told = f"{_TOO_LONG if error.code == 'context_length_exceeded' else ''}{error}"
-    return {"type": "error", "error": {"type": kind, "message": told}}
+    message = f"{_TOO_LONG if error.code == 'context_length_exceeded' else ''}{error}"
+    return {"type": "error", "error": {"type": kind, "message": message}}

@@ -19,7 +19,7 @@ import msgspec
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Attached, Joined, Refusal, parts_of
-from tinker_claw.formats.body import Object, shown
+from tinker_claw.formats.body import Object, shorten_name
 from tinker_claw.images import Image, Pictured, placed, read_data, read_url, split
 
 READS_TEXT: Final = "this model reads text only"
@@ -46,7 +46,7 @@ def line(why: str, *what: str) -> str:
         why: it is not shown.
         what: its kind, name and size; "" where one is not known.
     """
-    return f"[{', '.join(shown(' '.join(one.split())) for one in what if one)}: {why}]"
+    return f"[{', '.join(shorten_name(' '.join(text.split())) for text in what if text)}: {why}]"
 
 
 def size(count: int) -> str:
@@ -68,15 +68,15 @@ def joined(texts: Sequence[str], *, glued: bool = False) -> str:
     """
     if len(texts) < 2:
         return texts[0] if texts else ""
-    made = list[str]()
+    pieces = list[str]()
     for part in (part for text in texts for part in parts_of(text) if part):
-        before = made[-1] if made else "\n"
+        before = pieces[-1] if pieces else "\n"
         if isinstance(part, Attached) or isinstance(before, Attached):
             part = part if before.endswith("\n") else _behind_a_break(part)
         elif not (glued or placed(before) or placed(part)) and "\n" not in (before[-1], part[0]):
-            made[-1] = f"{before}\n"
-        made.append(part)
-    return Joined.of(made)
+            pieces[-1] = f"{before}\n"
+        pieces.append(part)
+    return Joined.of(pieces)
 
 
 def _behind_a_break(part: str) -> str:
@@ -91,24 +91,26 @@ def kind_of(part: Mapping[str, Any]) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def text_of(given: Object, name: str, part: Callable[[Object], str], *, glued: bool = False) -> str:
+def text_of(
+    fields: Object, name: str, part: Callable[[Object], str], *, glued: bool = False
+) -> str:
     """Text of a string or of a list of parts; it knows its parts. "" where there are none.
 
     Args:
         part: reads one of them.
         glued: see `joined`.
     """
-    content = given.get(name, [])
+    content = fields.get(name, [])
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise given.wrong("must be a string or a list of parts", name)
-    at = given.place(name)
+        raise fields.wrong("must be a string or a list of parts", name)
+    at = fields.place(name)
     return joined(
         [
-            one if isinstance(one, str) else part(Object(one, f"{at}[{i}]"))
-            for i, one in enumerate(cast("list[Any]", content))
-            if one is not None
+            item if isinstance(item, str) else part(Object(item, f"{at}[{i}]"))
+            for i, item in enumerate(cast("list[Any]", content))
+            if item is not None
         ],
         glued=glued,
     )
@@ -145,19 +147,19 @@ def plain_part(part: Object) -> str:
 
 def thought_in(content: Any) -> list[str]:
     """The thinking in clear among the parts of a message of the assistant."""
-    found = list[str]()
+    thoughts = list[str]()
     for part in cast("list[Any]", content if isinstance(content, list) else []):
         if isinstance(part, dict) and kind_of(cast("dict[str, Any]", part)) in THOUGHTS:
-            told = cast("dict[str, Any]", part)
-            texts = (told.get(name) for name in ("thinking", "reasoning", "text"))
-            found += [text for text in texts if isinstance(text, str) and text][:1]
-    return found
+            fields = cast("dict[str, Any]", part)
+            texts = (fields.get(name) for name in ("thinking", "reasoning", "text"))
+            thoughts += [text for text in texts if isinstance(text, str) and text][:1]
+    return thoughts
 
 
 def unreadable(part: Object) -> RequestError:
     """Return the error for a part that is not read here."""
     kind = part.get("type")
-    what = f"of type {shown(kind)}" if isinstance(kind, str) else "without a type"
+    what = f"of type {shorten_name(kind)}" if isinstance(kind, str) else "without a type"
     return part.wrong(
         f"is a part {what}, which is not read here; images are, of users and results of tools"
     )
@@ -193,16 +195,16 @@ def _image_of(part: Object) -> Image:
         return read_data(source.string("data"), source.place("data"))
     if isinstance(part.get("image_url"), str):
         return read_url(part["image_url"], part.place("image_url"))
-    given = part.object("image_url")
-    return read_url(given.string("url"), given.place("url"))
+    image_url = part.object("image_url")
+    return read_url(image_url.string("url"), image_url.place("url"))
 
 
 def _described(part: Object) -> tuple[str, str]:
     """Kind and size of an image, or its address."""
-    given: Any = part.get("source") or part.get("image_url") or part.get("file_id") or {}
-    told: dict[str, Any] = given if isinstance(given, dict) else {"url": given}
-    data, url = told.get("data"), told.get("url") or told.get("file_id")
-    kind = told.get("media_type") if isinstance(told.get("media_type"), str) else None
+    source: Any = part.get("source") or part.get("image_url") or part.get("file_id") or {}
+    fields: dict[str, Any] = source if isinstance(source, dict) else {"url": source}
+    data, url = fields.get("data"), fields.get("url") or fields.get("file_id")
+    kind = fields.get("media_type") if isinstance(fields.get("media_type"), str) else None
     if isinstance(url, str):
         head, comma, data = url.partition(",")
         if not (comma and head.startswith("data:")):
@@ -222,20 +224,20 @@ def without_images(text: str, whys: Callable[[Image], str | None]) -> str:
         if isinstance(part, Attached):
             pieces.append(part)
             continue
-        for one in split(part) or [part]:
-            if isinstance(one, str):
-                pieces.append(one)
-            elif (why := whys(one)) is None:
-                pieces.append(Pictured.showing(one))
+        for piece in split(part) or [part]:
+            if isinstance(piece, str):
+                pieces.append(piece)
+            elif (why := whys(piece)) is None:
+                pieces.append(Pictured.showing(piece))
             else:
-                pieces.append(Attached.of(line(why, one.kind, size(one.size))))
+                pieces.append(Attached.of(line(why, piece.kind, size(piece.size))))
     return joined(pieces)
 
 
 def _document(block: Object) -> str:
     """A document as Anthropic's format has it."""
-    given: Any = block.get("source")
-    source = Object(given if isinstance(given, dict) else {}, block.place("source"))
+    raw: Any = block.get("source")
+    source = Object(raw if isinstance(raw, dict) else {}, block.place("source"))
     title, kind = _named(block, "title"), source.get("type")
     if kind == "text":
         return _headed("document", title, [_named(source, "data")])
@@ -257,24 +259,24 @@ def _search_result(block: Object) -> str:
 
 def _headed(kind: str, title: str, texts: Sequence[str]) -> str:
     """Attached texts under a line that says what they are."""
-    named = shown(" ".join(title.split()))
+    named = shorten_name(" ".join(title.split()))
     pieces = [f"[{kind}: {named}]\n" if named else f"[{kind}]\n"]
     for part in (part for text in texts for part in parts_of(text)):
         if type(part) is str and type(pieces[-1]) is str:
             pieces[-1] += part
         else:  # an image, or a line in its place
             pieces.append(part)
-    return joined([Attached.of(one) if type(one) is str else one for one in pieces])
+    return joined([Attached.of(piece) if type(piece) is str else piece for piece in pieces])
 
 
 def _tool_reference(block: Object) -> str:
-    return Attached.of(f"[tool: {shown(_named(block, 'tool_name'))}]")
+    return Attached.of(f"[tool: {shorten_name(_named(block, 'tool_name'))}]")
 
 
 def _file(part: Object) -> str:
     """A file as OpenAI's formats have it: in a member of the part, or the part itself."""
-    given: Any = part.get("file")
-    file = Object(given, part.place("file")) if isinstance(given, dict) else part
+    raw: Any = part.get("file")
+    file = Object(raw, part.place("file")) if isinstance(raw, dict) else part
     name, data = _named(file, "filename"), _named(file, "file_data")
     if not data:
         at = _named(file, "file_url") or _named(file, "file_id")
@@ -298,9 +300,9 @@ def _decoded(media: str, data: str) -> str | None:
         return None
 
 
-def _named(given: Object, name: str) -> str:
+def _named(fields: Object, name: str) -> str:
     """A text that describes something; "" where there is none."""
-    value = given.get(name)
+    value = fields.get(name)
     return value if isinstance(value, str) else ""
 
 
@@ -314,7 +316,7 @@ _READ: dict[str, Callable[[Object], str]] = {
 
 
 def as_text(value: Any) -> str:
-    """What a service's own tool was asked or has answered, as text: JSON without packed data."""
+    """Return the call or result of a service's own tool as text: JSON without packed data."""
     if isinstance(value, str):
         packed = _BINARY.match(value)
         return line(UNREAD, "data", _unpacked(value)) if packed else value
@@ -327,17 +329,17 @@ def _clear(value: Any, depth: int) -> Any:
         return "…"
     if isinstance(value, dict):
         return {
-            name: _clear(one, depth + 1)
-            for name, one in cast("dict[str, Any]", value).items()
-            if one is not None and not name.startswith(_PACKED)
+            name: _clear(entry, depth + 1)
+            for name, entry in cast("dict[str, Any]", value).items()
+            if entry is not None and not name.startswith(_PACKED)
         }
     if isinstance(value, list):
-        return [_clear(one, depth + 1) for one in cast("list[Any]", value)]
+        return [_clear(entry, depth + 1) for entry in cast("list[Any]", value)]
     return as_text(value) if isinstance(value, str) else value
 
 
 def answered(content: Any, at: str) -> str:
-    """What a service's own tool has answered: its texts, documents and images, or JSON."""
+    """Return the result of a service's own tool: its texts, documents and images, or JSON."""
     if isinstance(content, dict) and "source" in _inner(content):
         content = [_inner(content)]  # a page that was fetched
     blocks: Iterable[Any] = content if isinstance(content, list) else []

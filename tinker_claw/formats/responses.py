@@ -26,7 +26,7 @@ from tinker_claw.formats.body import (
     Object,
     Read,
     load_body,
-    shown,
+    shorten_name,
     text_or_items,
     written,
 )
@@ -155,13 +155,13 @@ class Responses(CachingFormat):
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
         read, own = self._reading(user)
         fields = FIELDS.check(load_body(body, raw=("input", "tools")))
-        said, places = _conversation(fields, read)
-        said = tuple(paired(said))
+        history, places = _conversation(fields, read)
+        history = tuple(paired(history))
         tools, missing, names, fields["tools"] = read(
             _tools, fields.get("tools", Raw(b"[]")), "tools"
         )
         head = [fields.string("instructions")] if fields.get("instructions") else []
-        messages, places = _with_one_head(head, said, places, read)
+        messages, places = _with_one_head(head, history, places, read)
         effort = effort_level(fields.object("reasoning", _REASONING), "effort")
         fields.object("stream_options", _STREAM)
         unmet = unmet_verbosity(fields.object("text", _TEXT))
@@ -170,7 +170,7 @@ class Responses(CachingFormat):
             **openai(fields, tools, "max_output_tokens", nested=False),
             messages=messages,
             places=places,
-            left_out=(*missing, *unmet, *_edits(fields), *_references(said)),
+            left_out=(*missing, *unmet, *_edits(fields), *_references(history)),
             reasoning_effort=effort,
             effort_at="reasoning.effort",
             own=own
@@ -195,36 +195,35 @@ class Responses(CachingFormat):
 
 
 def _with_one_head(
-    head: list[str], said: Sequence[Message], places: Sequence[str], read: Read
+    head: list[str], messages: Sequence[Message], places: Sequence[str], read: Read
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """Merge instructions and leading developer messages into one system message: many chat
     templates accept only one. Return the messages, and where each stands."""
-    at = next((i for i, m in enumerate(said) if m["role"] != "system"), len(said))
-    texts = [*head, *(message["content"] for message in said[:at])]
+    at = next((i for i, m in enumerate(messages) if m["role"] != "system"), len(messages))
+    texts = [*head, *(message["content"] for message in messages[:at])]
     if not texts:
-        return tuple(said), tuple(places)
+        return tuple(messages), tuple(places)
     where = "instructions" if head else places[0]
-    return (read(system_message, written(texts), where), *said[at:]), (where, *places[at:])
+    return (read(system_message, written(texts), where), *messages[at:]), (where, *places[at:])
 
 
 def _check_included(fields: Object) -> None:
-    for i, one in enumerate(fields.listed("include")):
-        if one != _INCLUDED:
+    for i, entry in enumerate(fields.listed("include")):
+        if entry != _INCLUDED:
             raise fields.wrong(f"is not supported; {_INCLUDED} alone is", f"include[{i}]")
 
 
 def _edits(fields: Object) -> list[str]:
     """Sentences about edits of the history, none of which is made."""
-    edits = fields.objects("context_management")
+    kinds = [shorten_name(edit.string("type")) for edit in fields.objects("context_management")]
     return [
-        f"{shown(edit.string('type'))} (context_management): nothing is taken out of a history here"
-        for edit in edits
+        f"{kind} (context_management): nothing is taken out of a history here" for kind in kinds
     ]
 
 
-def _references(said: Sequence[Message]) -> list[str]:
+def _references(messages: Sequence[Message]) -> list[str]:
     """A sentence about items that are named only, where there are some."""
-    if not any(message["content"] == _REFERENCE for message in said):
+    if not any(message["content"] == _REFERENCE for message in messages):
         return []
     return [f"item_reference (input): {_KEEPS_NOTHING}, with store: false"]
 
@@ -242,20 +241,20 @@ def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...], Names, list[
         reply repeats.
     """
     functions, missing, names = list[Tool](), list[str](), Names()
-    for one in Object({at: raw}).objects(at):
-        refuse_deep(one)
-        space = _NAMESPACE.check(one).string("name") if one.get("type") == "namespace" else None
-        for tool in [one] if space is None else one.objects("tools", required=True):
+    for entry in Object({at: raw}).objects(at):
+        refuse_deep(entry)
+        space = _NAMESPACE.check(entry).string("name") if entry.get("type") == "namespace" else None
+        for tool in [entry] if space is None else entry.objects("tools", required=True):
             kind = tool.get("type")
             if isinstance(kind, str) and kind != "function":
                 missing.append(left_out(kind, tool.at))
                 continue
-            found = _function(tool)
+            definition = _function(tool)
             if space is not None:
-                function = found["function"]
+                function = definition["function"]
                 names[name := _shown(space, function["name"])] = (space, function["name"])
-                found = {"type": "function", "function": {**function, "name": name}}
-            functions.append(found)
+                definition = {"type": "function", "function": {**function, "name": name}}
+            functions.append(definition)
     if missing and not functions:
         raise RequestError(
             f'{missing[0]}; offer functions. In Codex, web_search = "disabled" leaves its own out.',
@@ -264,10 +263,10 @@ def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...], Names, list[
     return KnownTools(functions), tuple(missing), names, raw
 
 
-def _function(given: Object) -> Tool:
-    if given.get("type") != "function":
-        raise given.wrong("must be of type function")
-    return function_tool(_FUNCTION.check(given))
+def _function(fields: Object) -> Tool:
+    if fields.get("type") != "function":
+        raise fields.wrong("must be of type function")
+    return function_tool(_FUNCTION.check(fields))
 
 
 def _shown(space: str, name: str) -> str:
@@ -283,18 +282,18 @@ def _conversation(fields: Object, read: Read) -> tuple[list[Message], list[str]]
         raise wrong
     if isinstance(items, str):
         return [KnownMessage({"role": "user", "content": items})], ["input"]
-    said, places = conversation(
+    messages, places = conversation(
         items, _known_items, _known_reply, "input", read, thought_begins=True
     )
-    if not said:
+    if not messages:
         raise RequestError("input holds nothing that this model can read.", param="input")
-    if said[-1] == {"role": "system", "content": _TRIGGER}:
+    if messages[-1] == {"role": "system", "content": _TRIGGER}:
         raise RequestError(
             f"{places[-1]} is a compaction_trigger, and no history is compacted here: give the "
             "provider in Codex another name than OpenAI, and it asks for a summary instead.",
             param=places[-1],
         )
-    return said, places
+    return messages, places
 
 
 def _known_items(raw: Any, at: str) -> tuple[KnownMessage, ...]:
@@ -303,67 +302,67 @@ def _known_items(raw: Any, at: str) -> tuple[KnownMessage, ...]:
 
 
 def _known_reply(raw: list[Any], at: str) -> KnownMessage:
-    return KnownMessage(one_reply([said for one in raw for said in _known_items(one, at)]))
+    return KnownMessage(one_reply([message for item in raw for message in _known_items(item, at)]))
 
 
-def _item(given: Object) -> list[Message]:
+def _item(fields: Object) -> list[Message]:
     """Messages of one item, whoever made it. What a service's own tool was asked and has answered
     is a call and its result; of anything else a line says what stood there."""
-    kind = "item_reference" if _is_reference(given) else given.get("type", "message")
+    kind = "item_reference" if _is_reference(fields) else fields.get("type", "message")
     if not isinstance(kind, str):
-        raise given.wrong("must be a string", "type")
+        raise fields.wrong("must be a string", "type")
     if kind in _READ:
-        return _READ[kind](given)
-    id = given.optional("call_id", empty=True) or given.optional("id", empty=True)
+        return _READ[kind](fields)
+    id = fields.optional("call_id", empty=True) or fields.optional("id", empty=True)
     if kind.endswith(("_call", "_request")) or kind == "program":
-        name = given.optional("name", empty=True) or kind.removesuffix("_call")
-        asked = [name for name in _ASKED if name in given]
-        sent = {name: given[name] for name in asked}
-        alone = asked == ["arguments"] and isinstance(sent["arguments"], str)
+        name = fields.optional("name", empty=True) or kind.removesuffix("_call")
+        names = [name for name in _ASKED if name in fields]
+        sent = {name: fields[name] for name in names}
+        alone = names == ["arguments"] and isinstance(sent["arguments"], str)
         call = function_call(id or "", name, sent["arguments"] if alone else as_text(sent))
-        has = any(name in given for name in _ANSWERED)
-        return [assistant([], [], [call]), *([_answer(given, id)] if has else [])]
+        has = any(name in fields for name in _ANSWERED)
+        return [assistant([], [], [call]), *([_answer(fields, id)] if has else [])]
     if kind.endswith(("_output", "_response")):
-        return [_answer(given, given.optional("approval_request_id", empty=True) or id)]
+        return [_answer(fields, fields.optional("approval_request_id", empty=True) or id)]
     return [{"role": "system", "content": line(READS_TEXT, kind)}]
 
 
-def _answer(given: Object, id: str | None) -> Message:
-    """What a service's own tool, or the user who was asked for leave, has answered."""
-    names = [name for name in _ANSWERED if name in given]
+def _answer(fields: Object, id: str | None) -> Message:
+    """Return the answer of a service's own tool, or of the user who was asked for leave."""
+    names = [name for name in _ANSWERED if name in fields]
     if len(names) == 1:
         (name,) = names
-        content = [given[name]] if isinstance(given[name], dict) else given[name]
-        return result(id, answered(content, given.place(name)))
-    return result(id, as_text({name: given[name] for name in names}))
+        content = [fields[name]] if isinstance(fields[name], dict) else fields[name]
+        return result(id, answered(content, fields.place(name)))
+    return result(id, as_text({name: fields[name] for name in names}))
 
 
-def _reasoning(given: Object) -> list[Message]:
+def _reasoning(fields: Object) -> list[Message]:
     """Reasoning in clear; ciphertext and summaries were for another server and are dropped."""
-    thought = thought_in(given.get("content"))
+    thought = thought_in(fields.get("content"))
     return [assistant([], thought, [])] if thought else []
 
 
-def _message(given: Object) -> list[Message]:
-    role = given.get("role")
+def _message(fields: Object) -> list[Message]:
+    role = fields.get("role")
     if role not in _ROLES:
-        raise given.wrong(f"must be one of {', '.join(_ROLES)}", "role")
+        raise fields.wrong(f"must be one of {', '.join(_ROLES)}", "role")
     if role == "assistant":
-        return [assistant([text_of(given, "content", plain_part, glued=True)], [], [])]
-    content = text_of(given, "content", seen_part if role == "user" else plain_part)
+        return [assistant([text_of(fields, "content", plain_part, glued=True)], [], [])]
+    content = text_of(fields, "content", seen_part if role == "user" else plain_part)
     return [{"role": "system" if role == "developer" else role, "content": content}]
 
 
-def _call(given: Object) -> list[Message]:
-    name = name_of(given)
-    if "namespace" in given:
-        name = _shown(given.string("namespace"), name)
-    id = given.optional("call_id", empty=True) or ""
-    return [assistant([], [], [function_call(id, name, arguments_of(given, "arguments"))])]
+def _call(fields: Object) -> list[Message]:
+    name = name_of(fields)
+    if "namespace" in fields:
+        name = _shown(fields.string("namespace"), name)
+    id = fields.optional("call_id", empty=True) or ""
+    return [assistant([], [], [function_call(id, name, arguments_of(fields, "arguments"))])]
 
 
-def _result(given: Object) -> list[Message]:
-    return [result(given.optional("call_id", empty=True), text_of(given, "output", seen_part))]
+def _result(fields: Object) -> list[Message]:
+    return [result(fields.optional("call_id", empty=True), text_of(fields, "output", seen_part))]
 
 
 _READ: Mapping[str, Callable[[Object], list[Message]]] = {

@@ -1,7 +1,7 @@
 """Replies of OpenAI's Responses, and their events.
 
-Rule: shapes are OpenAI's. A reply is a list of items, one open at a time; an item begins with the
-first piece of its kind, and is complete in the event that ends it and in the reply at the end.
+Rule: shapes are OpenAI's. A reply is a list of items, one open at a time. An item begins with the
+first piece of its kind; it is complete in the event that ends it, and in the reply at the end.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class ResponsesReply:
 
     def error(self, error: RequestError) -> bytes:
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        told = {"error": {"code": code, "message": str(error)}}
-        return self._event("response.failed", response=self._response("failed") | told)
+        failure = {"error": {"code": code, "message": str(error)}}
+        return self._event("response.failed", response=self._response("failed") | failure)
 
     def _finish(self, done: FinishedReply, deltas: Sequence[Delta] = ()) -> tuple[bytes, Json]:
         """The last events of the items, and the response; `deltas`: what is still to be shown."""
@@ -159,13 +159,13 @@ class ResponsesReply:
         begun = item | {"arguments": "", "status": "in_progress"}
         item |= {"arguments": call.arguments, "status": "completed"}
         place = self._at()
-        told = {"item_id": item["id"], **place}
+        reference = {"item_id": item["id"], **place}
         self._output.append(item)
         kind = "response.function_call_arguments"
         return (
             self._event("response.output_item.added", item=begun, **place)
-            + self._event(f"{kind}.delta", delta=call.arguments, **told)
-            + self._event(f"{kind}.done", arguments=call.arguments, name=name, **told)
+            + self._event(f"{kind}.delta", delta=call.arguments, **reference)
+            + self._event(f"{kind}.done", arguments=call.arguments, name=name, **reference)
             + self._event("response.output_item.done", item=item, **place)
         )
 

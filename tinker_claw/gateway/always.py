@@ -10,7 +10,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tinker_claw.conversation.attribution import Attribute, asked_by, last_said, read
+from tinker_claw.conversation.attribution import (
+    Attribute,
+    asked_by,
+    newest_message_with_words,
+    read,
+)
 from tinker_claw.errors import UndoError
 from tinker_claw.formats.base import Joined, parts_of
 from tinker_claw.gateway.deps import GatewayDeps
@@ -45,12 +50,12 @@ def take_out(
     Args:
         named: gives every piece of a message its writer.
     """
-    lines = {at: line for at, one in enumerate(messages) if (line := _command(one, named))}
+    lines = {at: line for at, message in enumerate(messages) if (line := _command(message, named))}
     if not lines:
         return messages, None
-    newest, command = last_said(messages), None
+    newest, command = newest_message_with_words(messages), None
     kept, answered = list[Message](), False
-    replies = [at for at, one in enumerate(messages) if one["role"] == "assistant"]
+    replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
     for at, message in enumerate(messages):
         if answered and message["role"] == "assistant" and message["content"].startswith(_OURS):
             answered = False
@@ -94,8 +99,8 @@ async def hold(deps: GatewayDeps, user: str, session_id: int, command: Always) -
     if deps.lessons is None:
         return OFF
     if not command.wish:
-        told = [one for one in lessons.of_user(user) if one.state not in NOT_TOLD]
-        lines = [f"{one.id}. {one.text}" for one in told]
+        active = [lesson for lesson in lessons.of_user(user) if lesson.state not in NOT_TOLD]
+        lines = [f"{lesson.id}. {lesson.text}" for lesson in active]
         ends = "`tinker-claw lessons drop NUMBER` ends one, and so does the page."
         return "\n".join([_OURS, *lines, ends]) if lines else _NONE
     if await deps.privacy.redact_any(command.wish) != command.wish:

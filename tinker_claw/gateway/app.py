@@ -2,8 +2,8 @@
 
 A turn: `_caller` authenticates the client; `Limits.place` holds a place for it until its answer is
 complete; `read_body` reads the body; `admit` (request.py) parses it, ties it to the turn before
-and renders its prompt; an `Answer` (respond.py) runs a `Generation` (generation.py), which waits
-for a slot, gets the tokens from a `Sampling` (sampling.py) and writes the turn to the ledger.
+and renders its prompt. An `Answer` (respond.py) runs a `Generation` (generation.py): it waits for a
+slot, gets the tokens from a `Sampling` (sampling.py) and writes the turn to the ledger.
 
 Rule: no body is read before its sender is authenticated, is known to be no web page, and has a
 place.
@@ -112,8 +112,8 @@ class _Endpoints:
 
     async def _what(self, request: Request) -> Response:
         refuse_pages(request.headers, local=self._local)
-        said = f"{errors.what(self._formats)} Its status: /health.\n"
-        return Response(said, media_type="text/plain")
+        text = f"{errors.what(self._formats)} Its status: /health.\n"
+        return Response(text, media_type="text/plain")
 
     async def _health(self, request: Request) -> Response:
         refuse_pages(request.headers, local=self._local)
@@ -141,9 +141,9 @@ class _Endpoints:
     def _speaker(self, route: Route, request: Request) -> Format:
         """Return the client's format, among those that have the route; errors are written in it."""
         formats = [wire for wire in self._formats if route in wire.routes]
-        found = errors.speaker(formats, request.url.path, request.headers)
-        request.scope["wire"] = found
-        return found
+        wire = errors.speaker(formats, request.url.path, request.headers)
+        request.scope["wire"] = wire
+        return wire
 
     def _caller(self, request: Request, wire: Format | None = None) -> Principal:
         """Return the user who sends a request.
@@ -152,7 +152,7 @@ class _Endpoints:
             RequestError: a web page sent it, or the key is missing or wrong.
         """
         headers, client = request.headers, request.client
-        # Without a key, a named origin would be nobody in particular.
+        # Without a key, a named origin would identify no user.
         allowed = self._deps.settings.origins if wire is not None and self._keys.needed else ()
         refuse_pages(headers, local=self._local, allowed=allowed)
         here = client is not None and is_loopback(client.host) and "x-forwarded-for" not in headers

@@ -1,9 +1,9 @@
 """Authentication: a key identifies a user; if no user has a key, none is needed.
 
-Rule: keys are looked up by a digest under a secret of this process, so response times reveal
-neither whose key is nearly right, nor its length. Keys are long enough that nobody guesses one.
-Whoever has the settings' own key, or calls from this machine where no key is needed, runs this
-gateway and is an admin.
+Rule: keys are looked up by a digest under a secret of this process. Response times therefore reveal
+neither whose key is nearly right, nor its length. Keys are too long to be guessed. The owner of the
+settings' own key runs this gateway and is an admin; so is a caller from this machine where no key
+is needed.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class Keys:
 
     @property
     def needed(self) -> bool:
-        """Whether callers must send a key."""
+        """Return whether callers must send a key."""
         return bool(self._principals)
 
     @property
     def users(self) -> Sequence[str]:
         """Names of all users."""
-        return [one.name for one in self._principals.values()] or [DEFAULT_USER]
+        return [principal.name for principal in self._principals.values()] or [DEFAULT_USER]
 
     def principal(
         self, *keys: str, place: str = "Authorization: Bearer", local: bool = False

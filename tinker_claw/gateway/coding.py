@@ -68,14 +68,14 @@ async def decode(body: bytes, coding: str, most: int) -> bytes:
         return body
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.run_in_executor(_thread, _DECODERS[coding], body, most)
+        decoded = await loop.run_in_executor(_thread, _DECODERS[coding], body, most)
     except ValueError as error:
         raise RequestError(
             f"The body is not valid {coding}, which its Content-Encoding names: {error}."
         ) from error
-    if len(found) > most:
+    if len(decoded) > most:
         raise TooLongError
-    return found
+    return decoded
 
 
 def _gzip(body: bytes, most: int) -> bytes:
@@ -122,12 +122,12 @@ def _zstd(body: bytes, most: int) -> bytes:
     decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
     try:
         with decoder.stream_reader(BytesIO(body + last), read_across_frames=True) as reader:
-            found = reader.read(most + 1 + len(_END))
+            decoded = reader.read(most + 1 + len(_END))
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
-    if len(found) <= most + len(_END) and not found.endswith(_END):
+    if len(decoded) <= most + len(_END) and not decoded.endswith(_END):
         raise ValueError("its end is missing")
-    return found.removesuffix(_END)
+    return decoded.removesuffix(_END)
 
 
 _DECODERS: Final[dict[str, Callable[[bytes, int], bytes]]] = {

@@ -1,4 +1,4 @@
-"""What the gateway works with, and what it remembers of requests."""
+"""Dependencies of the gateway, and its memory of requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HALF = "half an emoji, or the like, which was read as U+FFFD"
 
 
 class LeftOut:
-    """What requests asked for that is left out: each kind once in the log, and in `status`."""
+    """Features that requests asked for in vain: each kind once in the log, and in `status`."""
 
     def __init__(self, event: str = "request.left_out") -> None:
         self._event = event
@@ -97,5 +97,6 @@ class GatewayDeps:
     def figures(self) -> dict[str, Any]:
         """Return the body of /healthz, as an admin sees it."""
         here = {"private_near_misses": self.privacy.near_misses, "offers": self._offers()}
-        noted = {"left_out": self.left_out, "unfit": self.unfit}
-        return {**self.health(), **here} | {at: [*of.kinds.values()] for at, of in noted.items()}
+        lists = {"left_out": self.left_out, "unfit": self.unfit}
+        notes = {name: [*noticed.kinds.values()] for name, noticed in lists.items()}
+        return {**self.health(), **here} | notes

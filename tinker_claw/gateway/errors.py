@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from tinker_claw.errors import BackendError, ClawError, LedgerError, OutageError, RequestError
 from tinker_claw.formats.base import Format
-from tinker_claw.formats.body import shown
+from tinker_claw.formats.body import shorten_name
 from tinker_claw.telemetry import log, place
 
 RETRY_AFTER_S = 30
@@ -35,8 +35,8 @@ def as_request_error(error: Exception) -> RequestError:
     if isinstance(error, RequestError):
         return error
     # What is not ours may quote a user's words.
-    said = str(error) if isinstance(error, ClawError) else place(error)
-    log.error("gateway.failed", kind=type(error).__name__, error=said)
+    detail = str(error) if isinstance(error, ClawError) else place(error)
+    log.error("gateway.failed", kind=type(error).__name__, error=detail)
     for kind, message in _AWAY.items():
         if isinstance(error, kind):
             headers = {"retry-after": str(RETRY_AFTER_S)}
@@ -77,7 +77,7 @@ def install(app: FastAPI, formats: Sequence[Format]) -> None:
         wire = request.scope.get("wire", speaker(formats, path, headers))
         if isinstance(error, HTTPException):  # unknown paths and methods
             status = HTTPStatus(error.status_code)
-            message = f"{status.phrase}: {request.method} {shown(path)}. {what(formats)}"
+            message = f"{status.phrase}: {request.method} {shorten_name(path)}. {what(formats)}"
             error = RequestError(message, status=status, code="unknown_url", headers=error.headers)
         return answer(wire, error)
 

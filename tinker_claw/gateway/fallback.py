@@ -81,7 +81,7 @@ StandIns = Callable[[int], Sequence[StandIn]]
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How requests are answered: versions, stand-ins, and retries."""
+    """Settings for answering requests: versions, stand-ins, and retries."""
 
     open_version: Callable[[int], Awaitable[Sampler]]
     """Sampler of an earlier version. Raises LookupError when there is none of that number."""
@@ -98,29 +98,31 @@ class Serving:
 
 
 def lineage(
-    known: Callable[[int], PolicyVersion | None],
+    version_record: Callable[[int], PolicyVersion | None],
     open_version: Callable[[int], Awaitable[Sampler]],
     base: Sampler,
 ) -> StandIns:
-    """Stand-ins from a run's own versions. `known`: a version's record, by its id."""
+    """Stand-ins from a run's own versions. `version_record`: a version's record, by its id."""
 
     async def open_base() -> Sampler:
         return base
 
     def stand_ins(version: int) -> Sequence[StandIn]:
-        earlier = _earlier(known, version)
-        found = [StandIn(BASE_VERSION, open_base, base=True)]
+        earlier = _earlier(version_record, version)
+        candidates = [StandIn(BASE_VERSION, open_base, base=True)]
         if earlier is not None:
-            found.insert(0, StandIn(earlier.id, lambda: open_version(earlier.id)))
-        return found
+            candidates.insert(0, StandIn(earlier.id, lambda: open_version(earlier.id)))
+        return candidates
 
     return stand_ins
 
 
-def _earlier(known: Callable[[int], PolicyVersion | None], version: int) -> PolicyVersion | None:
+def _earlier(
+    version_record: Callable[[int], PolicyVersion | None], version: int
+) -> PolicyVersion | None:
     """The nearest ancestor with a sampler of its own: a restart repeats its parent's."""
-    failed = known(version)
+    failed = version_record(version)
     ancestor = failed
     while failed and ancestor and ancestor.sampler_ref == failed.sampler_ref:
-        ancestor = known(ancestor.parent) if ancestor.parent is not None else None
+        ancestor = version_record(ancestor.parent) if ancestor.parent is not None else None
     return ancestor

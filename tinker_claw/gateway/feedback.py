@@ -56,7 +56,7 @@ def read(body: bytes, headers: Mapping[str, str]) -> tuple[About, Feedback]:
     source = fields.get("source", "user")
     if source not in ("user", "client"):
         raise fields.wrong('must be "user" or "client"', "source")
-    said = Feedback(
+    feedback = Feedback(
         score=fields.number("score", -1.0, 1.0, 0.0),
         text=text.strip(),
         source=source,
@@ -65,7 +65,7 @@ def read(body: bytes, headers: Mapping[str, str]) -> tuple[About, Feedback]:
         group=_name(fields, "group"),
         key=key or sent or None,
     )
-    return _about(fields, named[0]), said
+    return _about(fields, named[0]), feedback
 
 
 def _about(fields: Object, name: str) -> About:
@@ -95,23 +95,23 @@ async def take(
     whole = without_halves(body)
     if whole != body:
         deps.left_out.note([HALF])
-    about, said = read(whole, headers)
+    about, feedback = read(whole, headers)
     kept = deps.privacy.name
     if isinstance(about.name, str):
         about = replace(about, name=kept(about.name))
-    said = replace(
-        said,
-        text=await deps.privacy.redact_any(said.text),
-        task=said.task and kept(said.task),
-        group=said.group and kept(said.group),
-        key=said.key and kept(said.key),
+    feedback = replace(
+        feedback,
+        text=await deps.privacy.redact_any(feedback.text),
+        task=feedback.task and kept(feedback.task),
+        group=feedback.group and kept(feedback.group),
+        key=feedback.key and kept(feedback.key),
     )
     try:
-        given = record(deps, caller.user, about, said)
+        recorded = record(deps, caller.user, about, feedback)
     except KeyReusedError as error:
         status = HTTPStatus.UNPROCESSABLE_ENTITY
         raise RequestError(str(error), status=status, code="key_reused", param="key") from error
-    if given is None:
+    if recorded is None:
         raise RequestError(
             "You have no such turn, reply or session: it was never recorded, or nothing of it is "
             "kept. `tinker-claw log turns` lists turns.",
@@ -120,30 +120,30 @@ async def take(
         )
     return {
         "object": "feedback",
-        "id": given.id,
-        "turn": given.turn_id,
-        "repeated": given.repeated,
-        "counts": given.unused is None,
-        "because": given.unused,
+        "id": recorded.id,
+        "turn": recorded.turn_id,
+        "repeated": recorded.repeated,
+        "counts": recorded.unused is None,
+        "because": recorded.unused,
     }
 
 
-def record(deps: GatewayDeps, user: str, about: About, said: Feedback) -> Given | None:
+def record(deps: GatewayDeps, user: str, about: About, feedback: Feedback) -> Given | None:
     """Record a user's explicit rating, and let it count; None: they have no such turn.
 
     Raises:
         KeyReusedError: its key was used for other feedback before.
         LedgerError: it cannot be written.
     """
-    given = deps.ledger.feedback.give(user, about, said)
-    if given is not None and not given.repeated:
+    recorded = deps.ledger.feedback.give(user, about, feedback)
+    if recorded is not None and not recorded.repeated:
         deps.telemetry.feedback(
             user=user,
-            turn=given.turn_id,
-            score=said.score,
-            source=said.source,
-            final=said.final,
-            counts=given.unused is None,
+            turn=recorded.turn_id,
+            score=feedback.score,
+            source=feedback.source,
+            final=feedback.final,
+            counts=recorded.unused is None,
         )
         deps.on_next_state()
-    return given
+    return recorded

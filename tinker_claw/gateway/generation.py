@@ -40,9 +40,9 @@ class Generation:
         """Its version is the one that answers, a stand-in's where the job's own failed."""
         request = job.request
         at = len(job.prompt.tokens) - job.prompt.begun
-        asked, begun = job.prompt.tokens[:at], job.prompt.tokens[at:]
+        prompt, begun = job.prompt.tokens[:at], job.prompt.tokens[at:]
         self._parser = CutStream(
-            deps.renderer.stream(asked, request.tools, may_call=request.may_call),
+            deps.renderer.stream(prompt, request.tools, may_call=request.may_call),
             job.params.stop,
             one_call=request.one_call,
         )
@@ -179,7 +179,7 @@ class Generation:
         deps.telemetry.served(outcome, turn_id, bill and bill.usd)
 
     def _held(self, completion: Completion) -> str | None:
-        """Description of a secret or personal data found in the reply, or None."""
+        """Describe a secret or personal data in the reply; None: there is none."""
         # As it was sampled: the reply lacks thinking and what a stop string cut off. Without its
         # stop token the text mostly equals the reply, which is then searched only once.
         stops, sampled = self._job.params.stop_tokens, completion.tokens
@@ -216,7 +216,7 @@ def _stream(job: Job, completion: Completion) -> Stream | None:
         tokens=completion.tokens,
         hint_at=job.prompt.hint_at,
         exact=exact_digest(messages, job.request.tools, job.request.switches),
-        told=job.prompt.told,
+        lesson_block=job.prompt.lesson_block,
         images=job.prompt.images,
     )
 

@@ -2,9 +2,9 @@
 
 Rule: a turn is found by the conversation that leads to it, reply included. Requests of one session
 that overlap, or that are sent again, therefore never mix up one another's turns. Old tool results
-may change, as calls have names, and a summary may replace the beginning, where what it has left is
-the end of the session's last turn. Turns that left the index are looked up in the ledger, which
-has the last turns of a session. All sizes are bounded.
+may change, as calls have names. A summary may replace the beginning, if the messages behind it end
+the session's last turn. Turns that left the index are looked up in the ledger, which has the last
+turns of a session. All sizes are bounded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tinker_claw.conversation.history import (
 from tinker_claw.errors import RequestError
 from tinker_claw.ledger.turns import LastTurn, TurnTable
 from tinker_claw.served import Identity, RequestKind
-from tinker_claw.types import Attempt, Kind, Message, Told, noted
+from tinker_claw.types import Attempt, Kind, LessonBlock, Message, cached
 
 IDLE_S: Final = 6 * 3600.0
 """A session without a request for so long is closed until it goes on: a working day's breaks do
@@ -64,7 +64,7 @@ class Stream:
     hint_at: int | None
     exact: str
     """Digest of the very messages and tools that the prompt was rendered from."""
-    told: Told | None = None
+    lesson_block: LessonBlock | None = None
     """Lessons in the prompt."""
     images: tuple[tuple[int, int], ...] = ()
     """Index of the first token of each image in the prompt, and how many it takes."""
@@ -138,19 +138,19 @@ class ConversationIndex:
                 self._turns.file(session_id, trace[1], unfiled_id)
         return session_id
 
-    def _enrol(self, session_id: int, user: str, said: Attempt | None) -> None:
+    def _enrol(self, session_id: int, user: str, attempt: Attempt | None) -> None:
         session = self._open[session_id]
-        if said is None or said == session.attempt:
+        if attempt is None or attempt == session.attempt:
             return
-        if not self._turns.enrol(session_id, user, said):
+        if not self._turns.enrol(session_id, user, attempt):
             raise RequestError(
                 "This session is of another group: a session is one try at one task. Give each try "
                 "a session of its own (X-Session-Id).",
                 param="X-Group-Id",
             )
-        session.attempt = said
+        session.attempt = attempt
 
-    def anew(self, session_id: int, identity: Identity, said: Conversation) -> int:
+    def anew(self, session_id: int, identity: Identity, conversation: Conversation) -> int:
         """Return the session of a request: another one where its user begins anew under the name of
         an old one, as OpenClaw's `/new` does.
 
@@ -161,13 +161,15 @@ class ConversationIndex:
         resets = identity.call is RequestKind.USER and identity.client == _RESETS
         if not resets or session is None or session.name is None or session.attempt is not None:
             return session_id
-        if said.reply_at is not None or said.summarised is not None:
+        if conversation.reply_at is not None or conversation.summarised is not None:
             return session_id
-        users = [at for at, m in enumerate(said.messages) if m["role"] == "user"]
-        asked = {noted(digest, said.messages[at]) for at in users}
-        asked.update(one for at in users for one in said.chain(at, at + 1))
+        users = [at for at, m in enumerate(conversation.messages) if m["role"] == "user"]
+        user_digests = {cached(digest, conversation.messages[at]) for at in users}
+        user_digests.update(
+            row_digest for at in users for row_digest in conversation.chain(at, at + 1)
+        )
         before = self._turns.latest(session_id)
-        if not before or any(asked.intersection(turn.history) for turn in before):
+        if not before or any(user_digests.intersection(turn.history) for turn in before):
             return session_id
         name = session.name
         self._drop({session_id})
@@ -188,12 +190,12 @@ class ConversationIndex:
         for traces in (self._traces, self._unfiled):
             for trace in [trace for trace, at in traces.items() if at == session_id]:
                 del traces[trace]
-        for turn in [turn for turn, (_, stream) in self._streams.items() if stream.told]:
+        for turn in [turn for turn, (_, stream) in self._streams.items() if stream.lesson_block]:
             del self._streams[turn]  # the lesson may have come from this session
         self._forgotten[session_id] = time.monotonic()
 
     def has_forgotten(self, session_id: int, started: float) -> bool:
-        """Whether the session was forgotten after a request came in (time.monotonic())."""
+        """Return whether the session was forgotten after a request came in (time.monotonic())."""
         return self._forgotten.get(session_id, started) > started
 
     def sweep(self) -> None:
@@ -222,62 +224,66 @@ class ConversationIndex:
             self._streams[turn_id] = session_id, stream
 
     def find(
-        self, session_id: int, said: Conversation, *, compacted: bool = True
+        self, session_id: int, conversation: Conversation, *, compacted: bool = True
     ) -> Continuation | None:
         """Find the turn whose reply is the last one in a conversation.
 
         Args:
             compacted: if a summary replaces the beginning, what follows it is enough.
         """
-        at, cut = said.reply_at, said.summarised if compacted else None
+        at, cut = conversation.reply_at, conversation.summarised if compacted else None
         if at is None or (cut is not None and at < cut):
-            return None if cut is None else self._behind_summary(session_id, said, cut)
-        chain = said.chain(0, at + 1)
+            return None if cut is None else self._behind_summary(session_id, conversation, cut)
+        chain = conversation.chain(0, at + 1)
         for page in _pages(session_id, chain):
             if entry := self._pages.get(page):
-                return self._after(entry[0], said)
+                return self._after(entry[0], conversation)
         turns = self._turns.latest(session_id)
         waiting = [turn for turn in turns if not turn.settled]
         at_turn, turn_id = closest([turn.chain for turn in waiting], chain), None
         if at_turn is not None:
             turn_id = waiting[at_turn].turn_id
         elif cut is not None:
-            turn_id = self._before_summary(session_id, turns, said.chain(cut, at + 1))
-        return None if turn_id is None else self._after(turn_id, said)
+            turn_id = self._before_summary(session_id, turns, conversation.chain(cut, at + 1))
+        return None if turn_id is None else self._after(turn_id, conversation)
 
-    def _behind_summary(self, session_id: int, said: Conversation, cut: int) -> Continuation | None:
-        """The session's last turn, where a summary has left nothing of its reply: what follows the
-        summary was said since."""
+    def _behind_summary(
+        self, session_id: int, conversation: Conversation, cut: int
+    ) -> Continuation | None:
+        """Return the session's last turn, if a summary has left nothing of its reply: the messages
+        behind the summary are newer."""
         last = next(iter(self._turns.latest(session_id, most=1)), None)
-        new = said.messages[cut:]
-        if last is None or last.settled or last.followed or last.history == said.digests:
+        new = conversation.messages[cut:]
+        if last is None or last.settled or last.followed or last.history == conversation.digests:
             return None
         return Continuation(last.turn_id, _LEFT_OUT, new, None) if new else None
 
-    def _after(self, turn_id: int, said: Conversation) -> Continuation | None:
+    def _after(self, turn_id: int, conversation: Conversation) -> Continuation | None:
         """Continue this turn with what a request adds; None if the request repeats no reply."""
-        at = said.reply_at
+        at = conversation.reply_at
         if at is None:
             return None
         _, stream = self._streams.get(turn_id, (0, None))
-        return Continuation(turn_id, said.messages[at], said.messages[at + 1 :], stream)
+        return Continuation(
+            turn_id, conversation.messages[at], conversation.messages[at + 1 :], stream
+        )
 
-    def is_lost(self, session_id: int, said: Conversation) -> bool:
-        """Whether a request answers a reply whose turn is not found, although one waits for its
-        next state."""
-        at = said.reply_at
+    def is_lost(self, session_id: int, conversation: Conversation) -> bool:
+        """Return whether a request answers a reply whose turn is not found, although a turn waits
+        for its next state."""
+        at = conversation.reply_at
         turns = self._turns.latest(session_id, most=_SEARCHED) if at is not None else []
         if at is None or all(turn.settled or turn.followed for turn in turns):
             return False
-        if turns[0].history == said.digests:
+        if turns[0].history == conversation.digests:
             return False  # it was counted when it was first sent
-        reply = said.chain(at, at + 1)
+        reply = conversation.chain(at, at + 1)
         return not any(same([turn.reply_digest], reply) for turn in self._side(session_id))
 
     def _before_summary(
         self, session_id: int, turns: Sequence[LastTurn], left: Sequence[str]
     ) -> int | None:
-        """The session's last turn whose end is what compaction has left."""
+        """Return the session's last turn if its end is what compaction has left."""
         last = next((turn for turn in turns if left and ends(turn.chain, left)), None)
         if last is None or last.settled:
             return None

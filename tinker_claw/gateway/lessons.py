@@ -24,45 +24,46 @@ def with_lessons(
         as_system: False: the chat format takes no system prompt, so they open the first message
             of the user.
     """
-    text, given = lesson_text(one.text for one in lessons), list(messages)
+    text, changed = lesson_text(lesson.text for lesson in lessons), list(messages)
     if as_system:
-        at = sum(1 for _ in takewhile(lambda one: one["role"] == "system", given)) - 1
+        systems = takewhile(lambda message: message["role"] == "system", changed)
+        at = sum(1 for _ in systems) - 1
         if at < 0:
-            return [{"role": "system", "content": text}, *given]
-        parts = given[at]["content"], text
+            return [{"role": "system", "content": text}, *changed]
+        parts = changed[at]["content"], text
     else:
-        at = next((n for n, one in enumerate(given) if one["role"] == "user"), None)
+        at = next((n for n, message in enumerate(changed) if message["role"] == "user"), None)
         if at is None:
-            return given
-        opened = Joined.of([f"{text}\n\n", given[at]["content"]])  # which may hold images
-        given[at] = {**given[at], "content": opened}
-        return given
-    given[at] = {**given[at], "content": "\n\n".join(filter(None, parts))}
-    return given
+            return changed
+        opened = Joined.of([f"{text}\n\n", changed[at]["content"]])  # which may hold images
+        changed[at] = {**changed[at], "content": opened}
+        return changed
+    changed[at] = {**changed[at], "content": "\n\n".join(filter(None, parts))}
+    return changed
 
 
 class Lessons:
-    """Choice of the lessons that sessions are told."""
+    """Choice of lessons for sessions."""
 
     def __init__(self, table: LessonTable, tokens: Callable[[str], Sequence[int]]) -> None:
         """`tokens`: encodes a text as it would stand in a prompt."""
         self._table = table
         self._tokens = tokens
 
-    def told(self, session_id: int, user: str | None, version: int = 0) -> list[Lesson]:
-        """Return the lessons that a session is told, the same from its first request on.
+    def for_session(self, session_id: int, user: str | None, version: int = 0) -> list[Lesson]:
+        """Return the lessons in a session's prompts, the same from its first request on.
 
         Args:
-            user: the owner who opened the session; None: somebody else did, and nothing is told.
+            user: the owner who opened the session; None: somebody else did, and there are none.
             version: the one that answers its first message.
         """
-        known = self._table.of_session(session_id)
-        if known is None:
+        lessons = self._table.of_session(session_id)
+        if lessons is None:
             chosen = [] if user is None else self._chosen(user, version)
             for lesson in self._table.begin(session_id, chosen):
                 log.info("lesson.first_told", lesson=lesson, session=session_id)
-            known = self._table.of_session(session_id)
-        return known or []
+            lessons = self._table.of_session(session_id)
+        return lessons or []
 
     def _chosen(self, user: str, version: int) -> list[int]:
         """Return the newest lessons, as many as there is room for, the newest last."""
@@ -74,6 +75,7 @@ class Lessons:
                 continue
             if lesson.state is not State.TOLD and lesson.id in practised:
                 continue  # these weights do it untold
-            if len(self._tokens(lesson_text(one.text for one in [*chosen, lesson]))) <= MOST_TOKENS:
+            text = lesson_text(candidate.text for candidate in [*chosen, lesson])
+            if len(self._tokens(text)) <= MOST_TOKENS:
                 chosen.append(lesson)
         return [lesson.id for lesson in reversed(chosen)]

@@ -2,8 +2,8 @@
 
 Rule: a request over a limit is refused before it is read, with a Retry-After. An admitted one waits
 for a slot inside its answer, so that headers and keep-alives flow. Episodes leave slots free for
-the next person, and no user has so many that another cannot have one. Who waits is served in the
-order of asking. Between two requests that compute, the event loop polls its sockets, so that many
+the next person, and no user has so many that another cannot have one. Requests are served in the
+order of their arrival. The event loop polls its sockets between two requests that compute: many
 requests of a few milliseconds each do not block the gateway for their total time. Longer work, for
 very large requests, runs in a thread.
 """
@@ -55,7 +55,7 @@ class ComputeRounds:
     """Gives each request that computes a round of the event loop of its own."""
 
     def __init__(self) -> None:
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._whose: asyncio.Task[Any] | None = None
         """Task that computes in this round; None: none does."""
         self._thread = ThreadPoolExecutor(1, "tinker-claw-large")
@@ -68,13 +68,13 @@ class ComputeRounds:
         """
         task = asyncio.current_task()
         if self._whose is not task:
-            await self._one.acquire()
+            await self._lock.acquire()
             self._whose = task
             asyncio.get_running_loop().call_soon(self._end_round)
 
     def _end_round(self) -> None:
         self._whose = None
-        self._one.release()
+        self._lock.release()
 
     async def aside(self, compute: Callable[[], T]) -> T:
         """Run a long computation that shares no state in a thread, and return its result.
@@ -222,12 +222,12 @@ async def read_body(
 
 async def _decoded(body: bytes, coding: str, caller: Caller | None) -> bytes:
     try:
-        found = await decode(body, coding, MAX_BODY_BYTES)
+        decoded = await decode(body, coding, MAX_BODY_BYTES)
     except TooLongError as error:
         raise _too_large(MAX_BODY_BYTES) from error
-    if caller is not None and len(found) > len(body):
-        caller.limits.hold(caller, len(found) - len(body))
-    return found
+    if caller is not None and len(decoded) > len(body):
+        caller.limits.hold(caller, len(decoded) - len(body))
+    return decoded
 
 
 def _too_large(most: int) -> RequestError:

@@ -61,6 +61,6 @@ class Owners:
         if named or (user, channel) in self._strangers:
             return
         self._strangers.add((user, channel))
-        shown = [plain_line(text).replace('"', "")[:_MAX_NAME] for text in (channel, id, name)]
-        if self._turns.first_stranger(user, *shown):
-            log.warning("sender.unlisted", channel=shown[0], sender=shown[1], name=shown[2])
+        labels = [plain_line(text).replace('"', "")[:_MAX_NAME] for text in (channel, id, name)]
+        if self._turns.first_stranger(user, *labels):
+            log.warning("sender.unlisted", channel=labels[0], sender=labels[1], name=labels[2])

@@ -15,7 +15,7 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from tinker_claw.conversation.attribution import Attribute, asked, read
+from tinker_claw.conversation.attribution import Attribute, read, request_indexes
 from tinker_claw.conversation.classify import flagged
 from tinker_claw.formats.base import GenerationRequest, parts_of
 from tinker_claw.gateway.limits import ComputeRounds
@@ -32,7 +32,7 @@ from tinker_claw.privacy.marker import (
 from tinker_claw.privacy.redact import Redactor, name_digest
 from tinker_claw.served import Identity, RequestKind
 from tinker_claw.telemetry import log
-from tinker_claw.types import Kind, Message, Tool, Writer, has_note, noted
+from tinker_claw.types import Kind, Message, Tool, Writer, cached, is_cached
 from tinker_claw.why import Why
 
 TRACES = 4096
@@ -83,23 +83,23 @@ class SessionPrivacy:
         messages = request.messages
         users = (m for m in reversed(messages) if m["role"] == "user")
         markers = (_marker_by(m, named) for m in users)
-        known = self._known(user, identity)
-        found = known
+        earlier = self._stored(user, identity)
+        privacy = earlier
         if flagged(headers, "x-private"):
-            found = Privacy.PRIVATE
-        elif (told := next(filter(None, markers), None)) is not None:
-            found = told.privacy
-            if found is Privacy.PRIVATE and not told.exact and known is not found:
+            privacy = Privacy.PRIVATE
+        elif (marker := next(filter(None, markers), None)) is not None:
+            privacy = marker.privacy
+            if privacy is Privacy.PRIVATE and not marker.exact and earlier is not privacy:
                 self.near_misses += 1
                 log.warning("private.near_miss", user=user, meaning=NEAR_MISS)
         # What a side call shows of a session does not say whether that is still private. A turn of
         # a named conversation does, also where its client calls it side or asks for a version.
         own = identity.named and identity.call.kind is Kind.MAIN
-        if found and (own or identity.kind is Kind.MAIN):
-            self._remember(user, identity, found)
+        if privacy and (own or identity.kind is Kind.MAIN):
+            self._remember(user, identity, privacy)
         if identity.kind is Kind.SIDE and (
-            found
-            or any(noted(_mentions, message) for message in messages)
+            privacy
+            or any(cached(_mentions, message) for message in messages)
             # Its input may be of any session of its user, and the marker long summarised, unless
             # its key is that of the session that it is about.
             or (
@@ -108,7 +108,7 @@ class SessionPrivacy:
             )
         ):
             return Privacy.PRIVATE
-        return found
+        return privacy
 
     async def look_at(self, request: GenerationRequest) -> None:
         """Search much new text in a thread, then wait for a round of the event loop.
@@ -116,9 +116,9 @@ class SessionPrivacy:
         From then on it is known what the request holds.
         """
         held = self._held_by
-        new = (message for message in request.messages if not has_note(held, message))
+        new = (message for message in request.messages if not is_cached(held, message))
         size = sum(_EACH + len(text) for message in new for text in _texts(message))
-        tools = bool(request.tools) and not has_note(self._held_by_tools, request.tools)
+        tools = bool(request.tools) and not is_cached(self._held_by_tools, request.tools)
         if tools or size >= _LONG:
             await self.compute.aside(lambda: self.holds(request))
         await self.compute.own_round()
@@ -130,36 +130,38 @@ class SessionPrivacy:
         return await self.compute.aside(lambda: self._redactor.redact(text))
 
     def holds(self, request: GenerationRequest) -> str | None:
-        """Description of a secret or personal data found in a request, or None."""
+        """Describe a secret or personal data in a request; None: there is none."""
         stops = map(self.holds_text, request.stop)
-        messages = (noted(self._held_by, message) for message in request.messages)
-        found = next(filter(None, chain(stops, messages)), None)
-        if found or not request.tools:
-            return found
-        return noted(self._held_by_tools, request.tools)
+        messages = (cached(self._held_by, message) for message in request.messages)
+        description = next(filter(None, chain(stops, messages)), None)
+        if description or not request.tools:
+            return description
+        return cached(self._held_by_tools, request.tools)
 
     def search(
         self, request: GenerationRequest, named: Attribute
     ) -> tuple[str | None, tuple[str, ...]]:
-        """Return what a request holds in words or results, and the secrets that stood in it before
-        anybody spoke: in the system prompt, and in files that a harness puts there.
+        """Describe a secret in a request's words or results; return its other secrets, too: those
+        in the system prompt, and in files that a harness puts before the conversation.
 
         The former ends what its session teaches. The latter are in every prompt of an agent whose
         workspace has a key in it.
         """
         if self.holds(request) is None:
             return None, ()
-        before, said = _before_the_conversation(request.messages, named)
+        before, others = _before_the_conversation(request.messages, named)
         each = (self._redactor.values(text) for text in before if self.holds_text(text))
-        secrets = tuple(dict.fromkeys(one for found in each for one in found if len(one) >= _BARE))
+        secrets = tuple(
+            dict.fromkeys(value for values in each for value in values if len(value) >= _BARE)
+        )
 
         def stops(text: str) -> str | None:
-            known = any(secret in text for secret in secrets)
-            return self.holds_text(text) or (OF_THE_SYSTEM if known else None)
+            has_secret = any(secret in text for secret in secrets)
+            return self.holds_text(text) or (OF_THE_SYSTEM if has_secret else None)
 
-        holds = next(filter(None, map(stops, chain(request.stop, said))), None)
+        holds = next(filter(None, map(stops, chain(request.stop, others))), None)
         if holds is None and request.tools:
-            holds = noted(self._held_by_tools, request.tools)
+            holds = cached(self._held_by_tools, request.tools)
         return holds, secrets
 
     def _held_by(self, message: Message) -> str | None:
@@ -171,7 +173,7 @@ class SessionPrivacy:
         return self._holds((hash(packed), len(packed)), _strings(tools))
 
     def holds_text(self, text: str) -> str | None:
-        """Description of a secret or personal data found in a text, or None."""
+        """Describe a secret or personal data in a text; None: there is none."""
         return self._holds(_key(text), [text])
 
     def redact(self, text: str) -> str:
@@ -182,19 +184,19 @@ class SessionPrivacy:
         """Return a client's name for something as it may be kept, the same for the same name."""
         return name if self.holds_text(name) is None else name_digest(name)
 
-    def identity(self, found: Identity, headers: Mapping[str, str]) -> Identity:
+    def identity(self, identity: Identity, headers: Mapping[str, str]) -> Identity:
         """Return an identity that may be kept: without secrets in what the client names."""
-        name, attempt, where = self.name, found.attempt, found.surface
+        name, attempt, where = self.name, identity.attempt, identity.surface
         if attempt is not None:
-            task, group = (one and name(one) for one in (attempt.task, attempt.group))
+            task, group = (value and name(value) for value in (attempt.task, attempt.group))
             attempt = replace(attempt, task=task, group=group)
         channel = where.channel and name(where.channel)
         # The program's name is a piece of the header, which may be cut within a secret.
-        client = found.client if self.holds_text(headers.get("user-agent", "")) is None else ""
+        client = identity.client if self.holds_text(headers.get("user-agent", "")) is None else ""
         return replace(
-            found,
-            key=name(found.key),
-            reason=self.redact(found.reason),
+            identity,
+            key=name(identity.key),
+            reason=self.redact(identity.reason),
             attempt=attempt,
             surface=replace(where, because=self.redact(where.because), channel=channel),
             client=client,
@@ -208,27 +210,27 @@ class SessionPrivacy:
 
     def _holds(self, key: _Key, texts: Iterable[str]) -> str | None:
         with self._lock:
-            known = self._held.get(key)
-        if known is None:
-            known = next(filter(None, map(self._redactor.holds, texts)), "")
+            description = self._held.get(key)
+        if description is None:
+            description = next(filter(None, map(self._redactor.holds, texts)), "")
             with self._lock:
-                self._held[key] = known
-        return known or None
+                self._held[key] = description
+        return description or None
 
-    def _known(self, user: str, identity: Identity) -> Privacy:
+    def _stored(self, user: str, identity: Identity) -> Privacy:
         by_key = self._sessions.get((user, hidden(user, identity.key)), Privacy.OPEN)
         if by_key is Privacy.OPEN and identity.trace is not None:
             return self._traces.get((user, identity.trace), Privacy.OPEN)
         return by_key
 
-    def _remember(self, user: str, identity: Identity, found: Privacy) -> None:
+    def _remember(self, user: str, identity: Identity, privacy: Privacy) -> None:
         if identity.trace is not None:
-            self._traces[user, identity.trace] = found
+            self._traces[user, identity.trace] = privacy
         name = (user, hidden(user, identity.key))
-        if identity.named and self._sessions.get(name) is not found:
+        if identity.named and self._sessions.get(name) is not privacy:
             # Stored, so that it outlives restarts and compactions; nothing else is stored.
-            self._turns.mark_private(user, identity.key, found)
-            self._sessions[name] = found
+            self._turns.mark_private(user, identity.key, privacy)
+            self._sessions[name] = privacy
 
 
 def without(text: str, secrets: Iterable[str]) -> str:
@@ -250,12 +252,12 @@ def _before_the_conversation(
     messages: Sequence[Message], named: Attribute
 ) -> tuple[list[str], list[str]]:
     """Return the texts that stand before the conversation, and all others."""
-    before, said, opening = list[str](), list[str](), True
-    first = next(iter(asked(messages)), 0)
+    before, others, opening = list[str](), list[str](), True
+    first = next(iter(request_indexes(messages)), 0)
     for at, message in enumerate(messages):
         opening = opening and message["role"] in ("system", "user") and at <= first
         if not opening:
-            said += _texts(message)
+            others += _texts(message)
         elif message["role"] == "system":
             before.append(message["content"])
         else:
@@ -264,8 +266,8 @@ def _before_the_conversation(
                 if piece.writer is Writer.HARNESS:
                     before.append(piece.text)
                     rest = rest.replace(piece.text, "\n", 1)
-            said.append(rest)
-    return before, said
+            others.append(rest)
+    return before, others
 
 
 def _texts(message: Message) -> Iterator[str]:
@@ -277,42 +279,42 @@ def _texts(message: Message) -> Iterator[str]:
 
 
 def _mentions(message: Message) -> bool:
-    """Whether a transcript in a side call may hold the marker; cached on the message."""
+    """Return whether a transcript in a side call may hold the marker; cached on the message."""
     return mentioned(parts_of(message["content"]))
 
 
 def note_marks(message: Message) -> None:
-    """Find out what a message says of privacy; cached on it."""
+    """Search a message for marks of privacy; cached on it."""
     if message["role"] == "user":
-        noted(_marker, message)
-    noted(_mentions, message)
+        cached(_marker, message)
+    cached(_mentions, message)
 
 
 def _marker_by(message: Message, named: Attribute) -> Marker | None:
-    """The newest marker in a user's message. What ends privacy counts from an owner only."""
-    found = noted(_marker, message)
-    if found is None or found.privacy is not Privacy.AFTER:
-        return found
+    """Return the newest marker in a user's message; only an owner's may end privacy."""
+    marker = cached(_marker, message)
+    if marker is None or marker.privacy is not Privacy.AFTER:
+        return marker
     writers = {piece.writer for piece in named(message)}
     if Writer.OWNER not in writers:
-        return marked(said for said in read(message).sayings if not ends(said))
-    return found
+        return marked(text for text in read(message).sayings if not ends(text))
+    return marker
 
 
 def _marker(message: Message) -> Marker | None:
-    """The newest marker in a user's message, whoever wrote it; cached on it."""
+    """Return the newest marker in a user's message, by any writer; cached on it."""
     return marked(read(message).sayings) if may_mark(message["content"]) else None
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every text in a value, names included; a stack, because tools may be deep."""
+    """Yield every text in a value, names included; with a stack, because tools may be deep."""
     stack: list[Any] = [value]
     while stack:
-        one = stack.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, Mapping):
-            stack.extend(one.keys())
-            stack.extend(one.values())
-        elif isinstance(one, list | tuple):
-            stack.extend(one)
+        item = stack.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, Mapping):
+            stack.extend(item.keys())
+            stack.extend(item.values())
+        elif isinstance(item, list | tuple):
+            stack.extend(item)

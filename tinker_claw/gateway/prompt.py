@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tinker_claw.conversation.attribution import last_asked
+from tinker_claw.conversation.attribution import last_request_index
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest
 from tinker_claw.gateway.deps import GatewayDeps
@@ -21,7 +21,7 @@ from tinker_claw.gateway.index import Continuation
 from tinker_claw.gateway.limits import no_room
 from tinker_claw.images import images_in
 from tinker_claw.served import Prompt
-from tinker_claw.types import Message, noted
+from tinker_claw.types import Message, cached
 
 
 async def build_prompt(
@@ -29,7 +29,7 @@ async def build_prompt(
     request: GenerationRequest,
     link: Continuation | None,
     *,
-    told: GenerationRequest | None = None,
+    lesson_request: GenerationRequest | None = None,
     lessons: Sequence[int] = (),
     forget: bool,
     large: bool,
@@ -38,8 +38,8 @@ async def build_prompt(
     request is the exact extension of the sampled stream where that holds, else a full render.
 
     Args:
-        told: the request with lessons in it; None: there are none.
-        lessons: their ids.
+        lesson_request: the request with lessons in it; None: there are none.
+        lessons: ids of those lessons.
         forget: keep nothing of it in memory that was new.
         large: it is built in a thread.
 
@@ -49,13 +49,13 @@ async def build_prompt(
     """
     begun = _begun(deps, request)
     await deps.compute.own_round()
-    extended = partial(_extended, deps, told or request, link)
+    extended = partial(_extended, deps, lesson_request or request, link)
     prompt = await deps.compute.aside(extended) if large else extended()
     if prompt is None:
         rendered = partial(_rendered, deps, forget=forget, large=large)
         prompt = await rendered(request)
-        if told is not None:
-            longer = await rendered(told)
+        if lesson_request is not None:
+            longer = await rendered(lesson_request)
             if len(longer.tokens) < deps.can.context_tokens:
                 prompt = longer.telling(lessons, prompt)
     return prompt.followed_by(begun) if begun else prompt
@@ -67,7 +67,7 @@ async def _rendered(
     return await deps.renderer.prompt_aside(
         request.messages,
         request.tools,
-        hint_message=last_asked(request.messages),
+        hint_message=last_request_index(request.messages),
         switches=request.switches,
         remembers=not forget,
         large=large,
@@ -115,7 +115,7 @@ def _extended(
         return None
     if len(images_in(messages[:first_new])) != len(link.stream.images):
         return None  # a text looks like the line of an image
-    at = last_asked(messages)
+    at = last_request_index(messages)
     said_since = at is not None and at >= first_new
     extended = deps.renderer.extend(
         link.stream.prompt,
@@ -129,7 +129,7 @@ def _extended(
         return None
     hint_at = extended.hint_at if said_since else link.stream.hint_at
     images = (*link.stream.images, *extended.images)
-    return replace(extended, hint_at=hint_at, told=link.stream.told, images=images)
+    return replace(extended, hint_at=hint_at, lesson_block=link.stream.lesson_block, images=images)
 
 
 def new_messages(messages: Sequence[Message]) -> Sequence[Message]:
@@ -146,10 +146,10 @@ def exact_digest(
     """Digest of everything that a prompt is rendered from, without any normalisation."""
     digest = hashlib.sha256(json.dumps([len(messages), list(switches)]).encode())
     for message in messages:
-        digest.update(noted(_written, message))
-    digest.update(noted(_written, tools))
+        digest.update(cached(_written, message))
+    digest.update(cached(_written, tools))
     return digest.hexdigest()
 
 
-def _written(said: Any) -> bytes:
-    return hashlib.sha256(json.dumps(said).encode()).digest()
+def _written(value: Any) -> bytes:
+    return hashlib.sha256(json.dumps(value).encode()).digest()

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from tinker_claw.conversation.attribution import attached_to, newest_asked, read
+from tinker_claw.conversation.attribution import attached_to, newest_request, read
 from tinker_claw.conversation.history import digest
 from tinker_claw.errors import ContextLengthError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, Route, parts_of
-from tinker_claw.formats.body import shown, without_halves
+from tinker_claw.formats.body import shorten_name, without_halves
 from tinker_claw.formats.parts import READS_TEXT, UNREAD, without_images
 from tinker_claw.gateway.deps import HALF, GatewayDeps
 from tinker_claw.gateway.limits import ALWAYS_READ, CHARS_PER_TOKEN, Caller, hopeless
@@ -25,7 +25,7 @@ from tinker_claw.images import Image, images_in, placed
 from tinker_claw.render.format import ASKED, SOUGHT
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.switches import Switches
-from tinker_claw.types import KnownMessage, Message, Tool, has_note, noted
+from tinker_claw.types import KnownMessage, Message, Tool, cached, is_cached
 
 _LARGE = 200_000
 """Bytes of a body that is read and rendered in a thread: on the event loop it would take 5 ms."""
@@ -48,7 +48,7 @@ BEGUN = (
 
 
 def is_large(body: bytes) -> bool:
-    """Whether reading or rendering a request takes so long that a thread does it."""
+    """Return whether reading or rendering a request takes so long that a thread does it."""
     return len(body) >= _LARGE or body.count(b"{") >= _MANY
 
 
@@ -64,11 +64,11 @@ async def parse(
 
     def parsed() -> tuple[GenerationRequest, bool]:
         body = without_halves(sent)
-        found = wire.parse(body, route, caller.user)
-        _check_shown(deps.renderer, found)
-        _refuse_hopeless(found, deps.can.context_tokens)
-        newest_asked(found.messages)  # reads the newest messages here, for all that ask later
-        return found, body != sent
+        request = wire.parse(body, route, caller.user)
+        _check_shown(deps.renderer, request)
+        _refuse_hopeless(request, deps.can.context_tokens)
+        newest_request(request.messages)  # reads the newest messages here, for all that ask later
+        return request, body != sent
 
     if large:
         request, mended = await deps.compute.aside(parsed)
@@ -85,22 +85,22 @@ async def parse(
 
 def _switches(deps: GatewayDeps, request: GenerationRequest) -> Switches:
     """The switches of a request's prompt; notes where --thinking does otherwise than it asks."""
-    asked, decides = (request.template, request.reasoning_effort), deps.settings.thinking
-    found = deps.renderer.thinking.switches(*asked, request.effort_at, decides)
-    if deps.renderer.thinking.overrules(*asked, decides):
+    client_choice, decides = (request.template, request.reasoning_effort), deps.settings.thinking
+    switches = deps.renderer.thinking.switches(*client_choice, request.effort_at, decides)
+    if deps.renderer.thinking.overrules(*client_choice, decides):
         deps.left_out.note([f"thinking: as --thinking {decides} says, whatever a client asks"])
-    return found
+    return switches
 
 
 async def _read_ahead(deps: GatewayDeps, request: GenerationRequest) -> None:
     """Read many new messages in a thread, so that all that follows finds them read."""
-    new = [message for message in request.messages if not has_note(digest, message)]
+    new = [message for message in request.messages if not is_cached(digest, message)]
     if sum(map(_reading_costs, new)) < _UNREAD:
         return
 
     def read_them() -> None:
         for message in new:
-            noted(digest, message)
+            cached(digest, message)
             note_marks(message)
             if message["role"] == "user":
                 _ = read(message).odd
@@ -111,7 +111,7 @@ async def _read_ahead(deps: GatewayDeps, request: GenerationRequest) -> None:
 
 
 def _reading_costs(message: Message) -> int:
-    """How long reading a message takes, in characters."""
+    """Estimate the cost of reading a message, in characters."""
     pieces = len(parts_of(message["content"])) + len(message.get("tool_calls", ()))
     return _EACH * pieces + len(message["content"])
 
@@ -124,23 +124,23 @@ async def _look(deps: GatewayDeps, user: str, request: GenerationRequest) -> tup
         RequestError: the user has just sent what cannot be shown.
     """
     messages = request.messages
-    asked = newest_asked(messages)
+    newest = newest_request(messages)
 
     def refuse(digest: str, error: RequestError) -> None:
-        if asked is not None and _just_sent(deps, user, digest, asked):
-            at = next(n for n in reversed(range(len(messages))) if messages[n] is asked)
+        if newest is not None and _just_sent(deps, user, digest, newest):
+            at = next(n for n in reversed(range(len(messages))) if messages[n] is newest)
             raise _moved(error, request.place(at))
 
-    for part in attached_to(asked) if asked else ():
+    for part in attached_to(newest) if newest else ():
         if part.refusal is not None:
             refuse(part.refusal.digest, part.refusal.error)
-    images, theirs = images_in(messages), images_in([asked] if asked else [])
+    images, theirs = images_in(messages), images_in([newest] if newest else [])
     if not images:
         return tuple(messages)
     if (blind := blind_because(deps)) is not None:
         for image in theirs:
             refuse(image.digest, image.wrong(blind))
-        return tuple(noted(_unseen, m) if placed(m["content"]) else m for m in messages)
+        return tuple(cached(_unseen, m) if placed(m["content"]) else m for m in messages)
     unfit = await _unfit(deps, images)
     for image in theirs:
         if image in unfit:
@@ -165,8 +165,11 @@ def _moved(error: RequestError, place: str) -> RequestError:
 
 
 def _just_sent(deps: GatewayDeps, user: str, digest: str, message: Message) -> bool:
-    """Whether a user sends this with no other message before. An agent may put a message that was
-    refused into one with the user's next words, which would be refused for ever."""
+    """Return whether a user sends this with no other message before.
+
+    An agent may put a message that was refused into one with the user's next words, which would be
+    refused for ever.
+    """
     words = hash(message["content"])
     return deps.refused.setdefault((user, digest), words) == words
 
@@ -175,14 +178,14 @@ async def _unfit(deps: GatewayDeps, images: Sequence[Image]) -> Mapping[Image, R
     """Decode images; return those that the model cannot be shown, and why."""
     eyes = deps.renderer.eyes
     assert eyes is not None
-    unfit, taken = dict[Image, RequestError](), 0
+    unfit, token_count = dict[Image, RequestError](), 0
     for image in images:  # before one is decoded: there may be many
         try:
-            taken += eyes.tokens(image)
+            token_count += eyes.tokens(image)
         except RequestError as error:
             unfit[image] = error
-    if taken >= deps.can.context_tokens:
-        raise ContextLengthError(taken, 1, deps.can.context_tokens)
+    if token_count >= deps.can.context_tokens:
+        raise ContextLengthError(token_count, 1, deps.can.context_tokens)
 
     def decode() -> None:
         for image in images:
@@ -206,7 +209,7 @@ def _without(message: Message, whys: Callable[[Image], str | None]) -> Message:
 
 
 def blind_because(deps: GatewayDeps) -> str | None:
-    """Why images cannot be shown to the model, as the rest of a sentence; None: they can."""
+    """Return why images cannot be shown to the model, as the rest of a sentence; None: they can."""
     if deps.settings.images == "off":
         return "is an image, and images are switched off here (--images off)"
     if deps.renderer.eyes is None:
@@ -226,8 +229,8 @@ def _refuse_hopeless(request: GenerationRequest, context_tokens: int) -> None:
     """Refuse a prompt that cannot fit before it is rendered, which takes seconds. What the model is
     shown as a line (images, packed documents) is counted as that."""
     most = max(ALWAYS_READ, CHARS_PER_TOKEN * context_tokens)
-    said = sum(_said_chars(message) for message in request.messages)
-    if said > most or noted(_written_chars, request.tools) > most:
+    chars = sum(_said_chars(message) for message in request.messages)
+    if chars > most or cached(_written_chars, request.tools) > most:
         raise hopeless(context_tokens)
 
 
@@ -250,7 +253,7 @@ def _check_shown(renderer: Renderer, request: GenerationRequest) -> None:
                 at = f"{at}.role"
             raise RequestError(
                 f"{at}: this model's chat format shows no content of messages whose role is "
-                f"{shown(role)!r}; put it into the content of a user's.",
+                f"{shorten_name(role)!r}; put it into the content of a user's.",
                 param=at,
             )
 
@@ -265,6 +268,6 @@ def _shows(renderer: Renderer, role: str) -> bool:
         for text in ("Ann", "Zoe")
     )
     try:
-        return len({renderer.prompt(one).tokens for one in both}) > 1
+        return len({renderer.prompt(messages).tokens for messages in both}) > 1
     except RequestError:  # the request's own prompt says what of its content is refused
         return True

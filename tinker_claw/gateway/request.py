@@ -19,17 +19,17 @@ from tinker_claw.conversation.attribution import (
     asked_by,
     attribute,
     carried,
-    last_said,
+    newest_message_with_words,
     read,
     shows_own,
     without_volatile,
 )
 from tinker_claw.conversation.classify import identify
-from tinker_claw.conversation.history import Conversation, heard
+from tinker_claw.conversation.history import Conversation, find_next_state
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
-from tinker_claw.formats.body import shown
+from tinker_claw.formats.body import shorten_name
 from tinker_claw.gateway import always
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.feedback import record
@@ -93,7 +93,7 @@ class Job:
 
     @property
     def untrained_because(self) -> str | None:
-        """Why this turn cannot be trained on, as far as the request tells."""
+        """Reason why this turn cannot be trained on, as far as the request tells."""
         who = self.place.identity
         if who.kind is Kind.SIDE:
             return Why.SIDE.says(who.reason)
@@ -110,8 +110,8 @@ class Job:
     @property
     def images(self) -> Images:
         """The images in its prompt."""
-        shown = zip(self.prompt.images, images_in(self.request.messages), strict=True)
-        return tuple(PlacedImage(*at, image.clean(), image.format) for at, image in shown)
+        pairs = zip(self.prompt.images, images_in(self.request.messages), strict=True)
+        return tuple(PlacedImage(*at, image.clean(), image.format) for at, image in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,31 +152,31 @@ async def admit(
     request, command = _without_commands(request, identity, named)
     privacy = deps.privacy.privacy(user, identity, headers, request, named)
     large = is_large(body)
-    asked = _Incoming(request, user, identity, named, privacy, started, large)
-    place, link, told = Place(identity), None, list[Lesson]()
+    incoming = _Incoming(request, user, identity, named, privacy, started, large)
+    place, link, lessons = Place(identity), None, list[Lesson]()
     unasked = always.PRIVATE if command and command.alone else None
     if privacy is not Privacy.PRIVATE:
-        await _remember(deps, wire, asked)
-        asked = await _without_secrets(deps, asked, headers)
+        await _remember(deps, wire, incoming)
+        incoming = await _without_secrets(deps, incoming, headers)
         if not pinned:
             answers = deps.policy.current
             version, sampler = answers.version.id, answers.sampler
-        place, link = await _place(deps, asked)
-        if link is None and _rates_nothing(deps, asked, place):
+        place, link = await _place(deps, incoming)
+        if link is None and _rates_nothing(deps, incoming, place):
             unasked = NOTHING_TO_RATE
         else:
-            told = _lessons(deps, asked, place, version)
+            lessons = _lessons(deps, incoming, place, version)
         if command is not None and privacy is Privacy.OPEN:
             # Behind the choice for this session: it holds from the next one on.
             held = await always.hold(deps, user, place.session_id, command)
             unasked = held if command.alone else None
         if link is not None and unasked is None:
             # Before the prompt: what the user said counts even when it does not fit the context.
-            await _attach(deps, asked, link, place)
-    forget, sampled = privacy is not Privacy.OPEN, _telling(deps, request, told)
-    lessons = [lesson.id for lesson in told]
+            await _attach(deps, incoming, link, place)
+    forget, sampled = privacy is not Privacy.OPEN, _telling(deps, request, lessons)
+    lesson_ids = [lesson.id for lesson in lessons]
     prompt = await build_prompt(
-        deps, request, link, told=sampled, lessons=lessons, forget=forget, large=large
+        deps, request, link, lesson_request=sampled, lessons=lesson_ids, forget=forget, large=large
     )
     params = await _params(deps, request, prompt, identity)
     fit = identity.kind is Kind.MAIN and (place.pictured or params.unfit_because()) is None
@@ -211,19 +211,19 @@ def _telling(
     """Return the request with lessons in it; None: there are none."""
     if not lessons:
         return None
-    said = with_lessons(request.messages, lessons, as_system=deps.renderer.takes_system)
-    return replace(request, messages=said)
+    messages = with_lessons(request.messages, lessons, as_system=deps.renderer.takes_system)
+    return replace(request, messages=messages)
 
 
-def _rates_nothing(deps: GatewayDeps, asked: _Incoming, place: Place) -> bool:
-    """Whether an owner rates although no reply of the model is there."""
-    if asked.privacy is not Privacy.OPEN or not _is_owners(place):
+def _rates_nothing(deps: GatewayDeps, incoming: _Incoming, place: Place) -> bool:
+    """Return whether an owner rates although no reply of the model is there."""
+    if incoming.privacy is not Privacy.OPEN or not _is_owners(place):
         return False
-    if asked.identity.kind is not Kind.MAIN or outright(place.text) is None:
+    if incoming.identity.kind is not Kind.MAIN or outright(place.text) is None:
         return False
-    kept = without_volatile(asked.request.messages)
-    replies = [one for one in kept if one["role"] not in ("system", "developer", "user")]
-    if any(one["content"] != NOTHING_TO_RATE for one in replies):
+    kept = without_volatile(incoming.request.messages)
+    replies = [m for m in kept if m["role"] not in ("system", "developer", "user")]
+    if any(reply["content"] != NOTHING_TO_RATE for reply in replies):
         return False
     return not deps.ledger.turns.latest(place.session_id, most=1)
 
@@ -240,52 +240,53 @@ def _writers(
     )
 
 
-async def _remember(deps: GatewayDeps, wire: Format, asked: _Incoming) -> None:
-    """Cache what may be sent again, and find out what secrets the request holds."""
-    if asked.privacy is Privacy.OPEN and asked.large:
-        await deps.compute.aside(partial(wire.remember, asked.request, asked.user))
-    elif asked.privacy is Privacy.OPEN:
-        wire.remember(asked.request, asked.user)
-    await deps.privacy.look_at(asked.request)
+async def _remember(deps: GatewayDeps, wire: Format, incoming: _Incoming) -> None:
+    """Cache what may be sent again, and search the request for secrets."""
+    if incoming.privacy is Privacy.OPEN and incoming.large:
+        await deps.compute.aside(partial(wire.remember, incoming.request, incoming.user))
+    elif incoming.privacy is Privacy.OPEN:
+        wire.remember(incoming.request, incoming.user)
+    await deps.privacy.look_at(incoming.request)
 
 
 async def _without_secrets(
-    deps: GatewayDeps, asked: _Incoming, headers: Mapping[str, str]
+    deps: GatewayDeps, incoming: _Incoming, headers: Mapping[str, str]
 ) -> _Incoming:
     """Name the session without the secrets that its first messages hold: its key is a digest of
     those."""
-    identity = asked.identity
-    if identity.named or deps.privacy.holds(asked.request) is None:
-        return asked
-    opening = await deps.privacy.redacted(asked.request)
-    return replace(asked, identity=replace(identity, key=identify(opening, headers).key))
+    identity = incoming.identity
+    if identity.named or deps.privacy.holds(incoming.request) is None:
+        return incoming
+    opening = await deps.privacy.redacted(incoming.request)
+    return replace(incoming, identity=replace(identity, key=identify(opening, headers).key))
 
 
-def _lessons(deps: GatewayDeps, asked: _Incoming, place: Place, version: int) -> list[Lesson]:
-    """The lessons that the session is told."""
+def _lessons(deps: GatewayDeps, incoming: _Incoming, place: Place, version: int) -> list[Lesson]:
+    """Return the lessons in the session's prompts."""
     # What was said in private is not known, and might be taken for something else.
-    known = asked.privacy is Privacy.OPEN
-    if not known or deps.lessons is None or asked.identity.kind is not Kind.MAIN:
+    is_open = incoming.privacy is Privacy.OPEN
+    if not is_open or deps.lessons is None or incoming.identity.kind is not Kind.MAIN:
         return []
-    opener = asked.user if _is_owners(place) else None
-    return deps.lessons.told(place.session_id, opener, version)
+    opener = incoming.user if _is_owners(place) else None
+    return deps.lessons.for_session(place.session_id, opener, version)
 
 
-def _pictured(deps: GatewayDeps, asked: _Incoming) -> str | None:
-    """Why nothing after a request's images is trained; None: it is, or there are none."""
-    shown = [one for one in asked.request.messages if placed(one["content"])]
-    if shown and deps.settings.images != "train":
+def _pictured(deps: GatewayDeps, incoming: _Incoming) -> str | None:
+    """Return why nothing after a request's images is trained; None: it is, or there are none."""
+    with_images = [message for message in incoming.request.messages if placed(message["content"])]
+    if with_images and deps.settings.images != "train":
         return PICTURED
-    return None if all(shows_own(one, asked.named(one)) for one in shown) else NOT_THEIRS
+    own = all(shows_own(message, incoming.named(message)) for message in with_images)
+    return None if own else NOT_THEIRS
 
 
 def _is_owners(place: Place) -> bool:
-    """Whether an owner of the gateway opens a conversation of their own with this request."""
+    """Return whether an owner of the gateway opens a conversation of their own here."""
     return place.asked_by is Writer.OWNER and _is_personal(place.identity)
 
 
 def _is_personal(who: Identity) -> bool:
-    """Whether a conversation is one person's, and no task that is tried."""
+    """Return whether a conversation is one person's, and no attempt at a task."""
     tried = who.episode or (who.attempt is not None and who.attempt.group is not None)
     return not (tried or who.surface.group)
 
@@ -305,23 +306,25 @@ def _identify(
     return identity
 
 
-async def _place(deps: GatewayDeps, asked: _Incoming) -> tuple[Place, Continuation | None]:
+async def _place(deps: GatewayDeps, incoming: _Incoming) -> tuple[Place, Continuation | None]:
     """Return the request's place in its conversation, and the turn that it continues."""
-    request, identity, known = asked.request, asked.identity, asked.privacy is Privacy.OPEN
-    session_id = deps.index.session(asked.user, identity)
+    request, identity = incoming.request, incoming.identity
+    is_open = incoming.privacy is Privacy.OPEN
+    session_id = deps.index.session(incoming.user, identity)
     conversed = partial(Conversation.of, request.messages)
-    conversation = await deps.compute.aside(conversed) if asked.large else conversed()
+    conversation = await deps.compute.aside(conversed) if incoming.large else conversed()
     link, lost = None, False
-    if known:
+    if is_open:
         session_id = deps.index.anew(session_id, identity, conversation)
     if identity.kind is Kind.MAIN:
-        link = deps.index.find(session_id, conversation, compacted=known)
-        if link is None and known:
+        link = deps.index.find(session_id, conversation, compacted=is_open)
+        if link is None and is_open:
             lost = deps.index.is_lost(session_id, conversation)
-    last = last_said(request.messages)
+    last = newest_message_with_words(request.messages)
     new = new_messages(request.messages)
-    holds, secrets = deps.privacy.search(request, asked.named)
+    holds, secrets = deps.privacy.search(request, incoming.named)
     text = await deps.privacy.redact_any(read(last).words) if last else ""
+    voices = [await _kept(deps, piece) for message in new for piece in incoming.named(message)]
     place = Place(
         identity,
         session_id,
@@ -330,9 +333,9 @@ async def _place(deps: GatewayDeps, asked: _Incoming) -> tuple[Place, Continuati
         holds=holds,
         secrets=secrets,
         lost=lost,
-        voices=tuple([await _kept(deps, one) for message in new for one in asked.named(message)]),
-        asked_by=asked_by(asked.named(last)) if last else Writer.OWNER,
-        pictured=_pictured(deps, asked),
+        voices=tuple(voices),
+        asked_by=asked_by(incoming.named(last)) if last else Writer.OWNER,
+        pictured=_pictured(deps, incoming),
     )
     return place, link
 
@@ -388,8 +391,8 @@ async def choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
             pass
     newest = deps.policy.newest.version.id
     raise RequestError(
-        f"The model {shown(model)!r} is not served here; ask for {deps.served_name!r}, or for a "
-        f"version of it, of which {deps.served_name}@v{newest} is the newest. "
+        f"The model {shorten_name(model)!r} is not served here; ask for {deps.served_name!r}, or "
+        f"for a version of it, of which {deps.served_name}@v{newest} is the newest. "
         "--models gives it other names.",
         status=HTTPStatus.NOT_FOUND,
         code="model_not_found",
@@ -397,31 +400,33 @@ async def choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
     )
 
 
-async def _attach(deps: GatewayDeps, asked: _Incoming, link: Continuation, place: Place) -> None:
+async def _attach(deps: GatewayDeps, incoming: _Incoming, link: Continuation, place: Place) -> None:
     """Record the request as the next state, or a rating, of the turn before it."""
-    found = heard(link.new, asked.named, link.reply, others=deps.settings.chats.others_judge)
-    if found.unknown:
+    others = deps.settings.chats.others_judge
+    followup = find_next_state(link.new, incoming.named, link.reply, others=others)
+    if followup.unknown:
         deps.ledger.turns.stop_waiting(link.turn_id)
-    state = found.state
+    state = followup.state
     if state is None:
         return
-    said = outright(state.text) if state.role == "user" else None
+    verdict = outright(state.text) if state.role == "user" else None
 
     async def redact(text: str) -> str:
         return without(await deps.privacy.redact_any(text), place.secrets)
 
     beside = [(writer, await redact(text)) for writer, text in state.beside]
     state = replace(state, text=await redact(state.text), beside=tuple(beside))
-    reason = await redact(said.reason[:LONGEST_TEXT]) if said else ""
-    if deps.index.has_forgotten(place.session_id, asked.started):  # while its words were searched
+    reason = await redact(verdict.reason[:LONGEST_TEXT]) if verdict else ""
+    # While its words were searched.
+    if deps.index.has_forgotten(place.session_id, incoming.started):
         return
-    if said is not None:
+    if verdict is not None:
         # Before the next state, which would go to the judge. Agents retry requests, so it has a
         # key; no client's key begins with a newline.
         short = hashlib.sha256(reason.encode()).hexdigest()[:16]
-        name = f"\nmessage after turn {link.turn_id}: {said.score} {short}"
-        feedback = Feedback(float(said.score), reason, key=name)
-        record(deps, asked.user, About("turn", link.turn_id), feedback)
+        name = f"\nmessage after turn {link.turn_id}: {verdict.score} {short}"
+        feedback = Feedback(float(verdict.score), reason, key=name)
+        record(deps, incoming.user, About("turn", link.turn_id), feedback)
     if deps.ledger.turns.add_next_state(link.turn_id, state):
         deps.on_next_state()
 
@@ -434,14 +439,14 @@ async def _params(
     Raises:
         ContextLengthError: not even one token of a reply fits.
     """
-    asked = request.max_tokens or deps.settings.max_reply_tokens
+    reply_tokens = request.max_tokens or deps.settings.max_reply_tokens
     left = deps.can.context_tokens - len(prompt.tokens)
     if left < 1:
         await refuse_without_room(deps, request)
-        raise ContextLengthError(len(prompt.tokens), asked, deps.can.context_tokens)
+        raise ContextLengthError(len(prompt.tokens), reply_tokens, deps.can.context_tokens)
     params = SamplingParams(
         # Agents always ask for the same limit; near the end of the context less is left.
-        max_tokens=min(asked, left),
+        max_tokens=min(reply_tokens, left),
         temperature=request.temperature,
         top_p=request.top_p,
         top_k=request.top_k,

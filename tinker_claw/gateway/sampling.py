@@ -1,8 +1,8 @@
 """Sample the tokens of one reply, with retries and stand-ins.
 
 Rule: agents rewrite the user's message when they retry themselves, so failures are retried here. A
-reply that breaks off is continued from the prompt and all that was sampled, so no token is drawn
-twice and the client sees one reply. The versions that sampled are recorded.
+reply that breaks off is continued from the prompt and all that was sampled: no token is drawn
+twice, and the client sees one reply. The versions that sampled are recorded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Sampling:
         self._tokens: list[int] = []
         self._token_at = 0.0
         """time.monotonic() of the last token."""
-        self._asked: StandIn | None = None
+        self._stand_in: StandIn | None = None
         """Stand-in that samples now; None: the job's own version."""
         self._gave: list[StandIn | None] = []
         """What has sampled tokens, in order; None: the job's own version."""
@@ -47,11 +47,11 @@ class Sampling:
 
     @property
     def begun(self) -> bool:
-        """Whether a token has been sampled."""
+        """Return whether a token has been sampled."""
         return bool(self._tokens)
 
     def unfit_because(self) -> str | None:
-        """Why the tokens are not those of one version of the policy; None: they are."""
+        """Return why the tokens are not those of one version of the policy; None: they are."""
         names = [f"v{self._job.version}" if s is None else s.name for s in self._gave]
         if len(names) > 1:
             return Why.TWO_POLICIES.says(" and ".join(names))
@@ -97,7 +97,7 @@ class Sampling:
                 return
 
     def _is_refused(self) -> bool:
-        """Whether the version is known to refuse every request."""
+        """Return whether the version is known to refuse every request."""
         refused = self._serving.outages.refused
         return refused is not None and refused.ref == self._job.sampler.ref
 
@@ -126,7 +126,7 @@ class Sampling:
         if self._pinned:
             return False  # a version by name: another one's answer would be a wrong answer
         for stand_in in self._serving.stand_ins(job.version):
-            self._asked, self.version = stand_in, stand_in.version
+            self._stand_in, self.version = stand_in, stand_in.version
             self.fallback = f"v{job.version} failed: {error}"
             limit_s = self._serving.stand_in_s if isinstance(error, OutageError) else None
             try:
@@ -134,8 +134,8 @@ class Sampling:
             except (BackendError, RequestError, TimeoutError) as failure:
                 if self._over():
                     return True
-                said = f"{type(failure).__name__}: {failure}"
-                log.warning("fallback.failed", by=stand_in.name, error=said)
+                cause = f"{type(failure).__name__}: {failure}"
+                log.warning("fallback.failed", by=stand_in.name, error=cause)
                 continue
             log.warning("fallback.answered", version=job.version, by=stand_in.name)
             self._refused(error, stand_in.name)
@@ -148,11 +148,11 @@ class Sampling:
         try:
             async with asyncio.timeout(limit_s) as clock:
 
-                async def taken(chunk: TokenChunk) -> bool:
+                async def take_chunk(chunk: TokenChunk) -> bool:
                     clock.reschedule(None)
                     return await take(chunk)
 
-                await self._attempt(await stand_in.open(), taken)
+                await self._attempt(await stand_in.open(), take_chunk)
         except LookupError as error:
             raise SamplerError(f"There is no version {stand_in.version}.") from error
 
@@ -164,8 +164,8 @@ class Sampling:
                 if chunk.tokens:
                     self._tokens.extend(chunk.tokens)
                     self._token_at = time.monotonic()
-                    if not self._gave or self._gave[-1] is not self._asked:
-                        self._gave.append(self._asked)
+                    if not self._gave or self._gave[-1] is not self._stand_in:
+                        self._gave.append(self._stand_in)
                 if not await take(chunk):
                     return
         finally:
@@ -194,7 +194,7 @@ class Sampling:
         return (*prompt, *self._tokens), rest
 
     def _over(self) -> bool:
-        """Whether nothing is left to sample, even without an end from the sampler."""
+        """Return whether nothing is left to sample, even without an end from the sampler."""
         if not self._chunks or self._chunks[-1].stop_reason is not None:
             return bool(self._chunks)
         reason = None

@@ -1,4 +1,4 @@
-"""What stands before the routes of the wires: paths as clients write them, and origins of apps.
+"""Middleware before the routes of the wires: paths as clients write them, and origins of apps.
 
 Rule: an origin is allowed by name, on the paths of wire formats only, and to who sends a key. It is
 answered by its name, never by `*`, and no browser is asked for credentials of its own.
@@ -77,11 +77,11 @@ def _open_to(origin: str) -> dict[str, str]:
 
 def _preflight(scope: Scope, origin: str) -> Response:
     """Answer a browser's question whether a page of this origin may send a request."""
-    asked = Headers(scope=scope).get(_ASKS_FOR, "")
+    requested = Headers(scope=scope).get(_ASKS_FOR, "")
     headers = {
         "access-control-allow-methods": "GET, POST",
         "access-control-max-age": str(_LASTS_S),
     }
-    if _NAMES.fullmatch(asked):
-        headers["access-control-allow-headers"] = asked
+    if _NAMES.fullmatch(requested):
+        headers["access-control-allow-headers"] = requested
     return Response(status_code=204, headers=_open_to(origin) | headers)

@@ -78,10 +78,10 @@ class LessonReplies:
         messages = list[FirstMessage]()
         for turn_id in turn_ids:
             turn = self._parts.ledger.turns.get(turn_id)
-            prompt = turn.told.without(turn.prompt) if turn.told else turn.prompt
-            if turn.told and turn.hint_at is not None:
+            prompt = turn.lesson_block.without(turn.prompt) if turn.lesson_block else turn.prompt
+            if turn.lesson_block and turn.hint_at is not None:
                 moved = turn.hint_at + len(prompt) - len(turn.prompt)
-                turn = replace(turn, prompt=prompt, hint_at=moved, told=None)
+                turn = replace(turn, prompt=prompt, hint_at=moved, lesson_block=None)
             longer = self._renderer.with_system_text(prompt, text)
             room = self._context_tokens - self._most_tokens(turn)
             if longer is not None and len(longer) <= room:

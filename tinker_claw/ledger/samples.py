@@ -258,7 +258,7 @@ def _sample(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Sample
         judge=row["judge"],
         weight=row["weight"],
         user=row["user"],
-        told=told_of(row),
+        lesson_block=told_of(row),
         images=images,
     )
 

@@ -38,10 +38,10 @@ from tinker_claw.types import (
     Completion,
     Images,
     Kind,
+    LessonBlock,
     NextState,
     SamplingParams,
     StopReason,
-    Told,
     Turn,
     Writer,
 )
@@ -262,7 +262,11 @@ class TurnTable(LedgerTable):
     def add(self, turn: Outcome, bill: Bill | None = None) -> int:
         """Write a turn and the bill for serving it; return its id. Durable when this returns."""
         place, who, prompt, done = turn.place, turn.place.identity, turn.prompt, turn.completion
-        lesson_span, raw, because = prompt.told, raw_ids(prompt.tokens), turn.untrained_because
+        lesson_block, raw, because = (
+            prompt.lesson_block,
+            raw_ids(prompt.tokens),
+            turn.untrained_because,
+        )
         values: dict[str, Any] = {
             "session_id": place.session_id,
             "created_at": time.time(),
@@ -297,7 +301,7 @@ class TurnTable(LedgerTable):
         secret = bool(place.secrets) and turn.keeps_tokens
         if not turn.keeps_tokens or (secret and because):
             done = replace(done, params=replace(done.params, stop=()), **_NO_TOKENS)
-            lesson_span, raw = None, b""
+            lesson_block, raw = None, b""
         if not turn.keeps_tokens:
             values |= {"history": "[]", "reply_digest": ""}
         values |= {
@@ -310,11 +314,11 @@ class TurnTable(LedgerTable):
         }
         with self._db.transaction() as tx:
             because = because or _over(tx, place)
-            if lesson_span and _lacks_lesson(tx, lesson_span):  # it was forgotten meanwhile
-                raw, because = raw_ids(lesson_span.without(prompt.tokens)), FORGOTTEN_LESSON
+            if lesson_block and _lacks_lesson(tx, lesson_block):  # it was forgotten meanwhile
+                raw, because = raw_ids(lesson_block.without(prompt.tokens)), FORGOTTEN_LESSON
                 values["hint_at"] = None
-            elif lesson_span:
-                values["told"] = json.dumps(astuple(lesson_span))
+            elif lesson_block:
+                values["told"] = json.dumps(astuple(lesson_block))
             values |= {"untrained_because": because, "why": why_of(because)}
             values["settled"] = because is not None
             values["secret"] = secret
@@ -440,9 +444,9 @@ def _over(tx: sqlite3.Connection, place: Place) -> str | None:
     return OVER if late else None
 
 
-def _lacks_lesson(tx: sqlite3.Connection, lesson_span: Told) -> bool:
+def _lacks_lesson(tx: sqlite3.Connection, lesson_block: LessonBlock) -> bool:
     """Return whether one of these lessons is gone."""
-    ids = json.dumps(lesson_span.lessons)
+    ids = json.dumps(lesson_block.lessons)
     query = "SELECT 1 FROM json_each(?) WHERE value NOT IN (SELECT id FROM lessons)"
     return tx.execute(query, (ids,)).fetchone() is not None
 
@@ -495,17 +499,17 @@ def _turn(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Turn:
         client=row["client"],
         reply_text=row["reply_text"],
         episode=row["episode"] > 0,
-        told=told_of(row),
+        lesson_block=told_of(row),
         images=images,
     )
 
 
-def told_of(row: sqlite3.Row) -> Told | None:
+def told_of(row: sqlite3.Row) -> LessonBlock | None:
     """Return the lessons in the prompt of a row of `turns`."""
     if row["told"] is None:
         return None
     lessons, at, tokens, instead = json.loads(row["told"])
-    return Told(tuple(lessons), at, tokens, tuple(instead))
+    return LessonBlock(tuple(lessons), at, tokens, tuple(instead))
 
 
 def completion_of(row: sqlite3.Row) -> Completion:

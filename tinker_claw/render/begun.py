@@ -54,25 +54,26 @@ class Beginnings:
         """
         # The first and the last in order share the common prefix of all names.
         ends = sorted({min(names), max(names)}) if names else []
-        replies = [(_call(name, one), [_tool(name)]) for name in ends for one in _ARGUMENTS]
+        calls = [(name, arguments) for name in ends for arguments in _ARGUMENTS]
+        replies = [(_call(name, arguments), [_tool(name)]) for name, arguments in calls]
         replies = replies or [({"role": "assistant", "content": text}, []) for text in _TEXTS]
         for unthought in _UNTHOUGHT:
-            shown: list[Sequence[int]] = []
-            for said, tools in replies:
+            rows: list[Sequence[int]] = []
+            for message, tools in replies:
                 try:
-                    asked = self._shown([_ASKED], tools, reply_follows=True)
-                    told = self._shown([_ASKED, {**said, **unthought}], tools)
+                    prompt = self._render([_ASKED], tools, reply_follows=True)
+                    conversation = self._render([_ASKED, {**message, **unthought}], tools)
                 except UNFIT:
                     break
-                ids = self._behind(asked, told, "".join(unthought.values()))
-                if ids is None or not _is_meant(reads(ids, asked, tools), said):
+                ids = self._behind(prompt, conversation, "".join(unthought.values()))
+                if ids is None or not _is_meant(reads(ids, prompt, tools), message):
                     break
-                shown.append(ids)
-            if len(shown) == len(replies):
-                return common(shown)
+                rows.append(ids)
+            if len(rows) == len(replies):
+                return common(rows)
         return None
 
-    def _shown(
+    def _render(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Tools,
@@ -85,14 +86,16 @@ class Beginnings:
             add_generation_prompt=reply_follows,
         )
 
-    def _behind(self, asked: Sequence[int], told: Sequence[int], thought: str) -> list[int] | None:
+    def _behind(
+        self, prompt: Sequence[int], conversation: Sequence[int], thought: str
+    ) -> list[int] | None:
         """Return the ids rendered after the prompt and the thinking; None: the reply does not
         continue the prompt.
 
         Text that the prompt begins may be tokenized differently where more of it follows.
         """
-        same = len(common((asked, told)))
-        begun, rest = self._text(asked[same:]) + thought, told[same:]
+        same = len(common((prompt, conversation)))
+        begun, rest = self._text(prompt[same:]) + thought, conversation[same:]
         if not begun:
             return list(rest)
         for n in range(1, min(len(rest), _LONGEST) + 1):
@@ -104,12 +107,12 @@ class Beginnings:
         return None
 
 
-def _is_meant(reply: Reply, said: Mapping[str, Any]) -> bool:
+def _is_meant(reply: Reply, message: Mapping[str, Any]) -> bool:
     """Return whether a reply parses back to the message it was rendered from."""
-    found = [(call.name, json.loads(call.arguments)) for call in reply.tool_calls]
-    wanted = [call["function"] for call in said.get("tool_calls", ())]
-    same = found == [(call["name"], json.loads(call["arguments"])) for call in wanted]
-    return same and reply.text == said["content"] and not reply.reasoning
+    calls = [(call.name, json.loads(call.arguments)) for call in reply.tool_calls]
+    wanted = [call["function"] for call in message.get("tool_calls", ())]
+    same = calls == [(call["name"], json.loads(call["arguments"])) for call in wanted]
+    return same and reply.text == message["content"] and not reply.reasoning
 
 
 def common(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -84,11 +84,11 @@ class CallReader:
             calls = self._family.read(text, tools) or _one(read_json(text, tools))
         except (ValueError, RecursionError):  # numbers of thousands of digits, endless nesting
             return None
-        made = [tool_call(one, tools) for one in calls or ()]
-        return [one for one in made if one] if made and all(made) else None
+        tool_calls = [tool_call(call, tools) for call in calls or ()]
+        return [call for call in tool_calls if call] if tool_calls and all(tool_calls) else None
 
     def breaks_off(self, block: Sequence[int]) -> bool:
-        """Whether a block may end within its arguments."""
+        """Return whether a block may end within its arguments."""
         text = self._text(block).strip()
         end = "}" if text.startswith("{") else self._family.end
         if not end or not text.endswith(end):
@@ -135,8 +135,8 @@ def of_package(family: str, attempt: ParsedToolCall, tools: Tools) -> ToolCall |
     name, value = cast("Any", attempt.name), cast("Any", attempt.arguments)
     try:
         if family in ("inkling", "llama-3"):
-            found = read_json(attempt.raw, tools)
-            return found and tool_call(found, tools)
+            parsed = read_json(attempt.raw, tools)
+            return parsed and tool_call(parsed, tools)
         value = _object(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
         return None
@@ -155,20 +155,20 @@ def read_json(text: str, tools: Tools) -> Call | None:
     if not text.startswith("{"):
         return None
     try:
-        found = _object(text)
+        fields = _object(text)
     except ValueError:
         return None
-    name = found.pop("name", None)
-    if not isinstance(name, str) or len(found) > 1 or not found.keys() <= {*_ARGUMENTS}:
+    name = fields.pop("name", None)
+    if not isinstance(name, str) or len(fields) > 1 or not fields.keys() <= {*_ARGUMENTS}:
         return None
-    given = next(iter(found.values()), None)
-    if given is None:  # complete only if there is nothing to give
+    arguments = next(iter(fields.values()), None)
+    if arguments is None:  # complete only if there is nothing to give
         return Call(name, {}) if _takes_nothing(name, tools) else None
     try:
-        given = _object(given) if isinstance(given, str) else given
+        arguments = _object(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         return None
-    return Call(name, cast("dict[str, Any]", given)) if isinstance(given, dict) else None
+    return Call(name, cast("dict[str, Any]", arguments)) if isinstance(arguments, dict) else None
 
 
 def _read_hermes(text: str, tools: Tools) -> Sequence[Call] | None:
@@ -245,8 +245,8 @@ def _without_layout(value: str) -> str:
 
 
 def _blanks_end(text: str, at: int) -> int:
-    found = _BLANKS.match(text, at)
-    return found.end() if found else at
+    match = _BLANKS.match(text, at)
+    return match.end() if match else at
 
 
 class _Pairs(NamedTuple):
@@ -258,8 +258,8 @@ class _Pairs(NamedTuple):
 
 
 def _pairs(mark: str, suffix: str = "", name_end: str = "") -> _Pairs:
-    tags = [mark + re.escape(f"<{one}{suffix}>") for one in ("arg_key", "/arg_key")]
-    tags += [mark + re.escape(f"<{one}{suffix}>") for one in ("arg_value", "/arg_value")]
+    tags = [mark + re.escape(f"<{tag}{suffix}>") for tag in ("arg_key", "/arg_key")]
+    tags += [mark + re.escape(f"<{tag}{suffix}>") for tag in ("arg_value", "/arg_value")]
     key, key_end, value, value_end = tags
     return _Pairs(
         re.compile(rf"\s*([^\s{_TAG}<>{{}}\"]+)\s*{name_end}\s*"),
@@ -303,8 +303,8 @@ def _read_named(form: re.Pattern[str]) -> Read:
     """Read a name, and arguments in JSON."""
 
     def read(text: str, tools: Tools) -> Sequence[Call] | None:
-        found = form.fullmatch(text)
-        return found and [Call(found[1], _object(found[2]))]
+        match = form.fullmatch(text)
+        return match and [Call(match[1], _object(match[2]))]
 
     return read
 
@@ -353,7 +353,7 @@ when they are complete."""
 
 
 class Late(NamedTuple):
-    """What is known of a format whose replies the package reads."""
+    """Tags of a format whose replies the package reads."""
 
     tags: tuple[str, ...]
     """Pieces of the tags of its calls."""
@@ -380,9 +380,9 @@ def _typed(name: str, values: Mapping[str, str], tools: Tools) -> Call:
 
 
 def _takes_nothing(name: str, tools: Tools) -> bool:
-    """Whether this tool is on offer and has no parameters."""
-    found = (_parameters(tool) for tool in tools if _named(tool) == name)
-    return any(not one or one.get("properties") == {} for one in found)
+    """Return whether this tool is on offer and has no parameters."""
+    schemas = (_parameters(tool) for tool in tools if _named(tool) == name)
+    return any(not schema or schema.get("properties") == {} for schema in schemas)
 
 
 def _named(tool: Tool) -> str:
@@ -396,17 +396,17 @@ def _parameters(tool: Tool) -> Mapping[str, Any]:
 def _object(text: str) -> dict[str, Any]:
     """Raises ValueError where a text is no JSON object, or has a key twice."""
     # Newlines may stand in strings as they are: nothing else can be meant.
-    found = json.loads(text, strict=False, object_pairs_hook=_unique, parse_constant=_no_number)
-    if not isinstance(found, dict):
+    value = json.loads(text, strict=False, object_pairs_hook=_unique, parse_constant=_no_number)
+    if not isinstance(value, dict):
         raise ValueError("no JSON object")
-    return cast("dict[str, Any]", found)
+    return cast("dict[str, Any]", value)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise ValueError("a key stands twice")
-    return found
+    return fields
 
 
 def _no_number(text: str) -> NoReturn:

@@ -45,8 +45,8 @@ class Eyes:
         Args:
             folder: of the tokenizer, which also holds the processor's files.
         """
-        known: dict[str, int] = tokenizer.get_added_vocab()
-        if family not in SEEING or _PLACEHOLDER not in known:
+        added_tokens: dict[str, int] = tokenizer.get_added_vocab()
+        if family not in SEEING or _PLACEHOLDER not in added_tokens:
             return None
         try:
             read = (read_json(Path(folder) / name) for name in _FILES)
@@ -54,7 +54,8 @@ class Eyes:
             config = config.get("image_processor") or config
             size = config["size"]
             side = config["patch_size"] * config["merge_size"]
-            return cls(known[_PLACEHOLDER], side, size["shortest_edge"], size["longest_edge"])
+            placeholder = added_tokens[_PLACEHOLDER]
+            return cls(placeholder, side, size["shortest_edge"], size["longest_edge"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

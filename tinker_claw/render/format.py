@@ -149,8 +149,8 @@ class Format:
         systems = (message["role"] == "system" for message in messages)
         head = sum(takewhile(bool, systems))
         if self._moves_system and head > 1:
-            said = "\n\n".join(message["content"] for message in messages[:head])
-            messages = [{"role": "system", "content": said}, *messages[head:]]
+            text = "\n\n".join(message["content"] for message in messages[:head])
+            messages = [{"role": "system", "content": text}, *messages[head:]]
             hint, head = None if hint is None else hint - head + 1, 1
         messages = self._placed(messages, head)
         # After an image in the same message it is not known where a hint would go.
@@ -158,21 +158,21 @@ class Format:
             hint = None
         hint = hint if self._tokenizer.tells_starts else None
         with _refused():
-            said, offered = self._guarded(messages, tools)
-            laid = self._laid_out(said, offered, hint)
+            guarded, offered = self._guarded(messages, tools)
+            laid = self._laid_out(guarded, offered, hint)
 
         def encode() -> Prompt:
             with _refused():
                 if self.own is not None:
-                    return self.own.prompt(said, offered, hint)
-                found = (
-                    _plainly(self.plain, said, offered, hint)
+                    return self.own.prompt(guarded, offered, hint)
+                prompt = (
+                    _plainly(self.plain, guarded, offered, hint)
                     if laid is None
                     else self._joined(laid, remembers=remembers)
                 )
-                return self._spread(found, messages)
+                return self._spread(prompt, messages)
 
-        new = (m["content"] for m in said) if laid is None else laid.entries
+        new = (m["content"] for m in guarded) if laid is None else laid.entries
         return Plan(sum(len(text) for text in new if isinstance(text, str)), encode)
 
     def extend(
@@ -187,9 +187,9 @@ class Format:
         messages = self._placed(messages, 0)
         seen = {"process_multimodal": False} if images_in(messages) else {}
         try:
-            said, offered = self._guarded(messages, tools)
+            guarded, offered = self._guarded(messages, tools)
             rendered = cast("Any", self.plain).bridge_to_next_turn(
-                list(prompt), list(completion), said, tools=offered, **seen
+                list(prompt), list(completion), guarded, tools=offered, **seen
             )
         except UNFIT:  # a full render says what is wrong
             return None
@@ -197,8 +197,8 @@ class Format:
             return None
         if hint is not None and placed(messages[hint]["content"]):
             hint = None
-        found = Prompt(tuple(rendered.token_ids), _content_end(rendered, hint))
-        return self._spread(found, messages)
+        extended = Prompt(tuple(rendered.token_ids), _content_end(rendered, hint))
+        return self._spread(extended, messages)
 
     def _spread(self, prompt: Prompt, messages: Sequence[Message]) -> Prompt:
         """Return the prompt with the tokens of the images in these, its last messages."""
@@ -211,16 +211,16 @@ class Format:
         if not self._moves_system:
             return messages
         return [
-            {"role": "user", "content": _MOVED + said["content"]}
-            if at >= head and said["role"] == "system"
-            else said
-            for at, said in enumerate(messages)
+            {"role": "user", "content": _MOVED + message["content"]}
+            if at >= head and message["role"] == "system"
+            else message
+            for at, message in enumerate(messages)
         ]
 
     def _shows_system_first(self) -> bool:
         tokens = self._tried(_SYSTEM, ASKED, _SAID, _THANKED)
-        system, _, said = self._tokenizer.text(tokens or ()).partition("Look there")
-        return bool(said) and _SYSTEM["content"] in system
+        system, _, behind = self._tokenizer.text(tokens or ()).partition("Look there")
+        return bool(behind) and _SYSTEM["content"] in system
 
     def _tried(self, *messages: Message) -> Tokens | None:
         """Return the prompt of these messages; None: the format does not take them."""
@@ -234,13 +234,13 @@ class Format:
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         if self._eyes is None and (images := images_in(messages)):
             raise images[0].wrong("is an image, and this model reads text only")
-        said = [
+        parted = [
             {**m, "content": _parted(m["content"])} if placed(m["content"]) else m for m in messages
         ]
-        return self._guard.messages(said), self._guard.tools(tools) if tools else None
+        return self._guard.messages(parted), self._guard.tools(tools) if tools else None
 
     def _laid_out(
-        self, said: Sequence[Message], tools: Tools | None, hint: int | None
+        self, messages: Sequence[Message], tools: Tools | None, hint: int | None
     ) -> _LaidOut | None:
         """Render with texts in place of their ids, which costs far less than the package's work for
         each id.
@@ -249,10 +249,10 @@ class Format:
         """
         if self._of_texts is None:
             return None
-        content: str = "" if hint is None else said[hint]["content"]
+        content: str = "" if hint is None else messages[hint]["content"]
         entries, ends = list[int | str | Ids](), list[int]()
         with self._texts.noting() as texts:
-            rendered = _render(self._of_texts, said, tools)
+            rendered = _render(self._of_texts, messages, tools)
         for entry, at in zip(rendered.token_ids, rendered.message_indices, strict=True):
             text = texts.get(entry)
             if text is None:
@@ -284,25 +284,26 @@ class Format:
 
         Also finds out whether a user's words end a text.
         """
-        told = list[bool]()
+        hint_matches = list[bool]()
         for messages, tools in _PROBES:
             hint = max(at for at, message in enumerate(messages) if message["role"] == "user")
-            said = self._guarded(messages, tools)
+            guarded = self._guarded(messages, tools)
             try:
-                expected = _plainly(self.plain, *said, hint)
+                expected = _plainly(self.plain, *guarded, hint)
             except UNFIT:
                 continue
             try:
-                found, hinted = self._laid_out(*said, None), self._laid_out(*said, hint)
+                laid, hinted = self._laid_out(*guarded, None), self._laid_out(*guarded, hint)
             except (*UNFIT, AssertionError):
                 return False
-            if found is None or self._joined(found, remembers=False).tokens != expected.tokens:
+            if laid is None or self._joined(laid, remembers=False).tokens != expected.tokens:
                 return False
             if hinted is not None:
-                told.append(self._joined(hinted, remembers=False).hint_at == expected.hint_at)
-            texts = (text for text in found.entries if isinstance(text, str))
+                prompt = self._joined(hinted, remembers=False)
+                hint_matches.append(prompt.hint_at == expected.hint_at)
+            texts = (text for text in laid.entries if isinstance(text, str))
             self._frames |= {text: interned(self._tokenizer.encode(text)) for text in texts}
-        self._ends_texts = bool(told) and all(told)
+        self._ends_texts = bool(hint_matches) and all(hint_matches)
         return True
 
 
@@ -358,19 +359,19 @@ def _refused() -> Generator[None]:
 
 
 def _plainly(
-    chat: renderers.Renderer, said: Sequence[Message], tools: Tools | None, hint: int | None
+    chat: renderers.Renderer, messages: Sequence[Message], tools: Tools | None, hint: int | None
 ) -> Prompt:
-    found = _render(chat, said, tools)
-    return Prompt(interned(found.token_ids), _content_end(found, hint))
+    rendered = _render(chat, messages, tools)
+    return Prompt(interned(rendered.token_ids), _content_end(rendered, hint))
 
 
 def _render(
-    chat: renderers.Renderer, said: Sequence[Message], tools: Tools | None
+    chat: renderers.Renderer, messages: Sequence[Message], tools: Tools | None
 ) -> renderers.RenderedTokens:
     # Each image gets a placeholder; the sampler processes it.
-    seen = any(isinstance(message["content"], list) for message in said)
+    seen = any(isinstance(message["content"], list) for message in messages)
     options = {"process_multimodal": False} if seen else {}
-    return cast("Any", chat).render(said, tools=tools, add_generation_prompt=True, **options)
+    return cast("Any", chat).render(messages, tools=tools, add_generation_prompt=True, **options)
 
 
 def _parted(content: str) -> list[dict[str, str]]:

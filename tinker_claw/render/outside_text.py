@@ -1,8 +1,8 @@
 """Keep text from outside as text, even where it spells control tokens.
 
-Rule: only a chat format writes control tokens. A text that spells one (a tool result with
-`<|im_end|>` in it) is cut inside each before the format sees it, nothing is merged over a cut, and
-decoding gives the text back. A text that spells none is not touched, and has the ids it always had.
+Rule: only a chat format writes control tokens. A text that spells some (a tool result with
+`<|im_end|>` in it) is cut inside each of them before the format sees it. Nothing is merged over a
+cut, and decoding gives the text back. Any other text is not touched, and its ids do not change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
-from tinker_claw.types import Tool, noted
+from tinker_claw.types import Tool, cached
 
 _Encoded: TypeAlias = tuple[list[int], list[tuple[int, int]]]
 """Ids of a text, and the start and end of each in it; [] where positions are not needed."""
@@ -58,21 +58,21 @@ class Guard:
         """
         if CUT in text:
             raise ValueError("half a surrogate pair is no text")
-        found = self._mark.search(text)
+        match = self._mark.search(text)
         pieces: list[str] = []
         done = 0
-        while found:
-            start, end = found.span()
+        while match:
+            start, end = match.span()
             if done <= start:  # else the cut before is inside this one, too
                 middle = (start + end) // 2
                 pieces.append(text[done:middle])
                 done = middle
-            found = self._mark.search(text, start + 1)
+            match = self._mark.search(text, start + 1)
         return CUT.join([*pieces, text[done:]])
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the messages with every text guarded; roles are ours. Shared, as `tools` are."""
-        return [noted(self._message, message) for message in messages]
+        return [cached(self._message, message) for message in messages]
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return {k: v if k == "role" else self._value(v, k) for k, v in message.items()}
@@ -83,7 +83,7 @@ class Guard:
         An agent sends the same schemas with every request: the result is shared, and must not be
         changed.
         """
-        return noted(self._value, tools)
+        return cached(self._value, tools)
 
     def _value(self, value: Any, key: str = "") -> Any:
         if isinstance(value, str):
@@ -164,8 +164,8 @@ class CutTokenizer:
         if not self.tells_starts:
             raise NotImplementedError
         at, ids, offsets = 0, list[int](), list[tuple[int, int]]()
-        for piece, (found, places) in zip(text.split(CUT), self._pieces(text), strict=True):
-            ids += found
+        for piece, (piece_ids, places) in zip(text.split(CUT), self._pieces(text), strict=True):
+            ids += piece_ids
             offsets += [(at + start, at + end) for start, end in places]
             at += len(piece) + len(CUT)
         return {"input_ids": ids, "offset_mapping": offsets}
@@ -196,9 +196,9 @@ class CutTokenizer:
             self._before if rest else ""
         )  # tokenizers may treat the start of a text differently
         texts = [first, *(before + piece for piece in rest)]
-        found, n = self._encoded(texts, with_places=with_places), len(before)
-        yield next(found)
-        for ids, places in found:
+        encoded, n = self._encoded(texts, with_places=with_places), len(before)
+        yield next(encoded)
+        for ids, places in encoded:
             if before:
                 ids, places = ids[1:], [(max(0, b - n), e - n) for b, e in places[1:]]
             yield ids, places
@@ -212,8 +212,8 @@ class CutTokenizer:
         encode = backend.encode_batch if with_places else backend.encode_batch_fast
         # Some at a time: handing a million pieces over and back holds it, too.
         for at in range(0, len(texts), _AT_ONCE):
-            for one in encode(texts[at : at + _AT_ONCE], add_special_tokens=False):
-                yield one.ids, one.offsets if with_places else []
+            for encoding in encode(texts[at : at + _AT_ONCE], add_special_tokens=False):
+                yield encoding.ids, encoding.offsets if with_places else []
 
     @cached_property
     def _before(self) -> str:

@@ -117,8 +117,8 @@ class OwnTemplate:
             at = self._end_of(hint, messages, tools, text)
         if at is None:
             return Prompt(tuple(self._tokenizer.encode(text)), None)
-        found = self._tokenizer(text)
-        ids, starts = found["input_ids"], [start for start, _ in found["offset_mapping"]]
+        encoded = self._tokenizer(text)
+        ids, starts = encoded["input_ids"], [start for start, _ in encoded["offset_mapping"]]
         place = bisect_left(starts, at)
         if at < len(text) and (place == len(ids) or starts[place] > at):
             # A token reaches over the end of the message: a hint goes before it if it is a blank.
@@ -137,67 +137,67 @@ class OwnTemplate:
 
     @property
     def marks_no_thinking(self) -> bool:
-        """Whether thinking has no tokens of its own, so that its marks are text."""
+        """Return whether thinking has no tokens of its own, so that its marks are text."""
         return not {*THINK} <= {*self._added.values()}
 
     @property
     def refusals(self) -> tuple[str, ...]:
         """Features that were not found, each in a sentence."""
-        found = []
+        sentences = []
         if self.no_hints:
-            found.append(f"hints have no place: {self.no_hints}")
+            sentences.append(f"hints have no place: {self.no_hints}")
         if self.no_streaming:
-            found.append(f"replies come when they are complete: {self.no_streaming}")
-        return tuple(found)
+            sentences.append(f"replies come when they are complete: {self.no_streaming}")
+        return tuple(sentences)
 
     # Tests of the template
 
     def _no_hints(self) -> str | None:
         if not self._tokenizer.tells_starts:
             return "its tokenizer does not say where in a text a token begins"
-        taken, self.no_hints = 0, None
+        accepted, self.no_hints = 0, None
         for messages in _PROBES:
             try:
-                found = self.prompt(messages, None, len(messages) - 1)
+                prompt = self.prompt(messages, None, len(messages) - 1)
             except UNFIT:
                 continue
-            taken += 1
-            if found.hint_at is None:
+            accepted += 1
+            if prompt.hint_at is None:
                 return "its chat template does not show once, and to its end, what a user says"
-        return None if taken else "its chat template takes no message of a user"
+        return None if accepted else "its chat template takes no message of a user"
 
     def _no_streaming(self) -> str | None:
         """Return why replies cannot be parsed as they arrive, or None; sets the stop token."""
         try:
-            asked = self._text([_ASKED], None)
-            told = self._text([_ASKED, _SAID], None, reply_follows=False)
+            prompt = self._text([_ASKED], None)
+            dialogue = self._text([_ASKED, _SAID], None, reply_follows=False)
         except UNFIT:
             return "its chat template takes no reply"
-        before, shown, behind = told.rpartition(str(_SAID["content"]))
-        if not shown or _MARK in told:
+        before, reply, behind = dialogue.rpartition(str(_SAID["content"]))
+        if not reply or _MARK in dialogue:
             return "its chat template does not show a reply as it is"
         self.stop_tokens = self._first_added(behind)
-        between = before.removeprefix(asked)
+        between = before.removeprefix(prompt)
         for mark in THINK:
             between = between.replace(mark, "")
-        if not before.startswith(asked.rstrip()) and not any(mark in asked for mark in THINK):
+        if not before.startswith(prompt.rstrip()) and not any(mark in prompt for mark in THINK):
             return "its chat template begins a reply otherwise than it shows one"
-        if before.startswith(asked) and between.strip():
+        if before.startswith(prompt) and between.strip():
             return f"a reply begins with {between.strip()!r}, which is no part of its text"
-        written = THINK[0] in asked + str(self._tokenizer.chat_template)
+        written = THINK[0] in prompt + str(self._tokenizer.chat_template)
         if written and self.marks_no_thinking:
             return "it thinks between marks that are no tokens"
         return None
 
     def _frames(self) -> frozenset[int]:
         """Return the added tokens of prompts that show neither tools nor thinking."""
-        found = set[int]()
+        ids = set[int]()
         for messages in _PROBES:
             try:
-                found |= {*self._tokenizer.encode(self._text(messages, None))}
+                ids |= {*self._tokenizer.encode(self._text(messages, None))}
             except UNFIT:
                 continue
-        return frozenset(i for i in found if self._added.get(i, THINK[0]) not in THINK)
+        return frozenset(i for i in ids if self._added.get(i, THINK[0]) not in THINK)
 
     def _writes_calls(self) -> bool:
         """Return whether the template shows a call as Hermes models write it."""
@@ -209,19 +209,19 @@ class OwnTemplate:
             "id": "a1",
             "function": {"name": "look", "arguments": arguments},
         }
-        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        message = {"role": "assistant", "content": "", "tool_calls": [call]}
         try:
-            told = self._text([_ASKED, said], None, reply_follows=False)
+            text = self._text([_ASKED, message], None, reply_follows=False)
         except UNFIT:
             return False
-        written = told.rpartition(HERMES.call[0])[2].partition(HERMES.call[1])[0]
+        written = text.rpartition(HERMES.call[0])[2].partition(HERMES.call[1])[0]
         return read_json(written, ()) == ("look", arguments)
 
     def _first_added(self, text: str) -> tuple[int, ...]:
         """Return the added token that a text begins with, after blanks; () where there is none."""
         ids = self._tokenizer.encode(text)
-        found = next((i for i in ids if i in self._added or self._decoded([i]).strip()), None)
-        return (found,) if found in self._added else ()
+        first = next((i for i in ids if i in self._added or self._decoded([i]).strip()), None)
+        return (first,) if first in self._added else ()
 
     def _context(self) -> list[int]:
         """Return ids to decode a part after, where a decoder drops the first word's blank."""
@@ -232,23 +232,23 @@ class OwnTemplate:
     # Reading the template
 
     def _text(self, messages: Messages, tools: Any, *, reply_follows: bool = True) -> str:
-        given: Any = [dict(message) for message in messages]
-        letters = self._letters.render_ids(given, tools=tools, add_generation_prompt=reply_follows)
+        copies: Any = [dict(message) for message in messages]
+        letters = self._letters.render_ids(copies, tools=tools, add_generation_prompt=reply_follows)
         return "".join(map(chr, letters))
 
     def _end_of(self, at: int, messages: Messages, tools: Any, text: str) -> int | None:
         """Return where a message's content ends in the text, before trailing blanks if the template
         strips them; None: it is not shown exactly once and unchanged."""
-        said = str(messages[at]["content"])
-        if not said:
+        content = str(messages[at]["content"])
+        if not content:
             return None
-        words = said.rstrip()
-        for marked in dict.fromkeys((said + _MARK, words + _MARK + said[len(words) :])):
-            shown = self._text(
+        words = content.rstrip()
+        for marked in dict.fromkeys((content + _MARK, words + _MARK + content[len(words) :])):
+            rendered = self._text(
                 [*messages[:at], {**messages[at], "content": marked}, *messages[at + 1 :]], tools
             )
-            if shown.count(_MARK) == 1 and shown.replace(_MARK, "") == text:
-                return shown.index(_MARK)
+            if rendered.count(_MARK) == 1 and rendered.replace(_MARK, "") == text:
+                return rendered.index(_MARK)
         return None
 
 

@@ -30,11 +30,11 @@ Ids: TypeAlias = tuple[int, ...]
 
 def interned(ids: Sequence[int]) -> Ids:
     """Return the ids as shared int objects."""
-    found = list[int]()
+    shared = list[int]()
     for at in range(0, len(ids), _AT_ONCE):
         part = ids[at : at + _AT_ONCE]
-        found.extend(map(_NUMBERS.setdefault, part, part))
-    return tuple(found)
+        shared.extend(map(_NUMBERS.setdefault, part, part))
+    return tuple(shared)
 
 
 class PromptCache:
@@ -42,29 +42,29 @@ class PromptCache:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         """Create a cache of `capacity` bytes."""
-        self._known = LRUCache[bytes, Ids](capacity, getsizeof=_held)
+        self._entries = LRUCache[bytes, Ids](capacity, getsizeof=_held)
         self._salt = os.urandom(32)
         self._lock = Lock()
 
     def get(self, text: str) -> Ids | None:
         """Return the ids of a text, or None."""
         with self._lock:
-            return self._known.get(self._name(text))
+            return self._entries.get(self._name(text))
 
     def encoded(self, text: str, encode: Callable[[str], Sequence[int]], *, remembers: bool) -> Ids:
         """Return the ids of a text; `encode` is called on a cache miss."""
-        found = self.get(text)
-        if found is None:
-            found = interned(encode(text))
+        ids = self.get(text)
+        if ids is None:
+            ids = interned(encode(text))
             if remembers:
                 with self._lock, suppress(ValueError):  # larger than the cache
-                    self._known[self._name(text)] = found
-        return found
+                    self._entries[self._name(text)] = ids
+        return ids
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._known.clear()
+            self._entries.clear()
 
     def _name(self, text: str) -> bytes:
         # A guarded text holds halves of surrogate pairs.

@@ -79,7 +79,8 @@ def family_of(model: str) -> str:
     """
     if model in MODEL_RENDERER_MAP:
         return MODEL_RENDERER_MAP[model]
-    same = (family for known, family in MODEL_RENDERER_MAP.items() if _name(known) == _name(model))
+    name = _name(model)
+    same = (family for hub_id, family in MODEL_RENDERER_MAP.items() if _name(hub_id) == name)
     return next(same, "auto")
 
 
@@ -188,8 +189,9 @@ class Renderer:
         remembers: bool = True,
         large: bool = False,
     ) -> Prompt:
-        """Render like `prompt`, but encode long new text in a thread, one request at a time, so
-        that the event loop goes on and a text that requests share is encoded once.
+        """Render like `prompt`, but encode long new text in a thread, one request at a time.
+
+        The event loop goes on meanwhile, and a text that requests share is encoded once.
 
         Args:
             large: whether laying it out takes long, too.
@@ -275,15 +277,16 @@ class Renderer:
         opening = self._shared_head([])
         if not self.takes_system:
             return opening, ()
-        one, other = (self._shared_head([{"role": "system", "content": t}]) for t in ("Yes", "no"))
-        behind = common([one[::-1], other[::-1]])[::-1]
+        systems = ({"role": "system", "content": text} for text in ("Yes", "no"))
+        first, second = (self._shared_head([system]) for system in systems)
+        behind = common([first[::-1], second[::-1]])[::-1]
         marks = set(self._tokenizer.get_added_vocab().values())
         return opening, behind if marks & set(behind) else ()
 
     def _shared_head(self, before: Sequence[Message]) -> tuple[int, ...]:
         """Return the ids of a prompt up to the words of the user's first message."""
-        said = [[*before, {"role": "user", "content": text}] for text in ("Left", "right")]
-        return common([self.prompt(one, remembers=False).tokens for one in said])
+        dialogues = [[*before, {"role": "user", "content": text}] for text in ("Left", "right")]
+        return common([self.prompt(dialogue, remembers=False).tokens for dialogue in dialogues])
 
     def stream(
         self, prompt: Tokens, tools: Tools | None = None, *, may_call: bool = True
@@ -331,22 +334,23 @@ class Renderer:
         return self._begin((), switches) or ()
 
     def _beginning(self, names: tuple[str, ...], switches: Switches) -> tuple[int, ...] | None:
-        found = self._format(switches)
-        unthought = found.beginnings.ids((), self.parse)
-        if unthought is None and self._opened(found).endswith(THINK[0]):
+        chat_format = self._format(switches)
+        unthought = chat_format.beginnings.ids((), self.parse)
+        if unthought is None and self._opened(chat_format).endswith(THINK[0]):
             unthought = tuple(self._encode(f"\n{THINK[1]}\n\n"))
         if not names:
             return unthought if self.thinking.on is not None else ()
-        known = found.own is None or found.own.calls
-        begun = found.beginnings.ids(names, self.parse) if known else None
+        knows_calls = chat_format.own is None or chat_format.own.calls
+        begun = chat_format.beginnings.ids(names, self.parse) if knows_calls else None
         if begun and unthought and self.thinking.on is None:
             # The format shows that a reply has no thinking, and this model never writes that.
             return begun[len(unthought) :] if begun[: len(unthought)] == unthought else begun
         return begun
 
-    def _opened(self, found: Format) -> str:
+    def _opened(self, chat_format: Format) -> str:
         """Return the text of a prompt, without blanks at its end."""
-        return self.decode(found.plain.render_ids(_PROBE, add_generation_prompt=True)).rstrip()
+        ids = chat_format.plain.render_ids(_PROBE, add_generation_prompt=True)
+        return self.decode(ids).rstrip()
 
     def _find_thinking(self, config: Any) -> Thinking:
         own, opened = str(self._tokenizer.chat_template or ""), self._opened(self._format(()))

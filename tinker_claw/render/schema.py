@@ -58,26 +58,27 @@ def _of(name: str, parameters: Any) -> Any:
 def _accepts(schema: Any, value: Any, root: Any, depth: int = 0) -> bool:
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return schema is not False
-    given = cast("Mapping[str, Any]", schema)
+    keywords = cast("Mapping[str, Any]", schema)
 
-    def accepts(one: Any) -> bool:
-        return _accepts(one, value, root, depth + 1)
+    def accepts(inner: Any) -> bool:
+        return _accepts(inner, value, root, depth + 1)
 
-    if value is None and given.get("nullable") is True:
+    if value is None and keywords.get("nullable") is True:
         return True
-    if "const" in given and not _same(given["const"], value):
+    if "const" in keywords and not _same(keywords["const"], value):
         return False
-    if isinstance(given.get("enum"), list) and not any(_same(e, value) for e in given["enum"]):
+    enum = keywords.get("enum")
+    if isinstance(enum, list) and not any(_same(allowed, value) for allowed in enum):
         return False
-    if "$ref" in given and not accepts(_target(given["$ref"], root)):
+    if "$ref" in keywords and not accepts(_target(keywords["$ref"], root)):
         return False
     for either in ("anyOf", "oneOf"):
-        if isinstance(given.get(either), list) and not any(map(accepts, given[either])):
+        if isinstance(keywords.get(either), list) and not any(map(accepts, keywords[either])):
             return False
-    if isinstance(given.get("allOf"), list) and not all(map(accepts, given["allOf"])):
+    if isinstance(keywords.get("allOf"), list) and not all(map(accepts, keywords["allOf"])):
         return False
-    types = _types(given)
-    return not types or any(_is(value, one) for one in types)
+    types = _types(keywords)
+    return not types or any(_is(value, kind) for kind in types)
 
 
 def _types(schema: Mapping[str, Any]) -> list[Any]:
@@ -105,13 +106,13 @@ def _target(ref: Any, root: Any) -> Any:
     """Return the schema that a reference names; True: it is not found."""
     if not isinstance(ref, str) or not ref.startswith("#"):
         return True
-    found = root
+    target = root
     for step in ref.removeprefix("#").split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, Mapping) or step not in found:
+        if not isinstance(target, Mapping) or step not in target:
             return True
-        found = cast("Mapping[str, Any]", found)[step]
-    return found
+        target = cast("Mapping[str, Any]", target)[step]
+    return target
 
 
 def _no_number(text: str) -> NoReturn:

@@ -44,7 +44,7 @@ class CutStream:
     @property
     def stop_string(self) -> str | None:
         """Stop string at which the reply was cut."""
-        return self._search.found
+        return self._search.match
 
     def feed(self, tokens: Tokens) -> list[Delta]:
         return [] if self.cut_because else self._pass(self._inner.feed(tokens))
@@ -69,9 +69,9 @@ class CutStream:
                 text = self._search.feed(delta.text)
                 if text:
                     self._shown.append(Delta("text", text))
-                if self._search.found:
+                if self._search.match:
                     self.cut_because = Why.STOP_STRING.says()
-            elif delta.call and self._one_call and any(shown.call for shown in self._shown):
+            elif delta.call and self._one_call and any(earlier.call for earlier in self._shown):
                 self.cut_because = Why.ONE_CALL.says()
             else:
                 self._shown.append(delta)
@@ -87,7 +87,7 @@ class StopSearch:
         self._stop = stop
         self.held = ""
         """Text that may be the beginning of a stop string."""
-        self.found: str | None = None
+        self.match: str | None = None
 
     def feed(self, text: str) -> str:
         """Return the text that can be shown for certain; a possible beginning of a stop string is
@@ -95,9 +95,9 @@ class StopSearch:
         text = self.held + text
         # The one that ends first, as a reader of single characters would find it; of two that end
         # together the longer one.
-        found = [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
-            _, at, self.found = min(found)
+        hits = [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if hits:
+            _, at, self.match = min(hits)
             self.held = ""
             return text[:at]
         longest = max(map(len, self._stop), default=0)
@@ -133,7 +133,7 @@ class Channel:
 
     @property
     def blank(self) -> bool:
-        """Whether the channel holds only white space so far."""
+        """Return whether the channel holds only white space so far."""
         return not self._pieces and not self._ids
 
     @property

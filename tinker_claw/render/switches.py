@@ -32,7 +32,7 @@ _BEGINS = "<think>"
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How a model is made to think before it replies, or not to."""
+    """Switches that make a model think before it replies, or keep it from that."""
 
     config: Any
     """The chat format's config, of the `renderers` package."""
@@ -50,11 +50,11 @@ class Thinking:
                 differ: Qwen3-4B-Instruct-2507 never thinks, and its template has no switch.
             opens: whether the format's prompt opens the thinking.
         """
-        known = renderers.template_field_names(config)
-        switch = next((name for name in _ON_OFF if name in known), None)
+        field_names = renderers.template_field_names(config)
+        switch = next((name for name in _ON_OFF if name in field_names), None)
         if switch is not None and (not own or switch in own):
             return cls(config, {switch: True}, {switch: False})
-        if switch is None and _EFFORT in known:
+        if switch is None and _EFFORT in field_names:
             silent = (level for level in (_NO_THINKING, "none") if _takes(config, {_EFFORT: level}))
             off = next(silent, None)
             on = {_EFFORT: "high"} if off and getattr(config, _EFFORT) == off else {}
@@ -106,25 +106,25 @@ class Thinking:
         Raises:
             RequestError: this chat format has no such switch, or does not take the value.
         """
-        asked = {**template, **self._asked(template, effort, effort_at)}
-        wanted = _thinks(asked)
+        options = {**template, **self._requested(template, effort, effort_at)}
+        wanted = _thinks(options)
         thinks = {"on": True, "off": False}.get(decides, bool(wanted))
         decided = self.on if thinks else self.off
         if wanted is not thinks and decided is not None:
-            others = {name: asked[name] for name in asked if name not in (*_ON_OFF, _EFFORT)}
-            asked = {**others, **decided}
+            others = {name: options[name] for name in options if name not in (*_ON_OFF, _EFFORT)}
+            options = {**others, **decided}
         return tuple(
-            (name, asked[name])
-            for name in sorted(asked)
-            if asked[name] != getattr(self.config, name)
+            (name, options[name])
+            for name in sorted(options)
+            if options[name] != getattr(self.config, name)
         )
 
     def overrules(self, template: Mapping[str, Any], effort: str | None, decides: Decides) -> bool:
-        """Whether `--thinking` says otherwise than a request that was accepted."""
-        wanted = _thinks({**template, **self._asked(template, effort, _EFFORT)})
+        """Return whether `--thinking` says otherwise than a request that was accepted."""
+        wanted = _thinks({**template, **self._requested(template, effort, _EFFORT)})
         return decides != "auto" and wanted is (decides == "off")
 
-    def _asked(
+    def _requested(
         self, template: Mapping[str, Any], effort: str | None, effort_at: str
     ) -> Mapping[str, Any]:
         """Check what a request asks; return the switches that its effort means."""
@@ -136,28 +136,28 @@ class Thinking:
                 raise RequestError(f"{where} does not take this value.", param=where)
         if effort is None or (effort in _OFF and self.on is None):
             return {}  # nothing is asked, or not to think of a model that cannot
-        meant = _of_effort(self.config, effort, effort_at)
-        for name, value in meant.items():
+        implied = _of_effort(self.config, effort, effort_at)
+        for name, value in implied.items():
             if template.get(name, value) != value:
                 raise RequestError(
                     f"{effort_at} {effort} contradicts chat_template_kwargs.{name}.",
                     param=effort_at,
                 )
-        return meant if self.on is not None else {}
+        return implied if self.on is not None else {}
 
 
-def _thinks(asked: Mapping[str, Any]) -> bool | None:
-    """Whether switches ask for thinking; None: they leave it open."""
-    values = [asked[name] for name in (*_ON_OFF, _EFFORT) if name in asked]
+def _thinks(switches: Mapping[str, Any]) -> bool | None:
+    """Return whether switches ask for thinking; None: they leave it open."""
+    values = [switches[name] for name in (*_ON_OFF, _EFFORT) if name in switches]
     return not any(value in (False, _NO_THINKING, "none") for value in values) if values else None
 
 
 def _of_effort(config: Any, effort: str, at: str) -> Mapping[str, Any]:
     """Return the switches nearest to an effort: a level where there are any, else on or off."""
-    known = renderers.template_field_names(config)
-    switch = next((name for name in _ON_OFF if name in known), None)
+    field_names = renderers.template_field_names(config)
+    switch = next((name for name in _ON_OFF if name in field_names), None)
     off = effort in _OFF
-    if _EFFORT in known:
+    if _EFFORT in field_names:
         level = {_EFFORT: effort}
         if _takes(config, level):
             return level if switch is None else {**level, switch: not off}

@@ -28,21 +28,21 @@ def load(model: str) -> Any:
     config = read_json(folder / "tokenizer_config.json")
     if not (folder / "tokenizer.json").exists() or "auto_map" in config:
         return load_tokenizer(model)
-    found = PreTrainedTokenizerFast.from_pretrained(
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(
         folder, local_files_only=True, clean_up_tokenization_spaces=False
     )
-    backend = found.backend_tokenizer
+    backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    known = backend.get_added_tokens_decoder().values()
-    if backend.normalizer is not None and any(token.normalized for token in known):
+    added_tokens = backend.get_added_tokens_decoder().values()
+    if backend.normalizer is not None and any(token.normalized for token in added_tokens):
         # If found in normalised text, a token could have other spellings than its own.
-        found._tokenizer = _as_written(backend)  # pyright: ignore[reportPrivateUsage]
-    return found
+        tokenizer._tokenizer = _as_written(backend)  # pyright: ignore[reportPrivateUsage]
+    return tokenizer
 
 
 def _as_written(backend: Tokenizer) -> Tokenizer:
     """Return the tokenizer with added tokens that are found in the text as it is written."""
-    told = json.loads(backend.to_str())
-    told["added_tokens"] = [token | {"normalized": False} for token in told["added_tokens"]]
-    return Tokenizer.from_str(json.dumps(told))
+    state = json.loads(backend.to_str())
+    state["added_tokens"] = [token | {"normalized": False} for token in state["added_tokens"]]
+    return Tokenizer.from_str(json.dumps(state))
