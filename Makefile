@@ -107,19 +107,19 @@ test-4bit: $(READY)
 	PYTHONPATH=$(BITS) $(BIN)/python -m pytest tests/local_gpu/test_quantized.py $(ARGS)
 
 vllm:
-	@$(PYTHON) tests/lab/install_vllm.py $(VLLM)
+	@$(PYTHON) -m tests.lab.install_vllm $(VLLM)
 
 test-vllm: $(READY)
 	$(BIN)/python -m pytest --vllm=$(VLLM) tests/local_gpu/sample/test_vllm.py tests/local_gpu/sample/test_vllm_eyes.py tests/local_gpu/sample/test_vllm_product.py $(ARGS)
 
 cookbook:
-	@$(PYTHON) tests/lab/install_cookbook.py $(COOKBOOK)
+	@$(PYTHON) -m tests.lab.install_cookbook $(COOKBOOK)
 
 test-cookbook: $(READY)
 	$(BIN)/python -m pytest --cookbook=$(COOKBOOK) tests/local_gpu/tinker/test_cookbook.py $(ARGS)
 
 verifiers:
-	@$(PYTHON) tests/lab/install_verifiers.py $(VERIFIERS)
+	@$(PYTHON) -m tests.lab.install_verifiers $(VERIFIERS)
 
 test-verifiers: $(READY)
 	$(BIN)/python -m pytest --verifiers=$(VERIFIERS) tests/tracks/test_verifiers.py $(ARGS)
