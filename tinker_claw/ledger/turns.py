@@ -262,11 +262,8 @@ class TurnTable(LedgerTable):
     def add(self, turn: Outcome, bill: Bill | None = None) -> int:
         """Write a turn and the bill for serving it; return its id. Durable when this returns."""
         place, who, prompt, done = turn.place, turn.place.identity, turn.prompt, turn.completion
-        lesson_block, raw, because = (
-            prompt.lesson_block,
-            raw_ids(prompt.tokens),
-            turn.untrained_because,
-        )
+        lesson_block, raw = prompt.lesson_block, raw_ids(prompt.tokens)
+        because = turn.untrained_because
         values: dict[str, Any] = {
             "session_id": place.session_id,
             "created_at": time.time(),
