@@ -41,17 +41,22 @@ DEFAULT_USER: Final = "default"
 _NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 
 
-def _setting(default: Any, told: str, *, when: str = "", unit: str = "", **bounds: Any) -> Any:
+def _setting(
+    default: Any, description: str, *, when: str = "", unit: str = "", **bounds: Any
+) -> Any:
     """Declare one setting.
 
     Args:
-        told: what it is, as --help says it.
+        description: what it is, as --help says it.
         when: when to change it, as the settings page says it, where that is not plain.
         unit: what its number counts.
         bounds: what its number may be, as pydantic has it (ge, gt, le).
     """
-    told_of: Any = {"description": told, "json_schema_extra": {"when": when, "unit": unit}}
-    return Field(default=default, **told_of, **bounds)
+    described: Any = {
+        "description": description,
+        "json_schema_extra": {"when": when, "unit": unit},
+    }
+    return Field(default=default, **described, **bounds)
 
 
 _MOST = 2**63
@@ -92,7 +97,7 @@ class Section(BaseModel):
 
 
 class Run(Section):
-    """What runs, and where it keeps its records"""
+    """The run, and the folder of its records"""
 
     method: str = _setting("combine", "how turns become training (docs/methods.md); rl is binary")
     model_name: str = _setting(
@@ -237,14 +242,14 @@ class Gateway(Section):
     def is_alias(self, name: str) -> bool:
         """Return whether a client may ask for the model by this name of another."""
         return _VERSIONED.search(name) is None and any(
-            name.startswith(given[:-1]) if given.endswith("*") else name == given
-            for given in _listed(self.models)
+            name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+            for pattern in _listed(self.models)
         )
 
     def aliases(self, served_name: str) -> tuple[str, ...]:
         """Return names that clients can choose from, one for each in `models`."""
         short = served_name.rstrip("/").rsplit("/", 1)[-1]
-        return tuple(given.replace("*", short) for given in _listed(self.models))
+        return tuple(pattern.replace("*", short) for pattern in _listed(self.models))
 
     @property
     def origins(self) -> tuple[str, ...]:
@@ -285,7 +290,7 @@ class JudgeSettings(Section):
 
 
 class Training(Section):
-    """How samples become steps"""
+    """Training: steps made of samples"""
 
     batch_size: int = _setting(
         16,
@@ -347,10 +352,10 @@ class Training(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _paper_alone(cls, given: Any) -> Any:
-        if isinstance(given, dict) and cast("dict[str, Any]", given).get("recipe") == "paper":
-            return {"gate": "off", "lessons": "off"} | cast("dict[str, Any]", given)
-        return given
+    def _paper_alone(cls, values: Any) -> Any:
+        if isinstance(values, dict) and cast("dict[str, Any]", values).get("recipe") == "paper":
+            return {"gate": "off", "lessons": "off"} | cast("dict[str, Any]", values)
+        return values
 
     @model_validator(mode="after")
     def _practice_of_lessons(self) -> Training:
@@ -360,7 +365,7 @@ class Training(Section):
 
     @property
     def opd_mode(self) -> Literal["topk", "token"]:
-        """Whether the teacher scores top-k candidates or only the sampled token."""
+        """Scoring by the teacher: of top-k candidates, or of the sampled token alone."""
         return "topk" if self.opd_topk else "token"
 
     @property
@@ -370,7 +375,7 @@ class Training(Section):
 
 
 class Keeping(Section):
-    """What is kept of your words, and for how long"""
+    """Retention of your words"""
 
     redact: str = _setting(
         SECRETS,
@@ -411,7 +416,7 @@ class Budget:
 
 
 class Spend(Section):
-    """What a service may cost"""
+    """Budget of a service"""
 
     budget_usd: float | str | None = _setting(
         None,
@@ -540,8 +545,8 @@ class Settings(Section):
     def keys(self) -> list[str]:
         """The keys that the gateway takes, those of admins first; none: it needs none."""
         admins_first = sorted(self.users, key=lambda user: user.role != "admin")
-        given = [self.gateway.api_key, *(user.key for user in admins_first)]
-        return [key.get_secret_value() for key in given if key is not None]
+        keys = [self.gateway.api_key, *(user.key for user in admins_first)]
+        return [key.get_secret_value() for key in keys if key is not None]
 
     @property
     def served_name(self) -> str:
@@ -550,7 +555,7 @@ class Settings(Section):
 
     @property
     def bound(self) -> dict[str, str]:
-        """What a ledger is bound to: a run's cannot change."""
+        """Return the settings that a ledger is bound to, which a run cannot change."""
         run = self.run
         rank = str(self.training.lora_rank)
         return {

@@ -107,12 +107,14 @@ class SamplerEndpoint:
 
     async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
         try:
-            found = await self._renderer.prompt_aside(messages, switches=self._switches)
+            prompt = await self._renderer.prompt_aside(messages, switches=self._switches)
             while True:
                 most = self._answer_tokens
-                done = await self._sampled(found.tokens, n, most)
-                read = [self._renderer.parse(one.tokens, found.tokens) for one in done]
-                cut = [one.stop_reason is not StopReason.STOP for one in done]
+                done = await self._sampled(prompt.tokens, n, most)
+                read = [
+                    self._renderer.parse(completion.tokens, prompt.tokens) for completion in done
+                ]
+                cut = [completion.stop_reason is not StopReason.STOP for completion in done]
                 if most == THINKING_TOKENS or not any(
                     short and reply.reasoning is not None and not reply.text
                     for short, reply in zip(cut, read, strict=True)
@@ -126,7 +128,7 @@ class SamplerEndpoint:
         except (AlignmentError, BackendError, RequestError) as error:
             raise JudgeError(f"the base model could not judge: {error}") from error
         # Without their thinking; empty where that never ended.
-        return [one.text + (CUT if short else "") for one, short in zip(read, cut, strict=True)]
+        return [reply.text + (CUT if short else "") for reply, short in zip(read, cut, strict=True)]
 
     async def _sampled(self, prompt: Tokens, n: int, most: int) -> list[Completion]:
         room = max(1, self._context_tokens - len(prompt))
@@ -188,7 +190,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
                     asks = [group.create_task(self._insist(request, size)) for size in sizes]
             except ExceptionGroup as failed:
                 raise first_cause(failed) from failed
-            texts = [text for one in asks for text in one.result()]
+            texts = [text for ask in asks for text in ask.result()]
             if most < THINKING_TOKENS and any(text.cut_thinking for text in texts):
                 self._answer_tokens = THINKING_TOKENS
                 log.info("judge.thinks", url=self._url)

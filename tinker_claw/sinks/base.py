@@ -107,8 +107,8 @@ def check_installed(names: tuple[str, ...]) -> None:
 def read_run(rows: Rows) -> Run:
     """Return the run of a ledger that has its first version."""
     keys = ("model", "method", "backend", "lora_rank")
-    known = rows.pairs("SELECT key, value FROM meta")
-    config = {key: known[key] for key in keys if key in known}  # pins and holds come and go
+    meta = rows.pairs("SELECT key, value FROM meta")
+    config = {key: meta[key] for key in keys if key in meta}  # pins and holds come and go
     began = rows.one("SELECT created_at FROM versions ORDER BY id LIMIT 1")
     directory = rows.path.parent.absolute()
     return Run(

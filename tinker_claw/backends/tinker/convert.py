@@ -189,21 +189,21 @@ def completion(sequence: sdk.SampledSequence, params: SamplingParams, cached: in
 
 
 def candidates(
-    found: TopkLogprobs | None, rows: int, k: int
+    table: TopkLogprobs | None, rows: int, k: int
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[float, ...], ...]]:
     """The last `rows` rows of a top-k table, whole."""
-    if found is None or found.token_ids.shape[0] < rows or found.token_ids.shape[1] != k:
+    if table is None or table.token_ids.shape[0] < rows or table.token_ids.shape[1] != k:
         raise SamplerError(f"Tinker gave no {k} candidates for each of {rows} positions.")
-    ids, best = found.token_ids[-rows:], found.logprobs[-rows:]
+    ids, best = table.token_ids[-rows:], table.logprobs[-rows:]
     if not bool((best > _EMPTY_CELL).all()):  # NaN is no candidate either
         raise SamplerError(f"Tinker gave fewer than {k} candidates for a position.")
     return tuple(map(tuple, ids.tolist())), tuple(map(tuple, best.tolist()))
 
 
-def named(found: sdk.TensorData | None, rows: int, k: int) -> Any:
+def named(data: sdk.TensorData | None, rows: int, k: int) -> Any:
     """The scores [rows, k] of the ids that were named, whichever layout they come in."""
     # Values only, in order: rows before the named ones are listed by the dense layout alone.
-    values = np.asarray(() if found is None else found.data)
+    values = np.asarray(() if data is None else data.data)
     if len(values) < rows * k or len(values) % k:
         raise SamplerError("Tinker did not score the ids that were asked for.")
     scores = values.reshape(-1, k)[-rows:]
