@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from benchmarks.agent_requests import MODEL, RELAYED
-from tinker_claw.app.server import Server, url_of
+from tinker_claw.app.server import GatewayServer, url_of
 from tinker_claw.connections import listen
 
 TEXT = "Yes. The file is read, and what stands in it is what you said it was."
@@ -71,7 +71,7 @@ def serve_app(app: FastAPI) -> None:
     async def serve() -> None:
         with listen("127.0.0.1", 0) as listening:
             print(f"serving {url_of(listening)}", flush=True)
-            await Server(app).serve(sockets=[listening])
+            await GatewayServer(app).serve(sockets=[listening])
 
     asyncio.run(serve())
 

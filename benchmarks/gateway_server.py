@@ -26,7 +26,7 @@ from tinker_claw.formats import spoken
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.deps import GatewayDeps
-from tinker_claw.gateway.fallback import Serving
+from tinker_claw.gateway.fallback import ServingDeps
 from tinker_claw.gateway.index import IDLE_S, ConversationIndex
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
@@ -138,7 +138,7 @@ def gateway_app(directory: Path, vocabulary: Path, context_tokens: int) -> FastA
         served_name=MODEL,
         policy=policy,
         keys=Keys(None, ()),
-        serving=Serving(open_version, health.backend, lambda version: ()),
+        serving=ServingDeps(open_version, health.backend, lambda version: ()),
         ledger=ledger,
         index=ConversationIndex(ledger.turns, IDLE_S),
         privacy=SessionPrivacy(ledger.turns, Redactor([SECRETS]), compute),

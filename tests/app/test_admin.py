@@ -27,15 +27,17 @@ from tinker_claw.app.orders import CONTROL_FILE, order
 from tinker_claw.app.server import in_background
 from tinker_claw.cli import main
 from tinker_claw.errors import UndoError
-from tinker_claw.learner.rollback import Rollback
-from tinker_claw.ledger.database import Writer, beside
+from tinker_claw.learner.rollback import RollbackOperations
+from tinker_claw.ledger.database import WritingConnection, beside
 from tinker_claw.render.renderer import Renderer
 
 KEY = "mine-0123456789abcdef"
 
 
 @asynccontextmanager
-async def orders(w: World, directory: Path, undo: Rollback | None = None) -> AsyncIterator[Orders]:
+async def orders(
+    w: World, directory: Path, undo: RollbackOperations | None = None
+) -> AsyncIterator[Orders]:
     """Serve the admin routes of a running loop."""
     taken = Orders(undo or undoing(w), lambda: {"status": "ok"}, local=True)
     app = Starlette(routes=taken.routes())
@@ -148,7 +150,7 @@ async def test_forgetting_has_left_the_ledger_when_orders_are_taken_no_more(tmp_
     begun, ended = asyncio.Event(), list[bool]()
     loop = asyncio.get_running_loop()
 
-    def work(_: Writer) -> None:
+    def work(_: WritingConnection) -> None:
         loop.call_soon_threadsafe(begun.set)
         time.sleep(0.5)  # orders end meanwhile
         ended.append(True)

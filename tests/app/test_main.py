@@ -12,7 +12,7 @@ import pytest
 from tests.support import stories
 from tests.support.fakes import FakeSampler, FakeTrainer
 from tinker_claw.app.main import guarded
-from tinker_claw.app.wiring import MOST_OPEN, Versions
+from tinker_claw.app.wiring import MOST_OPEN, VersionSamplers
 from tinker_claw.backends.model_files import Source, source
 from tinker_claw.backends.open import learning_rate
 from tinker_claw.config.load import load
@@ -71,7 +71,7 @@ async def test_versions_are_opened_once_and_the_one_unused_longest_is_closed(
         version = ledger.steps.commit(
             step, version, state_ref="s", sampler_ref=sampler.ref, metrics={}
         )
-    versions = Versions(ledger, trainer)
+    versions = VersionSamplers(ledger, trainer)
     opened = [await versions.open(number) for number in range(MOST_OPEN)]
     assert await versions.open(0) is opened[0]
     busy = FakeSampler.aclose
@@ -99,7 +99,7 @@ async def test_version_that_is_slow_to_open_holds_no_other_up(tmp_path: Path) ->
     sampler = await trainer.publish()
     step = ledger.steps.begin(first.id, [])
     ledger.steps.commit(step, first, state_ref="s", sampler_ref=sampler.ref, metrics={})
-    versions, opening, go_on = Versions(ledger, trainer), list[str](), asyncio.Event()
+    versions, opening, go_on = VersionSamplers(ledger, trainer), list[str](), asyncio.Event()
     opens = trainer.open
 
     async def slow(ref: str) -> Sampler:

@@ -15,7 +15,7 @@ from tests.support.ledger import new_turn, sample_counts
 from tests.support.stories import METRICS, run
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import BLOCK, pack_ids, raw_ids
-from tinker_claw.ledger.database import Writer, reading
+from tinker_claw.ledger.database import WritingConnection, reading
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import forget, from_turn, in_session
@@ -300,11 +300,11 @@ def test_command_clears_what_sqlite_left_between_other_rows(talk: Talk, tmp_path
 def test_without_room_for_a_copy_it_is_forgotten_and_the_error_says_so(
     talk: Talk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(writer: Writer) -> None:
+    def refused(writer: WritingConnection) -> None:
         raise LedgerError("there is no room")
 
     talk.turn("a")
-    monkeypatch.setattr(Writer, "vacuum", refused)
+    monkeypatch.setattr(WritingConnection, "vacuum", refused)
     with pytest.raises(LedgerError, match="is forgotten, but there is no room; "):
         talk.ledger.forget(in_session("a", None))
     assert found(tmp_path, 1) == []

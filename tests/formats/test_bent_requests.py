@@ -19,10 +19,10 @@ from tests.lab.mutations import DEEP, VALUES
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
     FinishedReply,
-    Format,
     GenerationRequest,
     ReplyHead,
     TokenCounts,
+    WireFormat,
 )
 from tinker_claw.formats.chat import Chat
 from tinker_claw.formats.messages import Messages
@@ -88,7 +88,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(one, (*path, name))
 
 
-def outcome(spoken: Format, body: bytes) -> tuple[GenerationRequest | None, str]:
+def outcome(spoken: WireFormat, body: bytes) -> tuple[GenerationRequest | None, str]:
     try:
         return spoken.parse(body, spoken.routes[0], "ann"), ""
     except RequestError as error:
@@ -109,7 +109,7 @@ DONE = FinishedReply(Reply("fine"), "stop", TokenCounts(12, 7, 5), 3)
 )
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
 def test_what_was_found_out_about_a_message_is_not_sought_again(
-    spoken: Format, body: dict[str, Any], separators: tuple[str, str]
+    spoken: WireFormat, body: dict[str, Any], separators: tuple[str, str]
 ) -> None:
     written = json.dumps(body, separators=separators).encode()
     request, sought = spoken.parse(written, spoken.routes[0], "ann"), list[Any]()
@@ -128,7 +128,9 @@ def test_what_was_found_out_about_a_message_is_not_sought_again(
 @pytest.mark.parametrize(
     ("spoken", "body"), [(Messages(), OF_MESSAGES), (Responses(), OF_RESPONSES)]
 )
-def test_a_bent_request_is_read_or_refused_by_name(spoken: Format, body: dict[str, Any]) -> None:
+def test_a_bent_request_is_read_or_refused_by_name(
+    spoken: WireFormat, body: dict[str, Any]
+) -> None:
     assert spoken.parse(json.dumps(body).encode(), spoken.routes[0], "ann")
     refused = read = 0
     for path in list(places(body))[1:]:

@@ -25,7 +25,7 @@ from tests.support.coding_agents import (
 from tests.support.fakes import Script
 from tests.support.gateways import gateway, spell
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import Format, Json
+from tinker_claw.formats.base import Json, WireFormat
 from tinker_claw.formats.chat import Chat
 from tinker_claw.formats.messages import Messages
 from tinker_claw.formats.responses import Responses
@@ -190,7 +190,7 @@ async def test_an_agent_waits_for_a_model_that_thinks_as_long_as_there_are_keep_
             assert tries > 1 or ended.returncode != 0, "the clocks were shortened"
 
 
-def counting(refused: list[str]) -> list[Format]:
+def counting(refused: list[str]) -> list[WireFormat]:
     """All formats; their refusals are collected in `refused`."""
 
     def counted(kind: type[Any]) -> Any:

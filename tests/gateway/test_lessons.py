@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.ledger import new_turn
 from tinker_claw.errors import UndoError
-from tinker_claw.gateway.lessons import Lessons
+from tinker_claw.gateway.lessons import LessonChooser
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import MOST, State, read_lessons
 from tinker_claw.types import Vote, Wish
@@ -25,7 +25,7 @@ def turn(ledger: Ledger, session_id: int, value: Vote, wish: Wish | None = None)
 
 def test_start_of_a_session_costs_the_same_however_many_there_were(ledger: Ledger) -> None:
     """Counted in steps of SQLite's machine, over sessions that were told nothing."""
-    lessons = Lessons(ledger.lessons, lambda text: range(len(text)))
+    lessons = LessonChooser(ledger.lessons, lambda text: range(len(text)))
     turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain"))
 
     def steps(key: str) -> int:
@@ -52,7 +52,7 @@ def test_no_lesson_is_encoded_for_which_there_is_no_room(ledger: Ledger) -> None
         encoded.append(text)
         return []
 
-    lessons = Lessons(ledger.lessons, encode)
+    lessons = LessonChooser(ledger.lessons, encode)
     for number in range(8 * MOST):
         wish = Wish(f"Be brief, {number}.", f"brief {number}")
         turn(ledger, ledger.turns.session("me", f"source {number}"), -1, wish)
@@ -163,7 +163,7 @@ def test_only_what_is_told_takes_a_place(ledger: Ledger) -> None:
             "VALUES ('committed', 0, 0, ?, 0)",
             number + 2,
         )
-    lessons = Lessons(ledger.lessons, lambda text: range(len(text.split())))
+    lessons = LessonChooser(ledger.lessons, lambda text: range(len(text.split())))
     told = lessons.for_session(ledger.turns.session("me", "new"), "me")
     assert [one.id for one in told] == [1, *range(6, MOST + 2)]
 

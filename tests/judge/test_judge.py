@@ -31,7 +31,7 @@ from tinker_claw.judge.lessons import choose_wish
 from tinker_claw.judge.prompts import (
     CUT,
     INCLUDED,
-    Answer,
+    JudgeAnswer,
     Schema,
     ask,
     choose_hints,
@@ -161,13 +161,13 @@ def test_a_quote_in_a_long_message_is_found_at_once(quote: str) -> None:
     ],
 )
 def test_majority(votes: tuple[Vote | None, ...], value: Vote | None) -> None:
-    verdict = majority([Answer(vote) for vote in votes])
+    verdict = majority([JudgeAnswer(vote) for vote in votes])
     assert verdict.value == value
     assert verdict.votes == votes
 
 
 def test_a_verdict_weighs_as_the_votes_for_it_do_on_average() -> None:
-    accepts, goes_on, corrects = Answer(1), Answer(1, 0.3), Answer(-1)
+    accepts, goes_on, corrects = JudgeAnswer(1), JudgeAnswer(1, 0.3), JudgeAnswer(-1)
     assert majority([goes_on, goes_on, goes_on]).weight == pytest.approx(0.3)
     assert majority([accepts, goes_on, corrects]).weight == pytest.approx(0.65)
     assert majority([goes_on, corrects, corrects]).weight == 1.0

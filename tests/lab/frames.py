@@ -19,7 +19,7 @@ from pathlib import Path
 from examples.real.wishes import EXAM, WISHES, Wish
 from local_gpu.model.small import default_cache, model_folder
 from tests.lab.practised import Bench, open_bench
-from tinker_claw.learner.lesson_replies import FirstMessage, Reply
+from tinker_claw.learner.lesson_replies import FirstMessage, LessonReply
 from tinker_claw.wishes import FRAME
 
 
@@ -93,7 +93,7 @@ def _at_the_end(bench: Bench, message: FirstMessage, wish: str) -> FirstMessage:
     )
 
 
-def _show(name: str, wish: Wish, replies: list[Reply]) -> None:
+def _show(name: str, wish: Wish, replies: list[LessonReply]) -> None:
     half = len(replies) // 2
     kept, contrary = replies[:half], replies[half:]
     follow = sum(reply.ended and wish.follows(reply.text) for reply in kept)

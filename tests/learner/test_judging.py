@@ -18,7 +18,7 @@ from tinker_claw.billing.prices import Price
 from tinker_claw.cli import main
 from tinker_claw.errors import JudgeError
 from tinker_claw.judge.prompts import Schema
-from tinker_claw.learner.rollback import Rollback
+from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.ledger.database import FILE, Rows, reading
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
@@ -189,7 +189,7 @@ async def test_set_aside_turns_are_taken_up_again_while_the_loop_runs(tmp_path: 
     ) as w:
         bad = [w.turn("MUMBLE YES"), w.turn("MUMBLE YES")]
         await judge_others_until(w, lambda: set_aside(w) == bad)
-        undoing = Rollback(w.parts, w.learner, lambda session: None, w.judging.wake)
+        undoing = RollbackOperations(w.parts, w.learner, lambda session: None, w.judging.wake)
         w.ledger._db._connection.execute("UPDATE next_states SET text = 'YES'")  # it can be read
         before = w.ledger.samples.waiting()
         assert undoing.judge_again([bad[1], 999]) == [bad[1]]

@@ -12,15 +12,15 @@ from tests.support.learning import World, world
 from tests.support.ledger import sample_counts, step_counts, verdict_counts
 from tinker_claw.errors import BackendError, OutageError, UndoError
 from tinker_claw.learner.recovery import restore, restore_pin
-from tinker_claw.learner.rollback import Rollback
+from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.ledger.versions import read_versions
 from tinker_claw.types import Adam, LossPass, StepReport
 
 
-def undoing(w: World) -> Rollback:
-    return Rollback(w.parts, w.learner, lambda session: None, w.judging.wake)
+def undoing(w: World) -> RollbackOperations:
+    return RollbackOperations(w.parts, w.learner, lambda session: None, w.judging.wake)
 
 
 async def learn(w: World, to: int) -> None:

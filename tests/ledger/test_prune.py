@@ -19,7 +19,7 @@ from tinker_claw.cli.explain import explained
 from tinker_claw.config.settings import Keeping, Training
 from tinker_claw.errors import ForgottenError, LedgerError
 from tinker_claw.ledger import prune
-from tinker_claw.ledger.database import Writer, reading
+from tinker_claw.ledger.database import WritingConnection, reading
 from tinker_claw.ledger.decline import _REPLIES
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
@@ -176,7 +176,7 @@ def test_block_that_a_new_turn_shares_with_dropped_ones_is_not_deleted(
         new[:] = new or [add(ledger, "new", prompt=(*shared, 7))]
 
     assert trim(ledger, before=time.time() + 1) == 31
-    with closing(Writer(ledger.path)) as writer, monkeypatch.context() as between:
+    with closing(WritingConnection(ledger.path)) as writer, monkeypatch.context() as between:
         add(ledger, "y", untrained_because="side")
         between.setattr("tinker_claw.ledger.prune.time.sleep", sleep)
         at: int | None = 0
@@ -189,7 +189,7 @@ def test_block_that_a_new_turn_shares_with_dropped_ones_is_not_deleted(
 def test_a_turn_that_is_taken_up_again_meanwhile_is_not_dropped(ledger: Ledger) -> None:
     turns = [add(ledger, f"x{n}", untrained_because="side") for n in range(20)]
 
-    class Interrupted(Writer):
+    class Interrupted(WritingConnection):
         def column(self, query: str, *values: Any) -> list[Any]:
             found = super().column(query, *values)
             ledger._db.write("UPDATE turns SET settled = 0 WHERE id = ?", turns[-1])

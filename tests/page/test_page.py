@@ -28,7 +28,7 @@ from tinker_claw.config.settings import Training, User
 from tinker_claw.errors import UndoError
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.learner.gate import REFUSED
-from tinker_claw.learner.rollback import Rollback
+from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.figures import read_kept, read_overview
@@ -103,7 +103,7 @@ class Page:
             },
             decode=lambda tokens: "".join(XSS[token % len(XSS)] for token in tokens),
             say=ledger.feedback.give,
-            undo=cast("Rollback", self.undo),
+            undo=cast("RollbackOperations", self.undo),
             redact=lambda text: text.replace("swordfish", "[redacted: password]"),
         )
         self.app = Starlette(routes=routes.create_page(self.deps))

@@ -21,7 +21,7 @@ from tinker_claw.conversation.attribution import last_request_index
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.chat import parse_chat
 from tinker_claw.images import images_in
-from tinker_claw.render.format import Format
+from tinker_claw.render.format import ChatFormat
 from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.prompt_cache import PromptCache
 from tinker_claw.render.renderer import Renderer
@@ -66,9 +66,11 @@ def hub() -> Any:
     return load_tokenizer(str(MODEL_DIR))
 
 
-def format_of(tokenizer: Any, config: Any, cache: PromptCache | None = None) -> Format:
+def format_of(tokenizer: Any, config: Any, cache: PromptCache | None = None) -> ChatFormat:
     guard = Guard(tokenizer.get_added_vocab())
-    return Format(CutTokenizer(tokenizer), guard, PromptCache() if cache is None else cache, config)
+    return ChatFormat(
+        CutTokenizer(tokenizer), guard, PromptCache() if cache is None else cache, config
+    )
 
 
 def full_render(

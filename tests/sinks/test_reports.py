@@ -14,11 +14,11 @@ from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.spend import Bill
 from tinker_claw.sinks import base
-from tinker_claw.sinks.base import Report, Run, read_reports, read_run
+from tinker_claw.sinks.base import Report, TrackedRun, read_reports, read_run
 from tinker_claw.types import Usage
 
 
-def reports(directory: Path, after: int = 0) -> tuple[Run, list[Report]]:
+def reports(directory: Path, after: int = 0) -> tuple[TrackedRun, list[Report]]:
     with reading(directory / FILE) as ledger, ledger.moment():
         return read_run(ledger), read_reports(ledger, after)
 
@@ -117,12 +117,12 @@ def test_sinks_are_named_with_commas_and_known() -> None:
 def test_one_file_is_a_sink_and_its_missing_package_is_named_with_its_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = "class Opened:\n    def __init__(self, run): self.run = run\n"
-    (tmp_path / "plain_lines.py").write_text(f'PACKAGE = ""\n{opened}')
-    (tmp_path / "rare_lines.py").write_text(f'PACKAGE = "surely-nobody-has-this>=3"\n{opened}')
+    sink = "class Lines:\n    def __init__(self, run): self.run = run\nSINK = Lines\n"
+    (tmp_path / "plain_lines.py").write_text(f'PACKAGE = ""\n{sink}')
+    (tmp_path / "rare_lines.py").write_text(f'PACKAGE = "surely-nobody-has-this>=3"\n{sink}')
     monkeypatch.setattr(sinks, "__path__", [*sinks.__path__, str(tmp_path)])
     base.check_installed(("plain_lines",))
-    run = Run("id", "name", tmp_path, {})
+    run = TrackedRun("id", "name", tmp_path, {})
     assert vars(base.sink("plain_lines", run)) == {"run": run}
     with pytest.raises(ConfigError, match=r"pip install 'surely-nobody-has-this>=3'"):
         base.check_installed(("rare_lines",))

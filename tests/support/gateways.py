@@ -22,18 +22,18 @@ from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Chats, Gateway, User
 from tinker_claw.formats import spoken
-from tinker_claw.formats.base import Format
+from tinker_claw.formats.base import WireFormat
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.deps import GatewayDeps
-from tinker_claw.gateway.fallback import Serving, lineage
+from tinker_claw.gateway.fallback import ServingDeps, lineage
 from tinker_claw.gateway.index import IDLE_S, ConversationIndex
-from tinker_claw.gateway.lessons import Lessons
+from tinker_claw.gateway.lessons import LessonChooser
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.learner.health import Health
-from tinker_claw.learner.rollback import Rollback
+from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Policy, PolicyHolder, Sampler
 from tinker_claw.privacy.redact import Redactor
@@ -97,7 +97,7 @@ class World:
     spending: Spending
     health: Health
     index: ConversationIndex
-    formats: Sequence[Format]
+    formats: Sequence[WireFormat]
 
     async def ask(self, *said: str | dict[str, Any], **body: Any) -> httpx.Response:
         """POST messages; strings alternate between user and assistant."""
@@ -177,7 +177,7 @@ async def gateway(
     spending: Callable[[Ledger], Spending] | None = None,
     health: Health | None = None,
     compute: ComputeRounds | None = None,
-    formats: Sequence[Format] | None = None,
+    formats: Sequence[WireFormat] | None = None,
     idle_s: float = IDLE_S,
     owners: Collection[str] = (),
     hears_others: bool = False,
@@ -230,7 +230,7 @@ async def gateway(
             ),
             served_name=MODEL,
             policy=policy,
-            serving=Serving(
+            serving=ServingDeps(
                 open_version,
                 parts.backend,
                 lineage(ledger.steps.version, open_version, base) if base else lambda _: (),
@@ -250,7 +250,7 @@ async def gateway(
                 sees=sees,
             ),
             student_topk=student_topk,
-            lessons=Lessons(ledger.lessons, partial(renderer.hint_tokens, words="{hint}"))
+            lessons=LessonChooser(ledger.lessons, partial(renderer.hint_tokens, words="{hint}"))
             if lessons
             else None,
             on_next_state=lambda: woken.append("judge"),
@@ -266,7 +266,7 @@ async def gateway(
             keys=keys,
         )
         app = create_app(deps, formats)
-        orders = Orders(cast("Rollback", undoing), deps.figures, local=not keys.needed)
+        orders = Orders(cast("RollbackOperations", undoing), deps.figures, local=not keys.needed)
         app.router.routes.extend(orders.routes())
         async with (
             in_background(app) as url,

@@ -30,7 +30,7 @@ from tinker_claw.ledger.prune import from_turn, in_session
 from tinker_claw.origin import refuse_pages
 
 if TYPE_CHECKING:
-    from tinker_claw.learner.rollback import Rollback
+    from tinker_claw.learner.rollback import RollbackOperations
 
 _MOST_BYTES: Final = 65_536
 
@@ -39,7 +39,7 @@ class Orders:
     """Carry out what commands ask of a running gateway."""
 
     def __init__(
-        self, undoing: Rollback, health: Callable[[], Mapping[str, Any]], *, local: bool
+        self, undoing: RollbackOperations, health: Callable[[], Mapping[str, Any]], *, local: bool
     ) -> None:
         """`local`: whether the gateway is bound to loopback and needs no key."""
         self._undoing = undoing

@@ -23,7 +23,7 @@ from tinker_claw.app.server import (
     CLOSE_S,
     DRAIN_S,
     STEP_S,
-    Server,
+    GatewayServer,
     Stop,
     spare_collector,
     url_of,
@@ -127,7 +127,7 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[Settings, S
 
 async def _serve(settings: Settings, system: System, listening: socket, stop: Stop) -> None:
     """Run every part until the gateway ends; a step in progress may finish."""
-    server, parts, health = Server(system.app), system.parts, system.parts.health
+    server, parts, health = GatewayServer(system.app), system.parts, system.parts.health
     trim = partial(upkeep, parts.ledger, settings.privacy)
 
     def end() -> None:

@@ -43,7 +43,7 @@ def spare_collector() -> None:
     gc.set_threshold(2_000, 20, 100)
 
 
-class Server(connections.Server):
+class GatewayServer(connections.Server):
     """The gateway's server.
 
     With more connections than half of the open files allowed, a request gets a 503.
@@ -88,7 +88,7 @@ def url_of(listening: socket.socket) -> str:
 async def in_background(app: FastAPI) -> AsyncGenerator[str]:
     """Serve `app` on a free loopback port while the context lasts; yields its /v1 address."""
     with listen("127.0.0.1", 0) as listening:
-        server = Server(app)
+        server = GatewayServer(app)
         # No TaskGroup: it would wrap errors of the caller in a group that nobody catches.
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         try:

@@ -29,10 +29,10 @@ from tinker_claw.formats import spoken
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.deps import GatewayDeps
-from tinker_claw.gateway.fallback import Serving, lineage
+from tinker_claw.gateway.fallback import ServingDeps, lineage
 from tinker_claw.gateway.feedback import record
 from tinker_claw.gateway.index import IDLE_S, ConversationIndex
-from tinker_claw.gateway.lessons import Lessons
+from tinker_claw.gateway.lessons import LessonChooser
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
@@ -47,7 +47,7 @@ from tinker_claw.learner.loop import Learner
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.practice import Practice
 from tinker_claw.learner.recovery import restore, restore_pin
-from tinker_claw.learner.rollback import Rollback
+from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.samples import ready
@@ -133,7 +133,7 @@ async def wire(
         ended=can.ended,
     )
     judging = await _judging(common, prompts, learner.wake, stack)
-    versions = Versions(ledger, trainer)
+    versions = VersionSamplers(ledger, trainer)
     stack.push_async_callback(versions.aclose)
     index, formats = ConversationIndex(ledger.turns, IDLE_S), spoken()
     privacy = SessionPrivacy(ledger.turns, common.redactor, ComputeRounds())
@@ -146,7 +146,7 @@ async def wire(
         for wire_format in formats:
             wire_format.forget()
 
-    rollback = Rollback(parts, learner, forget_session, judging.wake)
+    rollback = RollbackOperations(parts, learner, forget_session, judging.wake)
     local = is_loopback(settings.gateway.host) and not keys.needed
     orders = Orders(rollback, deps.figures, local=local)
     app.router.routes.extend(orders.routes())
@@ -270,7 +270,7 @@ def _deps(
     common: _Common,
     index: ConversationIndex,
     privacy: SessionPrivacy,
-    versions: Versions,
+    versions: VersionSamplers,
     on_next_state: Callable[[], None],
 ) -> GatewayDeps:
     """Build the gateway's dependencies, some of them shared with the loop."""
@@ -283,7 +283,7 @@ def _deps(
         can=common.can,
         student_topk=student_topk(parts.method, settings.training),
         policy=parts.policy,
-        serving=Serving(
+        serving=ServingDeps(
             versions.open,
             parts.health.backend,
             lineage(parts.ledger.steps.version, versions.open, parts.base),
@@ -303,12 +303,14 @@ def _deps(
         on_next_state=on_next_state,
         lessons=None
         if settings.training.lessons == "off"
-        else Lessons(parts.ledger.lessons, partial(common.renderer.hint_tokens, words="{hint}")),
+        else LessonChooser(
+            parts.ledger.lessons, partial(common.renderer.hint_tokens, words="{hint}")
+        ),
     )
 
 
 def _page(
-    common: _Common, deps: GatewayDeps, rollback: Rollback, *, local: bool
+    common: _Common, deps: GatewayDeps, rollback: RollbackOperations, *, local: bool
 ) -> Sequence[BaseRoute]:
     return create_page(
         PageDeps(
@@ -342,7 +344,7 @@ def _health(settings: Settings, parts: LoopParts) -> dict[str, object]:
     return parts.spending.shown_in(snapshot | where)
 
 
-class Versions:
+class VersionSamplers:
     """Samplers of explicitly named policy versions (`model@v8`): opened on demand, a few kept."""
 
     def __init__(self, ledger: Ledger, trainer: Trainer) -> None:

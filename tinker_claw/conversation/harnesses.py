@@ -86,7 +86,7 @@ def after_blanks(text: str, at: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class KnownRequest:
     """A request with a system prompt of its own."""
 
     opens: str
@@ -119,7 +119,7 @@ class Harness:
 
     name: str
     blocks: Sequence[Block] = ()
-    calls: Sequence[Call] = ()
+    calls: Sequence[KnownRequest] = ()
     denials: Sequence[Denial] = ()
     agents: Sequence[str] = ()
     """How the User-Agent header of its requests begins, in lower case."""
@@ -169,7 +169,7 @@ def read(table: dict[str, Any]) -> Harness:
         blocks += [Block(tag, f"<{tag}", tag=True, **row) for tag in tags]
         blocks += [Block(text, form=_LABELLED.format(re.escape(text)), **row) for text in labels]
         blocks += [Block(**row)] if "form" in row else []
-    calls = [Call(**row) for row in table.pop("calls", ())]
+    calls = [KnownRequest(**row) for row in table.pop("calls", ())]
     denials = [
         Denial(re.compile(form, re.DOTALL), re.compile(row.get("tools", ".*")), row["vote"])
         for row in table.pop("denials", ())

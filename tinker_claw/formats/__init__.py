@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tinker_claw import plugins
-from tinker_claw.formats.base import Format
+from tinker_claw.formats.base import WireFormat
 from tinker_claw.formats.chat import Chat
 from tinker_claw.formats.messages import Messages
 from tinker_claw.formats.responses import Responses
 
-FORMATS: dict[str, Callable[[], Format]] = {
+FORMATS: dict[str, Callable[[], WireFormat]] = {
     "chat": Chat,
     "messages": Messages,
     "responses": Responses,
@@ -23,7 +23,7 @@ FORMATS: dict[str, Callable[[], Format]] = {
 """Built-in formats, by name."""
 
 
-def spoken() -> tuple[Format, ...]:
+def spoken() -> tuple[WireFormat, ...]:
     """Return an instance of every format: built-in ones, then those of installed packages.
 
     Raises:
@@ -33,9 +33,9 @@ def spoken() -> tuple[Format, ...]:
     return (*(make() for make in FORMATS.values()), *added)
 
 
-def _make_format(named: Any) -> Format:
+def _make_format(named: Any) -> WireFormat:
     """Make a format of an installed package, and use what its first request would miss."""
     instance = named()
-    if not isinstance(instance, Format) or not (instance.about and instance.routes):
+    if not isinstance(instance, WireFormat) or not (instance.about and instance.routes):
         raise TypeError("it is not a class under Format with an `about` and `routes`")
     return instance

@@ -233,7 +233,7 @@ class Route:
     purpose: Purpose
 
 
-class Format(ABC):
+class WireFormat(ABC):
     """Wire format of one kind of client."""
 
     about: str

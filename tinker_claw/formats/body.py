@@ -20,7 +20,7 @@ import msgspec
 from cachetools import LRUCache
 
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import Format, GenerationRequest
+from tinker_claw.formats.base import GenerationRequest, WireFormat
 
 INT64 = 2**63
 _Parsed = TypeVar("_Parsed")
@@ -291,7 +291,7 @@ class PartCache:
                     self._parsed[key] = (size, value)
 
 
-class CachingFormat(Format):
+class CachingFormat(WireFormat):
     """A format that caches the parsed parts of earlier requests.
 
     Its requests' `own` holds what `_reading` returns with the reader.

@@ -2,8 +2,8 @@
 
 A turn: `_caller` authenticates the client; `Limits.place` holds a place for it until its answer is
 complete; `read_body` reads the body; `admit` (request.py) parses it, ties it to the turn before
-and renders its prompt. An `Answer` (respond.py) runs a `Generation` (generation.py): it waits for a
-slot, gets the tokens from a `Sampling` (sampling.py) and writes the turn to the ledger.
+and renders its prompt. A `ReplyResponse` (respond.py) runs a `Generation` (generation.py): it waits
+for a slot, gets the tokens from a `Sampling` (sampling.py) and writes the turn to the ledger.
 
 Rule: no body is read before its sender is authenticated, is known to be no web page, and has a
 place.
@@ -23,7 +23,7 @@ from starlette.routing import Route as Path
 
 from tinker_claw.conversation.classify import is_episode
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import Format, Route
+from tinker_claw.formats.base import Route, WireFormat
 from tinker_claw.gateway import errors, feedback
 from tinker_claw.gateway.auth import Principal
 from tinker_claw.gateway.deps import GatewayDeps
@@ -34,7 +34,7 @@ from tinker_claw.gateway.wires import Wires
 from tinker_claw.origin import is_loopback, refuse_forms, refuse_pages
 
 
-def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
+def create_app(deps: GatewayDeps, formats: Sequence[WireFormat]) -> FastAPI:
     """The gateway as an ASGI application.
 
     Args:
@@ -51,7 +51,7 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
 class _Endpoints:
     """Endpoints of the gateway's routes."""
 
-    def __init__(self, deps: GatewayDeps, formats: Sequence[Format]) -> None:
+    def __init__(self, deps: GatewayDeps, formats: Sequence[WireFormat]) -> None:
         cfg = deps.settings
         self._deps = deps
         self._formats = formats
@@ -138,14 +138,14 @@ class _Endpoints:
         figures = self._deps.telemetry.exposition()
         return Response(figures, media_type="text/plain; version=0.0.4")
 
-    def _speaker(self, route: Route, request: Request) -> Format:
+    def _speaker(self, route: Route, request: Request) -> WireFormat:
         """Return the client's format, among those that have the route; errors are written in it."""
         formats = [wire for wire in self._formats if route in wire.routes]
         wire = errors.speaker(formats, request.url.path, request.headers)
         request.scope["wire"] = wire
         return wire
 
-    def _caller(self, request: Request, wire: Format | None = None) -> Principal:
+    def _caller(self, request: Request, wire: WireFormat | None = None) -> Principal:
         """Return the user who sends a request.
 
         Raises:

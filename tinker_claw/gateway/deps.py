@@ -11,9 +11,9 @@ from cachetools import LRUCache
 from tinker_claw.billing.budget import Spending
 from tinker_claw.config.settings import Gateway
 from tinker_claw.gateway.auth import Keys
-from tinker_claw.gateway.fallback import Serving
+from tinker_claw.gateway.fallback import ServingDeps
 from tinker_claw.gateway.index import ConversationIndex
-from tinker_claw.gateway.lessons import Lessons
+from tinker_claw.gateway.lessons import LessonChooser
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
@@ -60,7 +60,7 @@ class GatewayDeps:
     student_topk: int
     """Candidates to capture per token of a trainable turn; 0: the method needs none."""
     policy: PolicyHolder
-    serving: Serving
+    serving: ServingDeps
     ledger: Ledger
     index: ConversationIndex
     privacy: SessionPrivacy
@@ -73,7 +73,7 @@ class GatewayDeps:
     health: Callable[[], Mapping[str, Any]]
     on_next_state: Callable[[], None]
     """Called when a turn got its next state or its verdict, and can be judged or scored."""
-    lessons: Lessons | None = None
+    lessons: LessonChooser | None = None
     """None: nothing is told in prompts."""
     left_out: LeftOut = field(default_factory=LeftOut)
     unfit: LeftOut = field(default_factory=lambda: LeftOut("request.unfit"))

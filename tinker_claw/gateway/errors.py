@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from tinker_claw.errors import BackendError, ClawError, LedgerError, OutageError, RequestError
-from tinker_claw.formats.base import Format
+from tinker_claw.formats.base import WireFormat
 from tinker_claw.formats.body import shorten_name
 from tinker_claw.telemetry import log, place
 
@@ -45,7 +45,7 @@ def as_request_error(error: Exception) -> RequestError:
     return RequestError(message, status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def answer(wire: Format, error: Exception) -> JSONResponse:
+def answer(wire: WireFormat, error: Exception) -> JSONResponse:
     """The whole answer for an error."""
     problem = as_request_error(error)
     headers = dict(problem.headers or {})
@@ -54,7 +54,7 @@ def answer(wire: Format, error: Exception) -> JSONResponse:
     return JSONResponse(wire.error(problem), problem.status, headers=headers)
 
 
-def what(formats: Sequence[Format]) -> str:
+def what(formats: Sequence[WireFormat]) -> str:
     """Describe this server to callers of an unknown path."""
     spoken = "; ".join(wire.about for wire in formats)
     return (
@@ -63,13 +63,13 @@ def what(formats: Sequence[Format]) -> str:
     )
 
 
-def speaker(formats: Sequence[Format], path: str, headers: Mapping[str, str]) -> Format:
+def speaker(formats: Sequence[WireFormat], path: str, headers: Mapping[str, str]) -> WireFormat:
     """Return the format of the client; the first one where no format claims the request."""
     claiming = (wire for wire in reversed(formats) if wire.claims(path, headers))
     return next(claiming, formats[0])
 
 
-def install(app: FastAPI, formats: Sequence[Format]) -> None:
+def install(app: FastAPI, formats: Sequence[WireFormat]) -> None:
     """Answer every failure of `app` in the shape that its client reads."""
 
     async def failed(request: Request, error: Exception) -> Response:

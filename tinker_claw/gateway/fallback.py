@@ -80,7 +80,7 @@ StandIns = Callable[[int], Sequence[StandIn]]
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServingDeps:
     """Settings for answering requests: versions, stand-ins, and retries."""
 
     open_version: Callable[[int], Awaitable[Sampler]]

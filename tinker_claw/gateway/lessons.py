@@ -42,7 +42,7 @@ def with_lessons(
     return changed
 
 
-class Lessons:
+class LessonChooser:
     """Choice of lessons for sessions."""
 
     def __init__(self, table: LessonTable, tokens: Callable[[str], Sequence[int]]) -> None:

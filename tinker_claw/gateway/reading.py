@@ -14,7 +14,7 @@ from functools import lru_cache
 from tinker_claw.conversation.attribution import attached_to, newest_request, read
 from tinker_claw.conversation.history import digest
 from tinker_claw.errors import ContextLengthError, RequestError
-from tinker_claw.formats.base import Format, GenerationRequest, Route, parts_of
+from tinker_claw.formats.base import GenerationRequest, Route, WireFormat, parts_of
 from tinker_claw.formats.body import shorten_name, without_halves
 from tinker_claw.formats.parts import READS_TEXT, UNREAD, without_images
 from tinker_claw.gateway.deps import HALF, GatewayDeps
@@ -53,7 +53,7 @@ def is_large(body: bytes) -> bool:
 
 
 async def parse(
-    deps: GatewayDeps, wire: Format, route: Route, body: bytes, caller: Caller
+    deps: GatewayDeps, wire: WireFormat, route: Route, body: bytes, caller: Caller
 ) -> GenerationRequest:
     """The request in a body, with the switches of its prompt.
 

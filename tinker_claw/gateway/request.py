@@ -28,7 +28,7 @@ from tinker_claw.conversation.classify import identify
 from tinker_claw.conversation.history import Conversation, find_next_state
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
-from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
+from tinker_claw.formats.base import GenerationRequest, ReplyHead, ReplyWriter, Route, WireFormat
 from tinker_claw.formats.body import shorten_name
 from tinker_claw.gateway import always
 from tinker_claw.gateway.deps import GatewayDeps
@@ -132,7 +132,7 @@ class _Incoming:
 
 async def admit(
     deps: GatewayDeps,
-    wire: Format,
+    wire: WireFormat,
     route: Route,
     body: bytes,
     headers: Mapping[str, str],
@@ -240,7 +240,7 @@ def _writers(
     )
 
 
-async def _remember(deps: GatewayDeps, wire: Format, incoming: _Incoming) -> None:
+async def _remember(deps: GatewayDeps, wire: WireFormat, incoming: _Incoming) -> None:
     """Cache what may be sent again, and search the request for secrets."""
     if incoming.privacy is Privacy.OPEN and incoming.large:
         await deps.compute.aside(partial(wire.remember, incoming.request, incoming.user))
@@ -347,7 +347,9 @@ async def _kept(deps: GatewayDeps, piece: Piece) -> Piece:
     return replace(piece, what=(await deps.privacy.redact_any(piece.what))[:_LONGEST_NAME])
 
 
-async def count(deps: GatewayDeps, wire: Format, route: Route, body: bytes, caller: Caller) -> int:
+async def count(
+    deps: GatewayDeps, wire: WireFormat, route: Route, body: bytes, caller: Caller
+) -> int:
     """Count the tokens of a request's prompt; nothing of it is kept.
 
     Raises:

@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import Format
+from tinker_claw.formats.base import WireFormat
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.errors import answer, as_request_error
 from tinker_claw.gateway.generation import Generation
@@ -37,13 +37,13 @@ STOPPED: Final = RequestError(
 _STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
-class Answer(Response):
+class ReplyResponse(Response):
     """The reply to one job, which keeps the place of its request until it is complete."""
 
     _stopped = False
     """Whether the server ends."""
 
-    def __init__(self, deps: GatewayDeps, wire: Format, job: Job, held: ExitStack) -> None:
+    def __init__(self, deps: GatewayDeps, wire: WireFormat, job: Job, held: ExitStack) -> None:
         super().__init__()
         self._wire = wire
         self._writer = job.writer
@@ -71,7 +71,7 @@ class Answer(Response):
         await _until_over(receive)
 
 
-class WholeAnswer(Answer):
+class WholeAnswer(ReplyResponse):
     """The reply as one JSON object."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,7 +87,7 @@ class WholeAnswer(Answer):
         await response(scope, receive, send)
 
 
-class StreamedAnswer(Answer):
+class StreamedAnswer(ReplyResponse):
     """The reply as events."""
 
     _sent_at = 0.0

@@ -344,7 +344,7 @@ _WRITTEN: Final[Mapping[Writer, str]] = {
 # Reading
 
 
-class Answer(NamedTuple):
+class JudgeAnswer(NamedTuple):
     """Conclusion from one answer of the judge."""
 
     value: Vote | None = None
@@ -355,7 +355,7 @@ class Answer(NamedTuple):
     """The owner's words that it rests on, as they wrote them; "": none of theirs."""
 
 
-def read_answer(answer: str, state: NextState) -> Answer:
+def read_answer(answer: str, state: NextState) -> JudgeAnswer:
     """Read an answer: one whole JSON object, behind its thinking if there is any.
 
     Only a user's words give a hint, and only with a quote of them: an answer may repeat what
@@ -366,13 +366,13 @@ def read_answer(answer: str, state: NextState) -> Answer:
     rated = RATINGS.get(rating) if type(rating) in (int, float) else None
     effect = EFFECTS.get(text_in(fields, "does")) if by_user else rated
     if effect is None:
-        return Answer()
+        return JudgeAnswer()
     quote = own_words(text_in(fields, "quote"), quotable(state.text)) if by_user else ""
     hint = None
     if quote and effect.takes_hint:
         hint = " ".join(text_in(fields, "hint").split())
         hint = hint if MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS else None
-    return Answer(effect.value, effect.weight, hint, quote)
+    return JudgeAnswer(effect.value, effect.weight, hint, quote)
 
 
 def own_words(quote: str, owner: str) -> str:
@@ -417,7 +417,7 @@ def object_in(answer: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", parsed) if isinstance(parsed, dict) else {}
 
 
-def majority(answers: Sequence[Answer]) -> Verdict:
+def majority(answers: Sequence[JudgeAnswer]) -> Verdict:
     """Return the commonest valid vote; a tie for the top is 0; no valid vote is no verdict (None).
 
     Its weight is the mean of those of the votes for it, so that the votes between "accepts" and

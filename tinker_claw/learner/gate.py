@@ -210,7 +210,7 @@ _NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class CanaryLoss:
     """Nats that right replies have lost from one version to another."""
 
     each: Mapping[str, float]
@@ -233,9 +233,9 @@ class Loss:
         return len(self.each) >= FEWEST and self.mean > WHOLE_BOUND
 
 
-def loss(after: Answers, before: Answers, most: float = MOST) -> Loss:
+def loss(after: Answers, before: Answers, most: float = MOST) -> CanaryLoss:
     """Compare the answers of two versions to the questions that the first was certain of."""
-    return Loss(
+    return CanaryLoss(
         {
             key: max(-most, min(most, before[key] - after[key]))
             for key in after

@@ -34,7 +34,7 @@ class FirstMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class LessonReply:
     """A reply to a message."""
 
     message: FirstMessage
@@ -93,14 +93,14 @@ class LessonReplies:
 
     async def sample(
         self, sampler: Sampler, messages: Sequence[FirstMessage], text: str | None = None
-    ) -> list[Reply]:
+    ) -> list[LessonReply]:
         """Return a reply to each message, at temperature 1.
 
         Args:
             text: the system prompt's last words; None: nothing is added.
         """
 
-        async def reply(message: FirstMessage) -> Reply:
+        async def reply(message: FirstMessage) -> LessonReply:
             params = replace(
                 message.turn.completion.params,
                 max_tokens=self._most_tokens(message.turn),
@@ -116,7 +116,7 @@ class LessonReplies:
             if text is not None:
                 prompt = self._renderer.with_system_text(prompt, text) or prompt
             (done,) = await sampler.sample(prompt, params)
-            return Reply(message, done, self._renderer.parse(done.tokens, prompt).text)
+            return LessonReply(message, done, self._renderer.parse(done.tokens, prompt).text)
 
         return await side_by_side([reply(message) for message in messages])
 
@@ -133,11 +133,11 @@ class LessonReplies:
         prompt = self._renderer.splice(message.prompt, at, sentence, " {hint}")
         return replace(message, prompt=prompt, opposite=sentence)
 
-    async def scores(self, wish: str, replies: Sequence[Reply]) -> list[float]:
+    async def scores(self, wish: str, replies: Sequence[LessonReply]) -> list[float]:
         """Return how much surer the base is, in nats, that a reply follows a wish than that it does
         not."""
 
-        async def score(reply: Reply) -> float:
+        async def score(reply: LessonReply) -> float:
             messages = follows(wish, reply.text)
             prompt = (*self._renderer.prompt(messages, remembers=False).tokens, *self._begun)
             scored = await self._parts.base.logprobs(

@@ -28,7 +28,7 @@ from typing import Any
 
 from tinker_claw.errors import RefusedError, UnlearnedError
 from tinker_claw.learner.gate import Gate
-from tinker_claw.learner.lesson_replies import FirstMessage, LessonReplies, Reply
+from tinker_claw.learner.lesson_replies import FirstMessage, LessonReplies, LessonReply
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.lessons import Lesson, State
 from tinker_claw.policy import Sampler
@@ -99,7 +99,7 @@ class PracticePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Practised:
+class PracticeResult:
     """A version that passed its check."""
 
     sampler: Sampler
@@ -193,7 +193,7 @@ class Practice:
         train: Callable[[LossPass], Awaitable[StepReport]],
         close: Callable[[Sampler], None],
         check_wanted: Callable[[], None],
-    ) -> Practised:
+    ) -> PracticeResult:
         """Train until the untold policy passes the check.
 
         Args:
@@ -239,7 +239,7 @@ class Practice:
                 "accepted": len(examples.kept),
             }
             gate_figures = {"gate": figures.pop("gate")} if "gate" in figures else {}
-            return Practised(
+            return PracticeResult(
                 sampler, report, {"practice": run | figures} | gate_figures, published_at
             )
         raise UnlearnedError(refused)
@@ -298,7 +298,7 @@ class Practice:
         sampler: Sampler,
         messages: Sequence[FirstMessage],
         text: str | None = None,
-    ) -> list[Reply]:
+    ) -> list[LessonReply]:
         """Return the replies of these weights that do not follow a wish."""
         sampled = await self._replies.sample(sampler, messages, text)
         scores = await self._replies.scores(wish, sampled)
@@ -348,9 +348,9 @@ class _Examples:
 
     bound: float
     """Score above which a reply follows the wish."""
-    kept: list[Reply]
+    kept: list[LessonReply]
     """Replies of the told base that follow it."""
-    anchors: list[Reply]
+    anchors: list[LessonReply]
     """Replies to requests for the opposite that do not follow it."""
     opposites: list[str]
     """These requests."""
@@ -372,7 +372,9 @@ def _ranked(high: Sequence[float], low: Sequence[float]) -> float:
     return fmean(pairs)
 
 
-def _above(bound: float, replies: Sequence[Reply], scores: Sequence[float]) -> list[Reply]:
+def _above(
+    bound: float, replies: Sequence[LessonReply], scores: Sequence[float]
+) -> list[LessonReply]:
     return [reply for reply, score in zip(replies, scores, strict=True) if score > bound]
 
 
@@ -395,13 +397,13 @@ def lacks(policy: Behaviour, base: Behaviour) -> str | None:
     return None
 
 
-def _shuffled(replies: Sequence[Reply], rng: Random) -> Iterator[Reply]:
+def _shuffled(replies: Sequence[LessonReply], rng: Random) -> Iterator[LessonReply]:
     """Yield all replies in random order, again and again."""
     while True:
         yield from rng.sample(replies, len(replies))
 
 
-def _loss(groups: Sequence[Sequence[Reply]], *, soft: bool) -> LossPass:
+def _loss(groups: Sequence[Sequence[LessonReply]], *, soft: bool) -> LossPass:
     """Return the cross entropy of replies behind their prompts without the lesson.
 
     A group's tokens share the weight of its replies: else long anchors outweighed short replies.

@@ -20,7 +20,7 @@ from tinker_claw.telemetry import log
 from tinker_claw.types import PolicyVersion
 
 
-class Rollback:
+class RollbackOperations:
     """Undo operations on a running loop, one at a time."""
 
     def __init__(

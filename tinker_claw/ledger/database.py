@@ -135,7 +135,7 @@ def _check_version(path: Path, version: int) -> None:
     )
 
 
-class Writer(Rows):
+class WritingConnection(Rows):
     """A writing connection to a file that exists, used from one thread, in a process that has the
     lock."""
 
@@ -274,7 +274,7 @@ def set_meta(tx: sqlite3.Connection, key: str, value: str | None) -> None:
         tx.execute("INSERT INTO meta VALUES (?, ?)", (key, value))
 
 
-class Database(Writer):
+class Database(WritingConnection):
     """The first connection to a data directory, which it locks for this process."""
 
     def __init__(self, directory: Path) -> None:
@@ -404,7 +404,7 @@ def is_locked(directory: Path) -> bool:
     return False
 
 
-async def beside(path: Path, work: Callable[[Writer], T]) -> T:
+async def beside(path: Path, work: Callable[[WritingConnection], T]) -> T:
     """Do some work in a thread, over a connection of its own; what is begun is ended.
 
     Raises:
@@ -413,7 +413,7 @@ async def beside(path: Path, work: Callable[[Writer], T]) -> T:
 
     def run() -> T:
         try:
-            writer = Writer(path)
+            writer = WritingConnection(path)
         except (OSError, sqlite3.Error) as error:
             raise LedgerError(f"{path} cannot be written: {error}") from error
         with closing(writer):

@@ -12,7 +12,14 @@ from functools import partial
 from pathlib import Path
 
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.database import LOG_BYTES, PAUSE_S, Database, Rows, Writer, beside
+from tinker_claw.ledger.database import (
+    LOG_BYTES,
+    PAUSE_S,
+    Database,
+    Rows,
+    WritingConnection,
+    beside,
+)
 from tinker_claw.ledger.decline import Decline, read_decline
 from tinker_claw.ledger.feedback import FeedbackTable
 from tinker_claw.ledger.groups import GroupTable
@@ -31,7 +38,7 @@ from tinker_claw.ledger.prune import (
 from tinker_claw.ledger.samples import SampleTable
 from tinker_claw.ledger.spend import SpendTable
 from tinker_claw.ledger.turns import TurnTable
-from tinker_claw.ledger.versions import Pin, Reference, StepTable
+from tinker_claw.ledger.versions import PinTable, Reference, StepTable
 
 
 def holds_run(rows: Rows, run: Mapping[str, str]) -> bool:
@@ -70,7 +77,7 @@ class Ledger:
         self.groups = GroupTable(self._db)
         self.steps = StepTable(self._db)
         self.spend = SpendTable(self._db)
-        self.pin = Pin(self._db)
+        self.pin = PinTable(self._db)
         self.reference = Reference(self._db)
 
     def watch(self, on_write: Callable[[str | None], None]) -> None:
@@ -133,7 +140,7 @@ class Ledger:
         if not log.exists() or log.stat().st_size <= LOG_BYTES:
             return True
         async with self._erasing:
-            return await beside(self.path, Writer.empty_log)
+            return await beside(self.path, WritingConnection.empty_log)
 
     def decline(self) -> Decline | None:
         """Return the decline for which learning is paused; None: it is not held."""

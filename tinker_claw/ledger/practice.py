@@ -45,7 +45,7 @@ _ENDED = f"lesson = ?1 AND (status = 'committed' OR void IN ({Void.FAILED:d}, {V
 
 
 @dataclass(frozen=True, slots=True)
-class Practised:
+class ProvisionalLesson:
     """A provisional lesson, with the versions before and after its practice."""
 
     lesson: Lesson
@@ -87,9 +87,9 @@ class PracticeTable(LedgerTable):
             state_ref,
         )
 
-    def provisional(self, most: int) -> list[Practised]:
+    def provisional(self, most: int) -> list[ProvisionalLesson]:
         """Return the provisional lessons. `most`: first turns since their practice, at most."""
-        practised = list[Practised]()
+        practised = list[ProvisionalLesson]()
         for row in self._db.rows("SELECT * FROM lessons WHERE state = 'provisional'"):
             lesson = lesson_of(row)
             ((before, after),) = self._db.rows(
@@ -99,7 +99,7 @@ class PracticeTable(LedgerTable):
             )
             since = lesson.user, lesson.changed_at, after, lesson.id, most
             accepted = map(bool, self._db.column(_JUDGED, *since))
-            practised.append(Practised(lesson, before, after, tuple(accepted)))
+            practised.append(ProvisionalLesson(lesson, before, after, tuple(accepted)))
         return practised
 
     def confirm(self, lesson: Lesson) -> None:

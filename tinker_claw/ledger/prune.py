@@ -20,7 +20,7 @@ from typing import Final
 
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import load, raw_ids, store, unraw_ids
-from tinker_claw.ledger.database import PAUSE_S, Rows, Writer
+from tinker_claw.ledger.database import PAUSE_S, Rows, WritingConnection
 from tinker_claw.ledger.images import let_go, move
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, UNTOLD, orphans, taught_by, unlearn
 from tinker_claw.ledger.turns import UNSAID, mark_private, remove_sample, told_of
@@ -98,7 +98,7 @@ WHERE blanked IS NULL AND CASE WHEN settled THEN
 """SQL of turns in a range of ids, captured before a time, that can no longer be trained."""
 
 
-def drop_some(database: Writer, before: float, at: int) -> tuple[int, int | None]:
+def drop_some(database: WritingConnection, before: float, at: int) -> tuple[int, int | None]:
     """Blank some old turns, from an id on; their numbers and outcomes stay.
 
     Args:
@@ -126,13 +126,13 @@ def drop_some(database: Writer, before: float, at: int) -> tuple[int, int | None
 # Space
 
 
-def live_bytes(database: Writer) -> int:
+def live_bytes(database: WritingConnection) -> int:
     """Return the bytes in use in the ledger's file, without its free pages."""
     pages = database.one("PRAGMA page_count") - database.one("PRAGMA freelist_count")
     return database.one("PRAGMA page_size") * pages
 
 
-def sweep(database: Writer) -> None:
+def sweep(database: WritingConnection) -> None:
     """Delete the blocks that no prompt uses any more, and release what is free."""
     newest = _newest(database)
     used = _used(database)
@@ -158,7 +158,7 @@ def _delete_blocks(tx: sqlite3.Connection, blocks: Collection[int]) -> None:
     tx.executemany("DELETE FROM prompt_blocks WHERE id = ?", [(block,) for block in blocks])
 
 
-def give_back(database: Writer) -> None:
+def give_back(database: WritingConnection) -> None:
     """Release free pages, which makes the file smaller, and empty the log.
 
     Raises:
@@ -335,7 +335,7 @@ def _steps(rows: Rows, turns: str) -> tuple[UsedIn, ...]:
     return tuple(UsedIn(**row, live=row["version"] in live) for row in step_rows)
 
 
-def forget(database: Writer, select: Callable[[Rows], Forgetting]) -> Forgetting:
+def forget(database: WritingConnection, select: Callable[[Rows], Forgetting]) -> Forgetting:
     """Erase data, in one transaction; of a long session the newest turns first, each time whole.
 
     Raises:
@@ -350,7 +350,7 @@ def forget(database: Writer, select: Callable[[Rows], Forgetting]) -> Forgetting
     return replace(forgetting, turns=tuple(sorted({*forgetting.turns, *last.turns})))
 
 
-def _erase(database: Writer, select: Callable[[Rows], Forgetting]) -> Forgetting:
+def _erase(database: WritingConnection, select: Callable[[Rows], Forgetting]) -> Forgetting:
     preview, newest = select(database), _newest(database)
     # Looked up before the transaction, as that reads all turns.
     going = json.dumps([*preview.turns, *preview.lesson_turns])

@@ -169,7 +169,7 @@ def _version(rows: Rows, which: str, *values: Any) -> PolicyVersion | None:
     return PolicyVersion(**row) if row else None
 
 
-class Pin(LedgerTable):
+class PinTable(LedgerTable):
     """The pinned version, which answers whatever is learned meanwhile."""
 
     @property

@@ -66,7 +66,7 @@ Decode = Callable[[Tokens], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TokenSpan:
     """Tokens of a reply that form one piece of text."""
 
     text: str
@@ -187,7 +187,7 @@ def read_details(
     }
 
 
-def _pieces(contents: Contents, decode: Decode) -> Iterator[Piece]:
+def _pieces(contents: Contents, decode: Decode) -> Iterator[TokenSpan]:
     """Yield text pieces with their advantages; tokens that share one character are joined."""
     waiting, values = list[int](), list[float]()
     tokens, advantages = contents.completion.tokens, contents.advantages
@@ -208,11 +208,11 @@ def _pieces(contents: Contents, decode: Decode) -> Iterator[Piece]:
         yield _piece(" [end]", advantages[len(tokens) - 1 :][:1])
 
 
-def _piece(text: str, values: Sequence[float]) -> Piece:
+def _piece(text: str, values: Sequence[float]) -> TokenSpan:
     mean = sum(values) / len(values)
     strength = sum(abs(mean) >= bound for bound in _STRONG)
     side = "up" if mean > 0 else "down"
-    return Piece(text, mean, f"{side}-{strength}" if strength else "")
+    return TokenSpan(text, mean, f"{side}-{strength}" if strength else "")
 
 
 def read_versions(rows: Rows, before: int | None = None) -> Record:

@@ -35,7 +35,7 @@ from tinker_claw.evidence import in_words
 from tinker_claw.gateway import errors
 from tinker_claw.gateway.auth import Keys, Principal
 from tinker_claw.gateway.limits import read_body
-from tinker_claw.learner.rollback import Rollback
+from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.feedback import LONGEST_TEXT, About, Feedback, Given
 from tinker_claw.ledger.lessons import Rule
@@ -150,7 +150,7 @@ class PageDeps:
     decode: read.Decode
     say: Callable[[str, About, Feedback], Given | None]
     """Records a user's feedback; returns None where they have no such turn."""
-    undo: Rollback
+    undo: RollbackOperations
     redact: Callable[[str], str] = str
     """Removes secrets from what a visitor writes."""
 

@@ -76,7 +76,7 @@ class Plan(NamedTuple):
     encode: Callable[[], Prompt]
 
 
-class Format:
+class ChatFormat:
     """A format of the `renderers` package over one tokenizer."""
 
     def __init__(

@@ -89,7 +89,7 @@ class OwnTemplate:
     """The template of one tokenizer, under one set of switches."""
 
     def __init__(self, tokenizer: CutTokenizer, config: Any, switches: Any) -> None:
-        """Set up and test the template. `config`, `switches`: see `Format`."""
+        """Set up and test the template. `config`, `switches`: see `ChatFormat`."""
         self._tokenizer = tokenizer
         self._decoded = tokenizer.text
         self._letters = renderers.create_renderer(

@@ -27,7 +27,7 @@ from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.render.begun import common
 from tinker_claw.render.calls import FAMILIES, HERMES, LATE, CallReader, Family, of_package
 from tinker_claw.render.eyes import Eyes
-from tinker_claw.render.format import Format, Tools, first_line
+from tinker_claw.render.format import ChatFormat, Tools, first_line
 from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.own_template import THINK, UNFIT, ending_templates
 from tinker_claw.render.prompt_cache import PromptCache
@@ -347,7 +347,7 @@ class Renderer:
             return begun[len(unthought) :] if begun[: len(unthought)] == unthought else begun
         return begun
 
-    def _opened(self, chat_format: Format) -> str:
+    def _opened(self, chat_format: ChatFormat) -> str:
         """Return the text of a prompt, without blanks at its end."""
         ids = chat_format.plain.render_ids(_PROBE, add_generation_prompt=True)
         return self.decode(ids).rstrip()
@@ -370,8 +370,10 @@ class Renderer:
     def _decoded(self, *tokens: int) -> str:
         return self._tokenizer.text(tokens)
 
-    def _new_format(self, config: Any, switches: Switches) -> Format:
-        return Format(self._tokenizer, self._guard, self._cache, config, dict(switches), self.eyes)
+    def _new_format(self, config: Any, switches: Switches) -> ChatFormat:
+        return ChatFormat(
+            self._tokenizer, self._guard, self._cache, config, dict(switches), self.eyes
+        )
 
     def _find_markers(self, family: Family) -> Markers | None:
         """Return the format's markers; None where replies can only be parsed when they are

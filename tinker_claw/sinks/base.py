@@ -32,7 +32,7 @@ PAGE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrackedRun:
     """The run that the steps belong to."""
 
     id: str
@@ -57,8 +57,10 @@ class Report:
 
 
 class Sink(Protocol):
-    """One tracker. Created with a `Run` in a process of its own, where it may fail or hang; a
-    plug-in names its class."""
+    """One tracker. Created with a `TrackedRun` in a process of its own, where it may fail or hang.
+
+    A plug-in names its class.
+    """
 
     def write(self, report: Report) -> None:
         """Write a report; return when it is stored outside this process."""
@@ -68,8 +70,11 @@ class Sink(Protocol):
 
 
 def built_in() -> list[str]:
-    """Return the names of the built-in sinks: a module each, with a class `Opened` and in `PACKAGE`
-    what it needs, as pip takes it; "" for nothing."""
+    """Return the names of the built-in sinks.
+
+    Each is a module, with its class in `SINK` and in `PACKAGE` what it needs, as pip takes it; ""
+    for nothing.
+    """
     return sorted({m.name for m in pkgutil.iter_modules(sinks.__path__)} - {*NO_SINKS})
 
 
@@ -78,10 +83,10 @@ def package_of(name: str) -> str:
     return import_module(f"{sinks.__name__}.{name}").PACKAGE
 
 
-def sink(name: str, run: Run) -> Sink:
+def sink(name: str, run: TrackedRun) -> Sink:
     """Open the sink of that name."""
     if name in built_in():
-        return import_module(f"{sinks.__name__}.{name}").Opened(run)
+        return import_module(f"{sinks.__name__}.{name}").SINK(run)
     return plugins.load(plugins.find("sink", name, built_in()))(run)
 
 
@@ -104,14 +109,14 @@ def check_installed(names: tuple[str, ...]) -> None:
                 ) from error
 
 
-def read_run(rows: Rows) -> Run:
+def read_run(rows: Rows) -> TrackedRun:
     """Return the run of a ledger that has its first version."""
     keys = ("model", "method", "backend", "lora_rank")
     meta = rows.pairs("SELECT key, value FROM meta")
     config = {key: meta[key] for key in keys if key in meta}  # pins and holds come and go
     began = rows.one("SELECT created_at FROM versions ORDER BY id LIMIT 1")
     directory = rows.path.parent.absolute()
-    return Run(
+    return TrackedRun(
         id=hashlib.sha256(f"{began} {config}".encode()).hexdigest()[:16],
         name=directory.name,
         folder=directory / FOLDER,

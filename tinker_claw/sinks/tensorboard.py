@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tinker_claw.sinks.base import Report, Run
+from tinker_claw.sinks.base import Report, TrackedRun
 
 PACKAGE: Final = "tensorboard>=2.20"
 
 
-class Opened:
+class TensorBoardRun:
     """Event file in which a step is one record, written whole or not at all."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._writer = EventFileWriter(str(run.folder / "tensorboard"))
@@ -31,3 +31,6 @@ class Opened:
 
     def close(self) -> None:
         self._writer.close()
+
+
+SINK: Final = TensorBoardRun

@@ -13,15 +13,15 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from tinker_claw.sinks.base import PROJECT, Report, Run
+from tinker_claw.sinks.base import PROJECT, Report, TrackedRun
 
 PACKAGE: Final = "wandb>=0.23"
 
 
-class Opened:
+class WandbRun:
     """One W&B run for each of ours, continued after a restart."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
@@ -50,3 +50,6 @@ class Opened:
 
     def close(self) -> None:
         self._run.finish()
+
+
+SINK: Final = WandbRun

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 
-from tinker_claw.sinks.base import Report, Run
+from tinker_claw.sinks.base import Report, TrackedRun
 
 
 class CsvFile:
     """A row a figure: step, name, value."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         self._file = (run.folder / "steps.csv").open("a", newline="")
 
     def write(self, report: Report) -> None:

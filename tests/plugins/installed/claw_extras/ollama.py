@@ -11,11 +11,11 @@ from uuid import uuid4
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
     FinishedReply,
-    Format,
     GenerationRequest,
     Json,
     ReplyHead,
     Route,
+    WireFormat,
 )
 from tinker_claw.formats.body import INT64, Fields, Neutral, Object, load_body
 from tinker_claw.formats.fields import function_call, stop_strings
@@ -32,7 +32,7 @@ OPTIONS = Fields(
 )
 
 
-class Ollama(Format):
+class Ollama(WireFormat):
     """The format of Ollama. `curl -d` names no type, so its body comes as a form's."""
 
     about = "Ollama's chat: POST /api/chat"
