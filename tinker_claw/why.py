@@ -72,13 +72,13 @@ class Why(IntEnum):
     METHOD = 57, "{}"
     UNFOLLOWED_HINTS = (
         58,
-        "the model seldom does what this user's hints ask (of the newest replies behind one, at "
-        "most a quarter were accepted), so what it makes of them is not taught",
+        "this user's hints are not followed (of the newest replies behind one at most a quarter "
+        "were accepted), so they are not distilled",
     )
     UNREACHED_END = (
         79,
-        "told it, the teacher would not end this reply, but go on with what the model never says "
-        "untold: to distil that teaches replies not to end",
+        "its teacher would go on where this reply ends, so its hint is not distilled: that would "
+        "teach replies not to end",
     )
     NO_GRADIENT = 59, "nothing in its batch said what is better than the rest"
     # Its sample, or what was forgotten

@@ -92,7 +92,7 @@ def _request(turn: TurnView, contents: Contents) -> Iterator[Sentence]:
         f"Turn {turn.id}: {turn.kind} turn {turn.index} of session {turn.session} "
         f"({_name(contents.session_key)}) of user {turn.user}, {moment(turn.created_at)}{purpose}."
     )
-    yield Sentence(f"It was taken for a {turn.kind} turn because: {turn.reason}.")
+    yield Sentence(f"{turn.kind.capitalize()} turn: {turn.reason}.")
     yield Sentence(f"It asked, in a prompt of {turn.prompt_tokens} tokens:", contents.request_text)
     for lesson in contents.lessons:
         number = lesson["id"]
@@ -113,16 +113,16 @@ def _name(key: str) -> str:
 
 
 _ENDED = {
-    StopReason.STOP: ", the last of which ends the reply",
-    StopReason.LENGTH: ", cut there by the limit on replies",
-    StopReason.ABORT: ", until it broke off",
+    StopReason.STOP: "and stopped",
+    StopReason.LENGTH: "and reached the limit on replies",
+    StopReason.ABORT: "and broke off",
 }
 
 
 def _reply(turn: TurnView, contents: Contents) -> Iterator[Sentence]:
     done, length = contents.completion, turn.completion_tokens
     ended = _ENDED.get(done.stop_reason, done.stop_reason)
-    sentence = f"Version v{turn.policy_version} answered with {plural(length, 'token')}{ended}:"
+    sentence = f"v{turn.policy_version} replied with {plural(length, 'token')} {ended}:"
     yield Sentence(sentence, contents.reply_text)
     if length > len(done.tokens):
         yield Sentence(
@@ -206,8 +206,8 @@ def _cost(turn: TurnView, contents: Contents) -> Iterator[str]:
     if turn.trained_in_step is not None and sample and sample.advantage is not None:
         yield f"Advantage by its reward: {sample.advantage:+z.3f} (above 0: more of this)."
         if each:
-            spread = f"{min(each):+z.3f} to {max(each):+z.3f}, {fmean(each):+z.3f} in the mean"
-            yield f"On its tokens {spread}: with all that the method adds or takes away."
+            spread = f"min {min(each):+z.3f}, mean {fmean(each):+z.3f}, max {max(each):+z.3f}"
+            yield f"Token advantages: {spread}."
         if sample.age:
             old = plural(sample.age, "step")
             yield f"It was {old} old by then; its advantages are corrected for that."

@@ -282,7 +282,7 @@ def test_an_openclaw_that_was_not_tried_is_a_warning(
     assert doctor(tmp_path / "data", "--port", "30998") == 0
     told = line_of(capsys.readouterr().out, "openclaw")
     assert told.startswith("-")
-    assert "none is found on PATH" in told
+    assert "OpenClaw is not on PATH" in told
 
 
 @pytest.mark.slow

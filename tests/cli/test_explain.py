@@ -105,13 +105,13 @@ def test_a_trained_turn_is_told_from_its_request_to_its_version(
     text = " ".join(done.stdout.split())
     for part in (
         "main turn 0 of session 1 (trained) of user me",
-        "for: plain request. It was taken for a main turn because: test.",
+        "for: plain request. Main turn: test.",
         f"It asked, in a prompt of 4 tokens: | {SECRET} request",
-        f"Version v0 answered with 3 tokens, the last of which ends the reply: | {SECRET} reply",
+        f"v0 replied with 3 tokens and stopped: | {SECRET} reply",
         f"The owner went on: | {SECRET} answer",
         "The judge voted +1, +1, +1: the verdict is +1 (good).",
         f"Hint, as the judge put it, used: | {SECRET} hint",
-        "Advantage by its reward: +1.000 (above 0: more of this). On its tokens ",
+        "Advantage by its reward: +1.000 (above 0: more of this). Token advantages: min ",
     ):
         assert part in text, part
 
@@ -165,7 +165,7 @@ def test_advantages_are_those_that_the_step_has_stored(
     text = told(directory, turns["trained"], capsys)
     assert (
         "Advantage by its reward: +1.000 (above 0: more of this). "
-        f"On its tokens {low:+.3f} to {high:+.3f}, {mean:+.3f} in the mean:" in text
+        f"Token advantages: min {low:+.3f}, mean {mean:+.3f}, max {high:+.3f}." in text
     )
     assert "steps old" not in text
 

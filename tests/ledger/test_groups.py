@@ -177,7 +177,7 @@ def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
         "Its session is an episode at task t, one of 2 of group g, and has the outcome +1." in text
     )
     assert "Reward of this reply, outcome and votes: +1.33." in text
-    assert "On its tokens +1.000 to +1.000, +1.000 in the mean:" in text
+    assert "Token advantages: min +1.000, mean +1.000, max +1.000." in text
     first, second = read(rows, "samples", Filter(), None)
     (reward,) = [column for column in COLUMNS["samples"] if column.name == "reward"]
     assert reward.value(first) == "+1.33"

@@ -119,7 +119,7 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
     assert (view.sample.state, view.sample.reward, view.sample.advantage) == ("trained", -1, -1)
     assert known.advantages == (), "one of each token, whose probabilities were in it"
     assert known.completion.tokens == ()
-    assert "answered with 3 tokens" in text
+    assert "replied with 3 tokens" in text
     assert "Its tokens are not in the ledger" in text
     assert "It was trained in step 1" in text
 

@@ -355,9 +355,9 @@ class Checks:
         return Finding(f"{summary}. {refusal}", "warn")
 
     async def openclaw(self) -> Finding:
-        tested = f"tinker-claw is tried with {' and '.join(openclaw.TRIED)}"
+        tested = f"tested with {' and '.join(openclaw.TRIED)}"
         if shutil.which("openclaw") is None:
-            return Finding(f"none is found on PATH; {tested}", "-")
+            return Finding(f"OpenClaw is not on PATH; {tested}", "-")
         if (here := openclaw.release()) is None:
             return Finding(f"one is installed that does not say its release; {tested}")
         if here in openclaw.TRIED:
