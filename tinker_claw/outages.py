@@ -96,7 +96,7 @@ class Outages:
     def seen(self, asking: Asking, error: OutageError) -> None:
         """Record that a request of this kind failed because the service is away."""
         if not self._away:
-            log.error("backend.away", noticed=asking, error=str(error))
+            log.error("backend.lost", noticed=asking, error=str(error))
         outage = self._away.get(asking) or Outage(self._clock(), "", 0)
         self._away[asking] = replace(outage, error=str(error), attempts=outage.attempts + 1)
         self._back[asking].clear()
@@ -106,7 +106,7 @@ class Outages:
         since = self.since
         if self._away.pop(asking, None) is not None and not self._away:
             self._well_since = self._clock()
-            log.info("backend.back", noticed=asking, away_s=round(self._well_since - since, 1))
+            log.info("backend.recovered", noticed=asking, away_s=round(self._well_since - since, 1))
         self._back[asking].set()
 
     def refuses(self, version: int, ref: str, error: BackendError, by: str | None) -> None:

@@ -236,4 +236,4 @@ class Telemetry:
                 line = to_json({"time": time.time(), **record}, inf_nan_mode="null")
                 file.write(line.decode() + "\n")
         except OSError as error:  # the ledger has it, too
-            log.warning("metrics.unwritten", file=str(self._file), error=str(error))
+            log.warning("metrics.write_failed", file=str(self._file), error=str(error))

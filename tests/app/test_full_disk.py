@@ -88,7 +88,7 @@ def test_log_says_once_that_writes_are_refused_and_that_they_are_taken_again(
         ledger._db.rows("PRAGMA query_only = OFF")
         ledger.turns.session("me", "c")
     ledger.close()
-    assert [one["event"] for one in logs] == ["ledger.failing", "ledger.back"]
+    assert [one["event"] for one in logs] == ["ledger.failing", "ledger.recovered"]
     assert "ledger.sqlite3 cannot be written" in logs[0]["error"]
 
 

@@ -70,7 +70,7 @@ async def test_outage_anywhere_in_a_step_is_waited_out(
         await w.until(lambda: w.health.learner.state == "waiting")
         assert w.health.backend.error is None
         seen = events()
-        assert (seen["backend.away"], seen["backend.back"], seen["step.void"]) == (1, 1, 0)
+        assert (seen["backend.lost"], seen["backend.recovered"], seen["step.void"]) == (1, 1, 0)
 
 
 async def test_state_is_loaded_again_and_again_until_the_service_answers(tmp_path: Path) -> None:
@@ -204,7 +204,8 @@ async def test_judging_waits_for_the_service_and_goes_on(tmp_path: Path, events:
         await w.until(lambda: w.health.judge.state == "ok")
         assert w.health.backend.away == frozenset()
         names = events()
-        assert (names["backend.away"], names["backend.back"], names["judge.failing"]) == (1, 1, 0)
+        assert names["backend.lost"] == names["backend.recovered"] == 1
+        assert not names["judge.failing"]
 
 
 async def test_first_judged_turn_after_an_outage_wakes_the_others(tmp_path: Path) -> None:
@@ -289,7 +290,7 @@ def test_outage_has_one_event_for_its_beginning_and_one_for_its_end(events: Even
     assert outages.away == {"learning"}, "another kind of request says nothing of this one"
     outages.over("learning")
     assert (outages.away, outages.since) == (frozenset(), 160.0)
-    assert events() == {"backend.away": 1, "backend.back": 1}
+    assert events() == {"backend.lost": 1, "backend.recovered": 1}
 
 
 async def test_answer_of_whatever_kind_ends_an_outage_and_a_rest() -> None:

@@ -67,7 +67,7 @@ def test_a_key_is_made_with_a_new_data_directory_and_kept(
     monkeypatch.setattr(own_key, "accounts", with_anna)
     with life(data, fate=among(with_anna), env=UNSET) as running:
         assert running.serves()
-        (made,) = running.events("key.made")
+        (made,) = running.events("key.created")
         file = data / "api-key"
         assert made["file"] == str(file)
         assert made["because_of"] == ["anna"]
@@ -84,7 +84,7 @@ def test_a_key_is_made_with_a_new_data_directory_and_kept(
         assert running.stop() == 0
     with life(data, fate=among(alone), env=UNSET) as again:
         assert again.serves()
-        assert again.events("key.made") == []
+        assert again.events("key.created") == []
         assert [asks(again, sent) for sent in (None, key)] == [401, 200], "it is asked for still"
         assert again.stop() == 0
     with life(data, "--api-key", "none", fate=among(with_anna), env=UNSET) as keyless:

@@ -179,7 +179,7 @@ def shown_of(*flags: str, folder: Path) -> str:
         announce(settings, price_in_force(settings), ledger)
         log.info("sample.queued", count=1)
         log.error("part.failed", part="judge", error="it broke", starting_again_in_s=None)
-        log.info("backend.back", noticed="serving", away_s=12.3)
+        log.info("backend.recovered", noticed="serving", away_s=12.3)
     shown = b""
     with suppress(OSError):  # EIO: all of it has been read
         while part := os.read(handle, 65536):

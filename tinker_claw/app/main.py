@@ -112,7 +112,7 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[Settings, S
     model = source(settings)
     if (file := settings.key_file) is not None and settings.gateway.api_key is None:
         settings = own_key.make(settings, file)
-        log.warning("key.made", file=str(file), because_of=own_key.others())
+        log.warning("key.created", file=str(file), because_of=own_key.others())
     ledger = Ledger(run.directory)
     stack.callback(ledger.close)
     ledger.bind(settings.bound)
@@ -211,7 +211,7 @@ async def upkeep(ledger: Ledger, cfg: Keeping) -> None:
             if not await ledger.empty_log():
                 log.warning("ledger.log_grows", because="another program reads it without a pause")
         except LedgerError as error:
-            log.warning("ledger.untrimmed", error=str(error))
+            log.warning("ledger.trim_failed", error=str(error))
         await asyncio.sleep(UPKEEP_S)
 
 

@@ -296,7 +296,7 @@ class Gate:
         except OutageError:
             raise
         except BackendError as error:
-            log.warning("gate.unasked", error=str(error))
+            log.warning("gate.skipped", error=str(error))
             return {"gate": {"unasked": str(error)}}
         step, whole = loss(answers, before), loss(answers, reference, WHOLE_MOST)
         if not answers:
@@ -347,7 +347,7 @@ class Gate:
             except OutageError:
                 raise
             except BackendError as error:
-                log.warning("gate.no_answer", error=str(error))
+                log.warning("gate.unanswered", error=str(error))
                 if not again:
                     await ask_all(questions, serving)
         before = reference = await completed(serving.ref, serving)

@@ -74,7 +74,7 @@ class Health:
         if state != self.judge.state and state == "failing":
             log.error("judge.failing", error=error)
         if state != self.judge.state and self.judge.state == "failing":
-            log.info("judge.back")
+            log.info("judge.recovered")
         self._enter(self.judge, state, error)
 
     def learner_is(self, state: str, error: str | None = None) -> None:
@@ -93,7 +93,7 @@ class Health:
         if error is None and self.records.state == "ok":
             return  # as after nearly every write
         if error is None:
-            log.info("ledger.back")
+            log.info("ledger.recovered")
         elif self.records.state == "ok":
             log.error("ledger.failing", error=error)
         self._enter(self.records, "failing" if error else "ok", error)

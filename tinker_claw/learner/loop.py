@@ -234,7 +234,7 @@ class Learner:
         if pause and not before:
             log.warning("learning.held", because=pause.because)
         if before and not pause:
-            log.info("learning.goes_on")
+            log.info("learning.resumed")
         if pause or before:
             self._show_idle()
         return pause is not None
@@ -506,7 +506,7 @@ class Learner:
                 self.retire(policy)  # the next run closes it
                 raise
             except BackendError as error:  # no reason to end the step in progress
-                log.warning("sampler.unclosed", sampler=policy.sampler.ref, error=str(error))
+                log.warning("sampler.close_failed", sampler=policy.sampler.ref, error=str(error))
 
 
 def _why(error: ClawError) -> Void:

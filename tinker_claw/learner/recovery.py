@@ -203,7 +203,7 @@ class Recovery:
                 now = self._with_version(lost.version.id)
                 if now is not None and backend.gone.is_set():  # else it has answered meanwhile
                     backend.refuses(now.version.id, now.sampler.ref, outage, refused.by)
-                log.warning("version.unpublished", version=lost.version.id, error=str(error))
+                log.warning("version.publish_failed", version=lost.version.id, error=str(error))
             else:
                 tries = 1
                 backend.answers(lost.version.id)
@@ -237,7 +237,7 @@ class Recovery:
         if (now := self._with_version(lost.version.id)) is None or now is lost:
             return  # a step, a rollback or another pin came first
         await now.sampler.sample((1,), SamplingParams(max_tokens=1))
-        log.info("version.published_anew", version=now.version.id, sampler=now.sampler.ref)
+        log.info("version.republished", version=now.version.id, sampler=now.sampler.ref)
 
     async def _publish_pinned(self, lost: Policy) -> None:
         """Load the state of the pinned version, publish it, and go back to the newest state."""

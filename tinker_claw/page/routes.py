@@ -327,7 +327,7 @@ class _Page:
         try:
             return await asyncio.to_thread(there)
         except LedgerError as error:
-            log.error("page.unread", error=str(error))
+            log.error("page.read_failed", error=str(error))
             raise RequestError(
                 "The page cannot read the ledger at the moment; the gateway's log says why.",
                 status=HTTPStatus.SERVICE_UNAVAILABLE,
