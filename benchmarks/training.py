@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.smoke import grown_adapter, random_base
 from benchmarks.training_peers import LossRows, Padded
 from benchmarks.training_reference import true_gradients
 from benchmarks.training_report import OURS, Figures, document, screen, show
@@ -33,7 +34,6 @@ from benchmarks.training_sides import Ours, Settings
 from benchmarks.training_work import ceiling
 from local_gpu.model.load import keep_memory_whole
 from local_gpu.model.lora import LoraShape
-from local_gpu.smoke import grown_adapter, random_base
 from local_gpu.tree.choice import Heads, choose
 from tinker_claw.errors import ConfigError
 

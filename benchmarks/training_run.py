@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.smoke import Shape, distance
 from benchmarks.training_shapes import useful_tokens
 from benchmarks.training_sides import Gradients, Settings, Side
 from benchmarks.training_work import Work, clock, flops
 from local_gpu.device import out_of_memory
-from local_gpu.smoke import Shape, distance
 from tinker_claw.errors import StepError
 from tinker_claw.types import Datum
 

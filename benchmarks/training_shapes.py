@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from local_gpu.smoke import QWEN3_8B, Shape, with_loss
+from benchmarks.smoke import QWEN3_8B, Shape, with_loss
 from tinker_claw.types import Datum
 
 FIRST_ID: Final = 10

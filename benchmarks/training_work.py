@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from local_gpu.smoke import Shape
+from benchmarks.smoke import Shape
 
 
 @dataclass(frozen=True)

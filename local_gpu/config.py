@@ -29,8 +29,6 @@ class LocalConfig:
     alpha: int = 32
     seed: int = 0
     """Seed of the initial adapter's weights."""
-    policy: bool = True
-    """Train a model of this rank from the start; False: only models that clients ask for."""
     device: str = "auto"
     """auto, or torch's name of a device; auto is CUDA where available, else the CPU."""
     dtype: Dtype = "auto"

@@ -3,8 +3,6 @@
     LocalBackend ── Learning   in this process, or in one or more of its own (`ranks/`)
                  └─ Serving    the embedded sampler, or vLLM servers over HTTP
 
-The gateway's trainer and Tinker's HTTP API (`tinker/`) both use these two.
-
 They exchange only weights, as folders in PEFT's format, and prompts and logprobs, as numbers, so
 every kind of training works with every kind of serving.
 
@@ -17,7 +15,7 @@ import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tinker_claw.errors import (
     AlignmentError,
@@ -37,9 +35,7 @@ from tinker_claw.types import (
     Tokens,
 )
 
-if TYPE_CHECKING:  # both need torch, which sampling over HTTP does not
-    from local_gpu.learn.losses import RecordPass, Scored
-    from local_gpu.model.lora import LoraShape
+if TYPE_CHECKING:  # it needs torch, which sampling over HTTP does not
     from local_gpu.model.vision import Vision
 
 BASE_REF = "base"
@@ -156,16 +152,10 @@ class TrainerScores:
         return await self._score(self.ref, ask)
 
 
-POLICY: Final = "policy"
-"""Name of the model of a process that trains only one."""
-
-
 class Learning(Protocol):
-    """Models in training over one base, and exact scoring. Synchronous, for use by one thread.
+    """One policy in training over a base, and exact scoring. Synchronous, for use by one thread.
 
-    A model is LoRA weights with Adam's moments and the gradients added up since its last step. The
-    policy is there from the start if the settings say so; others are made by `create` or from
-    files, and removed by `drop`.
+    The policy is LoRA weights with Adam's moments, of the settings' rank.
 
     Every failure is a ClawError; after one in `step`, weights and moments are unchanged or suspect,
     and `read_state` restores them.
@@ -173,51 +163,15 @@ class Learning(Protocol):
 
     facts: Facts
 
-    def create(self, model: str, shape: LoraShape, seed: int) -> None:
-        """Make a model with an adapter that changes nothing yet, replacing one of that name.
-
-        Raises:
-            RequestError: there is no room for it, with figures.
-        """
-        ...
-
-    def drop(self, model: str) -> None:
-        """Drop a model; a missing one is no error."""
-        ...
-
-    def step(self, passes: Sequence[LossPass], adam: Adam, model: str = POLICY) -> StepReport:
+    def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
         """Accumulate the gradients of all passes, then take one AdamW step: all or nothing."""
-        ...
-
-    def forward_backward(self, wanted: RecordPass, model: str) -> list[Scored]:
-        """Add the gradients of the records to the accumulated ones.
-
-        Raises:
-            StepError: all that has been added up since the last step is forgotten.
-        """
-        ...
-
-    def forward(self, wanted: RecordPass, model: str) -> list[Scored]:
-        """Compute the same numbers without gradients; accumulated ones are left alone."""
-        ...
-
-    def optim_step(self, adam: Adam, model: str) -> float:
-        """Take one AdamW step with the accumulated gradients; return their norm before clipping.
-
-        Raises:
-            StepError: a gradient is missing or not finite; all of them are forgotten.
-        """
-        ...
-
-    def discard(self, model: str) -> None:
-        """Forget the gradients added up since the last step."""
         ...
 
     def score(self, adapter: Path | None, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
         """Score under a published adapter, or under the base; prefixes are computed once."""
         ...
 
-    def write_adapter(self, folder: Path, model: str = POLICY) -> None:
+    def write_adapter(self, folder: Path) -> None:
         """Write the present weights as a new folder."""
         ...
 
@@ -229,25 +183,24 @@ class Learning(Protocol):
         """
         ...
 
-    def export_adapter(self, folder: Path, model: str = POLICY) -> None:
+    def export_adapter(self, folder: Path) -> None:
         """Write the present weights into a folder of the user's, replacing an adapter that is
         there."""
         ...
 
-    def write_state(self, folder: Path, model: str = POLICY) -> None:
+    def write_state(self, folder: Path) -> None:
         """Write weights and moments as a new folder."""
         ...
 
-    def read_state(self, folder: Path, model: str = POLICY) -> None:
-        """Load weights and moments; a missing model is made in their shape.
+    def read_state(self, folder: Path) -> None:
+        """Load weights and moments.
 
         Raises:
             BackendError: the files are missing, damaged, or of another base or shape.
-            RequestError: there is no room for the model.
         """
         ...
 
-    def read_adapter(self, folder: Path, model: str) -> None:
+    def read_adapter(self, folder: Path) -> None:
         """Load weights without moments, which start anew: a published adapter is enough."""
         ...
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from local_gpu.backend import LocalBackend, unheard
 from local_gpu.config import LocalConfig, Say
-from local_gpu.halves import BASE_REF, POLICY
+from local_gpu.halves import BASE_REF
 from local_gpu.learn.losses import LOSSES
 from local_gpu.model.files import entries, remove, slug, stamp, sweep, written
 from tinker_claw.errors import BackendError
@@ -98,7 +98,7 @@ class LocalTrainer:
             if moments:
                 learning.read_state(folder)
             else:
-                learning.read_adapter(folder, POLICY)
+                learning.read_adapter(folder)
             self._keeping.loaded(ref)
 
         await self._backend.run(read)

@@ -183,7 +183,7 @@ def usual_log() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def close_servers() -> Iterator[None]:
-    """Stop the wire servers that a test has started, after its trainers are closed."""
+    """Stop the stand-ins that a test has started, after its trainers are closed."""
     yield
     if "tests.support.tinker" in sys.modules:
         sys.modules["tests.support.tinker"].stop_all()

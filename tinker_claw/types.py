@@ -79,7 +79,7 @@ def has_note(find_out: Callable[[_About], Any], about: _About) -> bool:
 
 Tokens: TypeAlias = Sequence[int]
 
-LossName = Literal["ppo", "importance_sampling", "cispo", "cross_entropy"]
+LossName = Literal["ppo", "importance_sampling", "cross_entropy"]
 Vote = Literal[-1, 0, 1]
 Source = Literal["judge", "user", "client"]
 """Who rated a reply: the judge, or explicitly the user or a program of theirs."""
@@ -298,7 +298,7 @@ class Datum:
     start: int
     """Index of the first loss token, at least 1."""
     logprobs: tuple[float, ...] = ()
-    """[M] behaviour logprobs q, for ppo, importance_sampling and cispo."""
+    """[M] behaviour logprobs q, for ppo and importance_sampling."""
     advantages: tuple[float, ...] = ()
     """[M], normalisation already applied: losses are sums."""
     targets: tuple[tuple[int, ...], ...] = ()
@@ -326,7 +326,7 @@ class LossPass:
     loss: LossName
     datums: tuple[Datum, ...]
     config: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Options of ppo and cispo: clip_low_threshold and clip_high_threshold, absolute ratios."""
+    """Options of ppo: clip_low_threshold and clip_high_threshold, absolute ratios."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,15 +23,17 @@ from examples.day.plan import Message, spoken_in
 from examples.demo.judge import Case, Opinion, answer
 from local_gpu.backend import LocalBackend
 from local_gpu.config import LocalConfig
-from local_gpu.halves import Facts, ScoreAsk
+from local_gpu.halves import Facts
 from local_gpu.learn.losses import RecordPass, Scored
+from local_gpu.model.lora import LoraShape
 from local_gpu.tinker.app import create_app
-from local_gpu.tinker.config import WireConfig
+from local_gpu.tinker.checkpoints import Store
 from local_gpu.tinker.service import Service
 from tinker_claw.app.server import in_background
 from tinker_claw.types import (
     Adam,
     Completion,
+    Images,
     SamplingParams,
     StopReason,
     TokenChunk,
@@ -193,8 +195,23 @@ class Player:
             params=params,
         )
 
-    async def logprobs(self, tokens: Tokens, **asked: Any) -> TokenLogprobs:
-        raise NotImplementedError("the server scores with its trainer")
+    async def logprobs(
+        self,
+        tokens: Tokens,
+        *,
+        start: int,
+        targets: Sequence[Sequence[int]] | None = None,
+        top_k: int = 0,
+        images: Images = (),
+    ) -> TokenLogprobs:
+        tail = tokens[start:]
+        return TokenLogprobs(
+            start=start,
+            logprobs=(LOGPROB,) * len(tail),
+            targets=tuple((LOGPROB,) * len(row) for row in targets or ()),
+            topk_ids=_near(tail, top_k),
+            topk_logprobs=_falling(tail, top_k),
+        )
 
     async def aclose(self) -> None: ...
 
@@ -215,28 +232,27 @@ class Learning:
 
     facts = Facts(VOCABULARY, CONTEXT)
 
-    def create(self, model: str, shape: object, seed: int) -> None: ...
+    def create(self, shape: LoraShape, seed: int) -> LoraShape:
+        return shape
 
-    def drop(self, model: str) -> None: ...
+    def create_from(self, folder: Path, *, moments: bool) -> LoraShape:
+        return LoraShape(32, 32)
 
-    def discard(self, model: str) -> None: ...
+    def discard(self) -> None: ...
 
-    def forward_backward(self, wanted: RecordPass, model: str) -> list[Scored]:
+    def forward_backward(self, wanted: RecordPass) -> list[Scored]:
         return [Scored(0.0, record.ids.float() * 0 + LOGPROB) for record in wanted.records]
 
     forward = forward_backward
 
-    def optim_step(self, adam: Adam, model: str) -> float:
+    def optim_step(self, adam: Adam) -> float:
         return 1.0
 
-    def write_adapter(self, folder: Path, model: str) -> None:
+    def write_adapter(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
         (folder / "adapter_model.safetensors").write_bytes(b"")
 
-    write_state = export_adapter = write_adapter
-
-    def read_state(self, folder: Path, model: str) -> None: ...
-
-    read_adapter = read_state
+    write_state = write_adapter
 
 
 class Played:
@@ -244,24 +260,14 @@ class Played:
 
     context_tokens, rounds_otherwise, sees, vision = CONTEXT, False, False, None
 
-    def __init__(self, config: LocalConfig, script: Script) -> None:
-        self.config, self.script = config, script
+    def __init__(self, script: Script) -> None:
+        self.script = script
         self.learning, self.serving = Learning(), self
 
     async def run(self, call: Callable[[], T]) -> T:
         return call()
 
     step = aside = run
-
-    async def score(self, ref: str, ask: ScoreAsk) -> TokenLogprobs:
-        tail, k = ask.tokens[ask.start :], ask.top_k
-        return TokenLogprobs(
-            start=ask.start,
-            logprobs=(LOGPROB,) * len(tail),
-            targets=tuple((LOGPROB,) * len(row) for row in ask.targets or ()),
-            topk_ids=_near(tail, k),
-            topk_logprobs=_falling(tail, k),
-        )
 
     async def open(self, ref: str, folder: Path) -> Player:
         return Player(ref, self.script)
@@ -279,13 +285,7 @@ async def service(
     """Serve the script on a free port, as Tinker's service would; yields its address."""
     words = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     script = Script(said, words, random.Random(seed))
-    config = WireConfig(local=LocalConfig(model=str(tokenizer), name=NAME, root=folder))
-
-    async def start(local: LocalConfig, *_: object) -> LocalBackend:
-        return cast("LocalBackend", Played(local, script))
-
-    async with (
-        Service.running(config, start=start) as running,
-        in_background(create_app(running)) as url,
-    ):
+    config = LocalConfig(model=str(tokenizer), name=NAME, root=folder)
+    played = cast("LocalBackend", Played(script))
+    async with in_background(create_app(Service(config, Store(folder), played))) as url:
         yield url.removesuffix("/v1"), script

@@ -1,17 +1,16 @@
 """Training in one process: one rank's part of the work, or all of it.
 
-Models of one shape share a module, which has the weights of one of them at a time; each has its own
-masters, moments and gradients. A sharded base has one module for all of them.
+It trains one model, the policy. Over a sharded base its module scores published adapters, too.
 
 Rule: synchronous, and called by one thread. With several ranks, each gets the same calls in the
-same order; only the first reads and writes files, and counts memory.
+same order; only the first reads and writes files. `create`, `create_from` and the parts of a step
+are for one rank alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -19,9 +18,9 @@ import torch
 from cachetools import LRUCache
 
 from local_gpu.config import LocalConfig, Say
-from local_gpu.halves import POLICY, Facts, ScoreAsk
+from local_gpu.halves import Facts, ScoreAsk
 from local_gpu.learn.losses import RecordPass, Scored
-from local_gpu.learn.memory import ModelMemory, free_bytes, passes_in_memory, release_free
+from local_gpu.learn.memory import free_bytes, passes_in_memory, release_free
 from local_gpu.learn.passes import PassBudget, Passes
 from local_gpu.learn.scores import score
 from local_gpu.learn.step import LoraOptimizer, put_on
@@ -56,14 +55,13 @@ from tinker_claw.errors import (
     ClawError,
     ConfigError,
     ModelFileError,
-    RequestError,
 )
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 
 T = TypeVar("T")
 
 _SCORED_VERSIONS: Final = 2
-"""Modules of published adapters that are kept for scoring, besides those in training."""
+"""Modules of published adapters that are kept for scoring, besides that in training."""
 
 
 def _fitting(
@@ -75,7 +73,7 @@ def _fitting(
         with suppress(ModelFileError):  # else as where memory is no worry
             return passes_in_memory(
                 counted(base.module),
-                free=free_bytes(base.device),
+                free=free_bytes(),
                 width=base.dtype.itemsize,
                 context_tokens=context,
             )
@@ -95,7 +93,7 @@ class LearningCore:
         *,
         say: Say = print,
     ) -> None:
-        """Choose the attention kernel, and make the policy if there is one.
+        """Choose the attention kernel, and make the policy.
 
         Args:
             world: the ranks; None is this process alone.
@@ -108,9 +106,6 @@ class LearningCore:
             torch.cuda.set_per_process_memory_fraction(config.gpu_memory, base.device)
         self._world = world or Alone()
         self._shards = shards
-        self._shape = LoraShape(config.rank, config.alpha, head=not config.policy)
-        """Shape of the policy's LoRA; over a sharded base, of the one module that all models
-        share."""
         context = min(base.context_tokens, config.context_tokens or base.context_tokens)
         self._checkpointing, fitting = _fitting(
             base, context, self._world, sharded=shards is not None
@@ -132,41 +127,17 @@ class LearningCore:
         self._passes = Passes(
             body, PassBudget(tokens), self._world, self.vision, together=shards is not None
         )
-        self._models: dict[str, LoraOptimizer] = {}
-        self._learners: dict[LoraShape, Any] = {}
-        """Modules in training, here and below by shape."""
-        self._worn: dict[LoraShape, str] = {}
-        """Name of the model whose weights a module currently holds."""
+        self._policy = self._made(LoraShape(config.rank, config.alpha), config.seed)
+        self._scores_another = False
+        """Whether the sharded module currently holds a published adapter, to score with it."""
         self._scored = LRUCache[Path, Any](_SCORED_VERSIONS)
         """Modules of published adapters."""
         self._present: Path | None = None
         """Folder of the published adapter that equals the policy at this moment, if any."""
-        if config.policy or shards is not None:
-            self._make(POLICY, self._shape, config.seed)
-        if not config.policy:
-            self._models.clear()
-        self._memory = ModelMemory(base)  # once a sharded base is on its GPUs
 
-    def create(self, model: str, shape: LoraShape, seed: int) -> None:
-        self.drop(model)
-        # The first rank decides for all, as their own figures may differ.
-        self._first_rank(lambda: self._memory.take(model, shape))
+    def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
         try:
-            self._make(model, shape, seed)
-        except BaseException:
-            self.drop(model)
-            raise
-
-    def drop(self, model: str) -> None:
-        self._memory.give_back(model)
-        gone = self._models.pop(model, None)
-        kept = {other.shape for other in self._models.values()}
-        if gone is not None and gone.shape not in kept and self._shards is None:
-            del self._learners[gone.shape]
-
-    def step(self, passes: Sequence[LossPass], adam: Adam, model: str = POLICY) -> StepReport:
-        try:
-            return self._changing(model).step(passes, adam)
+            return self._changing().step(passes, adam)
         finally:
             self._release_free()
 
@@ -177,42 +148,57 @@ class LearningCore:
         elif self._base.device.type == "cpu":
             release_free()
 
-    def forward_backward(self, wanted: RecordPass, model: str) -> list[Scored]:
-        return self._model(model).forward_backward(wanted)
+    def create(self, shape: LoraShape, seed: int) -> LoraShape:
+        """Begin a policy of this shape; return that."""
+        self._policy, self._present = self._made(shape, seed), None
+        return shape
 
-    def forward(self, wanted: RecordPass, model: str) -> list[Scored]:
-        return self._model(model).forward(wanted)
+    def create_from(self, folder: Path, *, moments: bool) -> LoraShape:
+        """Begin a policy from a saved state or a published adapter, in its shape; return that."""
+        shape = read_adapter(folder, self._base).shape
+        state = self._saved(folder, shape) if moments else self._published(folder, shape)
+        policy = self._made(shape, seed=0)
+        policy.load(state)
+        self._policy, self._present = policy, None
+        return shape
 
-    def optim_step(self, adam: Adam, model: str) -> float:
+    def forward_backward(self, wanted: RecordPass) -> list[Scored]:
+        """Add the gradients of the records to those that the next `optim_step` takes."""
+        return self._worn().forward_backward(wanted)
+
+    def forward(self, wanted: RecordPass) -> list[Scored]:
+        """Compute the same numbers without gradients; accumulated ones are left alone."""
+        return self._worn().forward(wanted)
+
+    def optim_step(self, adam: Adam) -> float:
+        """Take one AdamW step with the accumulated gradients; return their norm before clipping."""
         try:
-            return self._changing(model).optim_step(adam)
+            return self._changing().optim_step(adam)
         finally:
             self._release_free()
 
-    def discard(self, model: str) -> None:
-        self._model(model).discard()
+    def discard(self) -> None:
+        """Forget the accumulated gradients."""
+        self._policy.discard()
 
     def score(self, adapter: Path | None, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
         return score(self._passes, self._module(adapter), asks)
 
-    def write_adapter(self, folder: Path, model: str = POLICY) -> None:
-        learner = self._model(model)
+    def write_adapter(self, folder: Path) -> None:
+        policy = self._policy
 
         def write() -> None:
-            weights = learner.adapter()
-            if model == POLICY:
-                # In the base's format, to which serving and scoring would round it anyway: half the
-                # bytes to write and load. States, from which training resumes, keep float32.
-                weights = {name: w.to(self._base.dtype) for name, w in weights.items()}
+            # In the base's format, to which serving and scoring would round it anyway: half the
+            # bytes to write and load. States, from which training resumes, keep float32.
+            weights = {name: w.to(self._base.dtype) for name, w in policy.adapter().items()}
             with new_folder(folder) as draft:
-                write_adapter(draft, self._base, learner.shape, weights)
+                write_adapter(draft, self._base, policy.shape, weights)
 
         self._first_rank(write)
-        if model == POLICY:
-            self._present = folder
+        self._present = folder
 
     def write_probe(self, folder: Path, size: float) -> None:
-        shape = replace(self._shape, head=False)  # servers get no LoRA on the head
+        shape = self._policy.shape
 
         def write() -> None:
             weights = drawn_adapter(self._base, shape, size)
@@ -221,54 +207,31 @@ class LearningCore:
 
         self._first_rank(write)
 
-    def export_adapter(self, folder: Path, model: str = POLICY) -> None:
-        of = self._model(model)
-        self._first_rank(lambda: export_adapter(folder, self._base, of.shape, of.adapter()))
+    def export_adapter(self, folder: Path) -> None:
+        policy = self._policy
+        self._first_rank(lambda: export_adapter(folder, self._base, policy.shape, policy.adapter()))
 
-    def write_state(self, folder: Path, model: str = POLICY) -> None:
-        of = self._model(model)
-        self._first_rank(lambda: write_state(folder, self._base, of.shape, of.state()))
+    def write_state(self, folder: Path) -> None:
+        policy = self._policy
+        self._first_rank(lambda: write_state(folder, self._base, policy.shape, policy.state()))
 
-    def read_state(self, folder: Path, model: str = POLICY) -> None:
-        def read(shape: LoraShape) -> SavedState:
-            return read_state(folder, self._base, shape)
+    def read_state(self, folder: Path) -> None:
+        self._changing().load(self._first_rank(lambda: self._saved(folder, self._policy.shape)))
 
-        self._load(model, folder, read)
-
-    def read_adapter(self, folder: Path, model: str) -> None:
-        def read(shape: LoraShape) -> SavedState:
-            return SavedState(read_adapter(folder, self._base).of(shape).tensors, {}, 0)
-
-        self._load(model, folder, read)
+    def read_adapter(self, folder: Path) -> None:
+        self._changing().load(self._first_rank(lambda: self._published(folder, self._policy.shape)))
 
     def close(self) -> None:
         """Do nothing: everything is freed with the object."""
 
-    def _load(self, model: str, folder: Path, read: Callable[[LoraShape], SavedState]) -> None:
-        known = self._models.get(model)
+    def _saved(self, folder: Path, shape: LoraShape) -> SavedState:
+        return read_state(folder, self._base, shape)
 
-        def of_files() -> tuple[LoraShape, SavedState]:
-            shape = known.shape if known else read_adapter(folder, self._base).shape
-            return shape, read(shape)
+    def _published(self, folder: Path, shape: LoraShape) -> SavedState:
+        return SavedState(read_adapter(folder, self._base).of(shape).tensors, {}, 0)
 
-        shape, state = self._first_rank(of_files)
-        if known is None:
-            self.create(model, shape, seed=0)
-        try:
-            self._changing(model).load(state)
-        except BackendError:
-            if known is None:
-                self.drop(model)
-            raise
-
-    def _make(self, model: str, shape: LoraShape, seed: int) -> None:
-        home = self._home(shape)
-        if not home.covers(shape):
-            raise RequestError(
-                "The base is split over GPUs, where all models have one size: rank "
-                f"{home.rank} and alpha {home.alpha}."
-            )
-        made = LoraOptimizer(
+    def _made(self, shape: LoraShape, seed: int) -> LoraOptimizer:
+        return LoraOptimizer(
             self._base,
             shape,
             fresh_adapter(self._base, shape, seed),
@@ -276,44 +239,31 @@ class LearningCore:
             context_tokens=self.facts.context_tokens,
             checkpointing=self._checkpointing,
             shards=self._shards,
-            module=self._learners.get(home),
         )
-        self._models[model], self._learners[home] = made, made.module
-        self._worn.pop(home, None)
 
-    def _model(self, model: str) -> LoraOptimizer:
-        """Return a model, after copying its weights into its module if another's are there."""
-        found = self._models.get(model)
-        if found is None:
-            raise RequestError(f"There is no model {model} in training.")
-        home = self._home(found.shape)
-        if self._worn.get(home) != model:
-            found.wear()
-            self._worn[home] = model
-        return found
+    def _worn(self) -> LoraOptimizer:
+        """Return the policy, after copying its weights into its module if another's are there."""
+        if self._scores_another:
+            self._policy.wear()
+            self._scores_another = False
+        return self._policy
 
-    def _home(self, shape: LoraShape) -> LoraShape:
-        """Shape of the module that a model of this shape learns with."""
-        return shape if self._shards is None else self._shape
-
-    def _changing(self, model: str) -> LoraOptimizer:
-        """Return a model whose weights are about to change."""
-        if model == POLICY:
-            self._present = None
-        return self._model(model)
+    def _changing(self) -> LoraOptimizer:
+        """Return the policy, whose weights are about to change."""
+        self._present = None
+        return self._worn()
 
     def _module(self, adapter: Path | None) -> Any:
-        """The module to score with: the base's, one in training, or one built from the files."""
+        """Return the module to score with: the base's, that in training, or one built from the
+        files."""
         if adapter is not None and adapter == self._present:
-            return self._model(POLICY).module
+            return self._worn().module
         if self._shards is not None:
-            module = self._learners[self._shape]
-            saved = None if adapter is None else self._read(adapter)
-            if saved is not None and not self._shape.covers(saved.shape):
-                saved.of(self._shape)  # raises with the reason
-            self._worn.pop(self._shape, None)  # first: `put_on` may fail half way
-            put_on(module, saved and saved.tensors)
-            return module
+            policy = self._policy
+            saved = None if adapter is None else self._read(adapter).of(policy.shape)
+            self._scores_another = True  # first: `put_on` may fail half way
+            put_on(policy.module, saved and saved.tensors)
+            return policy.module
         if adapter is None:
             return self._base.module
         module = self._scored.get(adapter)

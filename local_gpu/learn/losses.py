@@ -12,9 +12,7 @@ per row.
 
 The loss functions are Tinker's: sums over tokens. Rule: pure functions of the trainer's logprobs.
 Normalisation is already in the advantages and weights, so a result does not depend on how a batch
-was split. Source: Tinker's documentation (tinker-docs.thinkingmachines.ai, "Loss functions" and its
-page on GSPO). Its page on StableReinforce says what a client sends and not what is minimised, so
-that one is refused.
+was split. Source: Tinker's documentation (tinker-docs.thinkingmachines.ai, "Loss functions").
 
 Notation: z = trainer logprobs (they carry the gradient), q = behaviour logprobs, A = advantages,
 rho = exp(z - q); all of shape (M,), float32, nats.
@@ -100,12 +98,6 @@ def records_of(
 
 def check_loss(name: str) -> None:
     """Raise StepError for a loss that is not computed here."""
-    if name == "stable_reinforce":
-        raise StepError(
-            "stable_reinforce is not computed here: what Tinker's service minimises under that "
-            "name, from what it records while sampling, is not published. Take loss_fn=gspo, ppo, "
-            "cispo or importance_sampling."
-        )
     if name not in LOSSES:
         raise StepError(f"Unknown loss {name!r}; there are {', '.join(sorted(LOSSES))}.")
 
@@ -152,8 +144,6 @@ class LossInputs:
     """(M,) A."""
     weights: Tensor | None
     """(M, K) signed weights for cross_entropy."""
-    ratio_mask: Tensor | None = None
-    """(M,) not 0 where a token belongs to gspo's sequence ratio."""
 
     @classmethod
     def of(cls, datum: Datum) -> LossInputs:
@@ -163,7 +153,7 @@ class LossInputs:
         return cls(tensor(datum.logprobs), tensor(datum.advantages), tensor(datum.weights))
 
     def to(self, device: torch.device) -> LossInputs:
-        rows = (self.behaviour, self.advantages, self.weights, self.ratio_mask)
+        rows = (self.behaviour, self.advantages, self.weights)
         return LossInputs(*(None if row is None else row.to(device) for row in rows))
 
 
@@ -177,8 +167,6 @@ class Loss:
     """Datum arrays that must be there."""
     defaults: Config = field(default_factory=dict[str, float])
     """Keys that the config may have, with their values unless it has others."""
-    silent_at_zero: bool = True
-    """A row whose weights or advantage are zero adds neither loss nor gradient."""
 
     def config(self, name: str, given: Config) -> Config:
         """Return a config with the defaults of what it lacks.
@@ -226,42 +214,10 @@ def importance_sampling(logprobs: Tensor, inputs: LossInputs, config: Config) ->
     return -((logprobs - behaviour).exp() * advantages).sum()
 
 
-def cispo(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
-    """-sum_t stop_gradient(clamp(rho_t, low, high)) A_t z_t: every token keeps a gradient."""
-    behaviour, advantages = _rl(inputs)
-    ratio = (logprobs - behaviour).exp().clamp(config[_LOW], config[_HIGH])
-    return -(ratio.detach() * advantages * logprobs).sum()
-
-
-def gspo(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
-    """-sum_t min(s_t A_t, clamp(s_t, low, high) A_t), s_t = s exp(z_t - stop_gradient(z_t)).
-
-    s = exp(mean of z_t - q_t over the tokens that the mask marks), without gradient: one ratio for
-    the sequence, a gradient for each token. The bounds are absolute and 1 - 3e-4, 1 + 4e-4 unless
-    set. Source: Tinker's page on GSPO; GSPO-token of arXiv 2507.18071, equations 13 and 14. The
-    bounds unless set are the paper's (section 5.1), because what of that page could be read gives
-    none.
-    """
-    behaviour, advantages = _rl(inputs)
-    assert inputs.ratio_mask is not None
-    marked = inputs.ratio_mask != 0
-    drift = torch.where(marked, logprobs.detach() - behaviour, 0.0).sum() / marked.sum().clamp(1)
-    ratio = (drift + logprobs - logprobs.detach()).exp()
-    clipped = ratio.clamp(config[_LOW], config[_HIGH])
-    return -torch.minimum(ratio * advantages, clipped * advantages).sum()
-
-
 def cross_entropy(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
     """-sum_{t,v} w_tv z_tv over (M, K) targets; weights are signed and need not sum to one."""
     assert inputs.weights is not None
     return -(logprobs * inputs.weights).sum()
-
-
-def dro(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
-    """-sum_t (z_t A_t - beta/2 (z_t - q_t)^2): the quadratic term acts at A = 0 too."""
-    behaviour, advantages = _rl(inputs)
-    drift = (logprobs - behaviour).square()
-    return -(logprobs * advantages - 0.5 * config["beta"] * drift).sum()
 
 
 def _rl(inputs: LossInputs) -> tuple[Tensor, Tensor]:
@@ -271,16 +227,13 @@ def _rl(inputs: LossInputs) -> tuple[Tensor, Tensor]:
     return inputs.behaviour, inputs.advantages
 
 
-_CLIPPED: Final = {_LOW: 0.8, _HIGH: 1.28}
 _RL_ARRAYS: Final = ("logprobs", "advantages")
 
 LOSSES: Final[Mapping[str, Loss]] = MappingProxyType(
     {
-        "ppo": Loss(ppo, _RL_ARRAYS, _CLIPPED),
+        "ppo": Loss(ppo, _RL_ARRAYS, {_LOW: 0.8, _HIGH: 1.28}),
         "importance_sampling": Loss(importance_sampling, _RL_ARRAYS),
-        "cispo": Loss(cispo, _RL_ARRAYS, _CLIPPED),
-        "gspo": Loss(gspo, (*_RL_ARRAYS, "sequence_ratio_mask"), {_LOW: 1 - 3e-4, _HIGH: 1 + 4e-4}),
         "cross_entropy": Loss(cross_entropy, ("weights",)),
-        "dro": Loss(dro, _RL_ARRAYS, {"beta": 0.05}, silent_at_zero=False),
     }
 )
+"""Of a row whose weights or advantage are zero none adds loss or gradient."""

@@ -9,7 +9,7 @@ Rule: copies change here alone, by `write_copies`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import Final
 
@@ -41,10 +41,6 @@ class Masters:
         """Accumulated gradient, (P,)."""
         self._adam = torch.optim.AdamW([self._weights], lr=0.0)
         self._write(adapter)
-
-    @property
-    def names(self) -> Set[str]:
-        return self._copies.keys()
 
     def collect(self) -> None:
         """Add the copies' gradients to the masters', and clear them."""

@@ -1,7 +1,4 @@
-"""Memory for models in training: how much there is, and how much each model takes.
-
-Rule: a model that would not fit is refused before it is made, with figures; no allocation is tried.
-"""
+"""Main memory: how much there is, and how large a pass it allows on a CPU."""
 
 from __future__ import annotations
 
@@ -11,53 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import torch
-
-from local_gpu.model.lora import BaseModel, LoraShape, lora_parameters
 from local_gpu.plan.memory import DEFAULT_TOKENS, ModelSize, token_bytes
-from tinker_claw.errors import RequestError
 
-_MASTER_BYTES: Final = 16
-"""Bytes per adapter parameter: float32 weight, gradient and two moments."""
 _SHARE: Final = 0.5
 """Share of the memory that is free after loading; the rest is for samplers and passes."""
 _UNSAID: Final = 8 << 30
 """Free bytes assumed on a system that reports none."""
 _GROUP: Final = Path("/sys/fs/cgroup")
-_MIB: Final = 1 << 20
-
-
-class ModelMemory:
-    """Memory of all models in training besides the policy."""
-
-    def __init__(self, base: BaseModel) -> None:
-        self._base = base
-        self.limit = int(_SHARE * free_bytes(base.device))
-        """Bytes for all of them: half of what is free after loading."""
-        self.taken: dict[str, int] = {}
-        """Bytes by model."""
-
-    def take(self, model: str, shape: LoraShape) -> None:
-        """Reserve memory for a new model of this shape.
-
-        Raises:
-            RequestError: there is no room for it.
-        """
-        # The module's copy has a gradient, too.
-        width = _MASTER_BYTES + 2 * self._base.dtype.itemsize
-        needs = width * lora_parameters(self._base, shape)
-        others = sum(self.taken.values())
-        if others + needs > self.limit:
-            raise RequestError(
-                f"A model of rank {shape.rank} takes {needs / _MIB:.1f} MiB, and of the "
-                f"{self.limit / _MIB:.1f} MiB for models in training {others / _MIB:.1f} are "
-                f"taken by {len(self.taken)}: close a session that is not used, or take a lower "
-                "rank."
-            )
-        self.taken[model] = needs
-
-    def give_back(self, model: str) -> None:
-        self.taken.pop(model, None)
 
 
 def passes_in_memory(
@@ -67,7 +24,7 @@ def passes_in_memory(
     width: int,
     context_tokens: int,
 ) -> tuple[bool, int]:
-    """Whether activations are checkpointed, and how many tokens a pass has, on a CPU.
+    """Return whether activations are checkpointed, and how many tokens a pass has, on a CPU.
 
     On a GPU an out-of-memory error is caught, and the pass halved. On a CPU there may be none: a
     process that takes too much is killed, or the machine stalls. So memory is estimated beforehand,
@@ -86,10 +43,8 @@ def passes_in_memory(
     return saves, fitting(saves)
 
 
-def free_bytes(device: torch.device) -> int:
-    """Bytes that this process may still allocate on a device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+def free_bytes() -> int:
+    """Return the bytes of main memory that this process may still allocate."""
     return min(_free_here(), default=_UNSAID)
 
 

@@ -44,7 +44,6 @@ class LoraOptimizer:
         context_tokens: int,
         checkpointing: bool,
         shards: Sharding | None = None,
-        module: Any = None,
     ) -> None:
         """A model over `base` that starts from `adapter`.
 
@@ -52,25 +51,19 @@ class LoraOptimizer:
             base: shared with every other module.
             shape: the adapter's.
             adapter: float32.
-            passes: how batches are computed, which models share.
+            passes: how batches are computed.
             context_tokens: the longest sequence.
             checkpointing: keep one activation per layer and recompute the rest in the backward
                 pass. The same gradients for a third more work; without it an 8B model keeps 6 MB a
                 token.
             shards: of the base, over the ranks; None: each has it whole.
-            module: that other models learn with, too, of a shape that covers this one; None: one
-                of its own. It has the weights of one of them at a time: call `wear` after another's
-                were in it.
         """
         self._base = base
         self._context_tokens = context_tokens
         self.passes = passes
         self.shape = shape
-        if module is None:
-            module = _learning_module(base, shape, adapter, shards, checkpointing)
-        self.module = module
-        copies = adapter_parameters(module)
-        self._masters = Masters(adapter, {n: copy for n, copy in copies.items() if n in adapter})
+        self.module = _learning_module(base, shape, adapter, shards, checkpointing)
+        self._masters = Masters(adapter, adapter_parameters(self.module))
         self._pending = False
         self.steps = 0
 
@@ -133,10 +126,7 @@ class LoraOptimizer:
         self._pending = False
 
     def wear(self) -> None:
-        """Copy these weights into the shared module."""
-        put_on(self.module, None)
-        for name, copy in adapter_parameters(self.module).items():
-            copy.requires_grad_(name in self._masters.names)
+        """Copy these weights into the module, after another adapter's were in it."""
         self._masters.write_copies()
 
     def adapter(self) -> dict[str, Tensor]:
@@ -182,10 +172,7 @@ class LoraOptimizer:
         *,
         learn: bool,
     ) -> list[Scored]:
-        """Run one forward pass over some records, and with `learn` one backward pass.
-
-        Also where no row learns: over a sharded base the other ranks are in it, too.
-        """
+        """Run one forward pass over some records, and with `learn` one backward pass."""
         with torch.set_grad_enabled(learn):
             hidden = self.passes.body.hidden(
                 self.module, sequences, [record.scored_from for _, record in jobs], pictures
@@ -227,10 +214,10 @@ class LoraOptimizer:
 
 
 def put_on(module: Any, adapter: Adapter | None) -> None:
-    """Copy an adapter into a module in training; None: B = 0."""
+    """Copy an adapter of the same shape into a module in training; None: B = 0."""
     with torch.no_grad():
         for name, copy in adapter_parameters(module).items():
-            if adapter is not None and name in adapter:
+            if adapter is not None:
                 copy.copy_(adapter[name])
             elif ".lora_B." in name:
                 copy.zero_()

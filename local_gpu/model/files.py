@@ -18,19 +18,17 @@ import shutil
 import tempfile
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from errno import EIO
 from pathlib import Path
 from secrets import token_hex
 
-from peft import LoraConfig
-from peft.utils.constants import DUMMY_TARGET_MODULES
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from local_gpu.model.lora import Adapter, BaseModel, LoraShape, lora_config, lora_targets, shape_of
+from local_gpu.model.lora import Adapter, BaseModel, LoraShape, lora_config, shape_of
 from tinker_claw.errors import BackendError, GoneError
 
 _WEIGHTS = "adapter_model.safetensors"
@@ -62,15 +60,10 @@ class SavedAdapter:
             )
         if mine != wanted:
             raise BackendError(
-                f"{self.name!r} is on other layers: it has {_layers(mine)}, and here are "
-                f"{_layers(wanted)}."
+                f"{self.name!r} has {'' if mine.head else 'no '}LoRA on the head, unlike the model "
+                "here."
             )
         return self
-
-
-def _layers(shape: LoraShape) -> str:
-    kinds = {"attention": shape.attention, "MLP": shape.mlp, "head": shape.head}
-    return ", ".join(name for name, there in kinds.items() if there)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,47 +125,23 @@ def remove(folders: Iterable[Path]) -> None:
 
 def write_adapter(folder: Path, base: BaseModel, shape: LoraShape, adapter: Adapter) -> None:
     """Write both files of a PEFT adapter into an existing folder."""
-    _write_peft(folder, base, lora_config(base, shape), adapter)
-
-
-def _write_peft(folder: Path, base: BaseModel, config: LoraConfig, adapter: Adapter) -> None:
     tensors = {
         _PREFIX + base.name_in_files(name): tensor.contiguous().cpu()
         for name, tensor in adapter.items()
     }
     _write(folder / _WEIGHTS, tensors, {"format": "pt", "base": base.fingerprint})
-    config.save_pretrained(str(folder))
+    lora_config(base, shape).save_pretrained(str(folder))
 
 
 def export_adapter(folder: Path, base: BaseModel, shape: LoraShape, adapter: Adapter) -> None:
-    """Write an adapter for peft into a folder of the user's, replacing one that is there.
-
-    A trained head that the base ties to its embedding is written whole: `merge_and_unload` would
-    add LoRA on it to the embedding, too.
-    """
+    """Write an adapter for peft into a folder of the user's, replacing one that is there."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
-        if shape.head and base.module.config.get_text_config().tie_word_embeddings:
-            _write_untied(Path(draft), base, shape, adapter)
-        else:
-            write_adapter(Path(draft), base, shape, adapter)
+        write_adapter(Path(draft), base, shape, adapter)
         for file in Path(draft).iterdir():
             _sync(file)
             file.replace(folder / file.name)
     _sync(folder)
-
-
-def _write_untied(folder: Path, base: BaseModel, shape: LoraShape, adapter: Adapter) -> None:
-    head, rest = base.module.get_output_embeddings(), replace(shape, head=False)
-    path = next(name for name, layer in base.module.named_modules() if layer is head)
-    down, up = (adapter[f"{path}.lora_{side}.weight"].float().cpu() for side in "AB")
-    tied = base.module.get_input_embeddings().weight.cpu()
-    whole = tied.float() + shape.alpha / shape.rank * up @ down
-    tensors = {n: t for n, t in adapter.items() if not n.startswith(f"{path}.lora_")}
-    config = lora_config(base, shape)
-    config.target_modules = lora_targets(base.module, rest) or DUMMY_TARGET_MODULES
-    config.modules_to_save = [path.rpartition(".")[2]]
-    _write_peft(folder, base, config, {**tensors, f"{path}.weight": whole.to(tied.dtype)})
 
 
 def read_adapter(folder: Path, base: BaseModel) -> SavedAdapter:

@@ -31,7 +31,13 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
 from transformers.core_model_loading import PrefixChange
 
 from local_gpu.config import Dtype, LocalConfig
@@ -217,6 +223,14 @@ def config_of(source: str) -> Any:
 def image_token(source: str) -> int | None:
     """Return the id of the token that stands for a part of an image; None: there is none."""
     return getattr(config_of(source), "image_token_id", None)
+
+
+def end_tokens(source: str) -> tuple[int, ...]:
+    """Return the tokens that end a reply, as a model's files name them."""
+    ids: Any = config_of(source).get_text_config().eos_token_id
+    with suppress(OSError):  # it has no such file
+        ids = GenerationConfig.from_pretrained(source).eos_token_id or ids
+    return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
 
 
 def real_text(source: str, vocabulary: int) -> tuple[int, ...]:

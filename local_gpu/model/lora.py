@@ -35,7 +35,6 @@ Quantization = Literal["none", "4bit"]
 _ADAPTER: Final = "default"
 BUILDING: Final = Lock()
 """Held while modules are built (see above)."""
-_ATTENTION: Final = ("attn", "attention")
 _EXPERTS: Final = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 """Linear layer names that peft takes for experts and routers in a mixture of experts."""
 
@@ -81,23 +80,14 @@ class BaseModel:
 
 @dataclass(frozen=True, slots=True)
 class LoraShape:
-    """Size of an adapter, and the linear layers that it is on."""
+    """Size of an adapter. It is on all linear layers but experts, routers and the head."""
 
     rank: int
     alpha: int
     """The update is scaled by alpha / rank."""
-    attention: bool = True
-    """Layers whose path says attn or attention."""
-    mlp: bool = True
-    """All other linear layers but the head; in a mixture of experts, no experts or routers."""
     head: bool = False
-    """The output embedding. An input embedding tied to it stays as it is."""
-
-    def covers(self, other: LoraShape) -> bool:
-        """Whether a module of this shape contains one of the other shape, with the same size."""
-        return (self.rank, self.alpha) == (other.rank, other.alpha) and (
-            self.attention >= other.attention and self.mlp >= other.mlp and self.head >= other.head
-        )
+    """Whether it is on the output embedding, too. An input embedding tied to that stays as it
+    is."""
 
 
 def clone(module: Any) -> Any:
@@ -222,51 +212,19 @@ def lora_config(base: BaseModel, shape: LoraShape) -> LoraConfig:
 
 
 def lora_targets(module: Any, shape: LoraShape | None = None) -> list[str]:
-    """Suffixes of the paths of the layers that LoRA is on: last names where those are unambiguous.
+    """Return the last names of the paths of the layers that LoRA is on.
 
     Not peft's "all-linear": another release of peft may resolve that differently, and in a mixture
     of experts it includes experts and routers, which servers load in other formats.
     """
-    shape = shape or LoraShape(1, 1)
-    layers = _targets(module, LoraShape(1, 1, head=True))
-    wanted = _targets(module, shape)
-    last = {path.rpartition(".")[2] for path in wanted}
-    unwanted = {path.rpartition(".")[2] for path in layers.keys() - wanted.keys()}
-    if last & unwanted:  # GPT-2 has a c_proj in both attention and MLP
-        return sorted({".".join(path.split(".")[-2:]) for path in wanted})
-    return sorted(last)
-
-
-def lora_parameters(base: BaseModel, shape: LoraShape) -> int:
-    """Number of parameters of an adapter: rank (in + out) for each of its layers."""
-    sizes = (
-        (layer.nx, layer.nf)
-        if isinstance(layer, Conv1D)
-        else (layer.in_features, layer.out_features)
-        for layer in _targets(base.module, shape).values()
-    )
-    return shape.rank * sum(map(sum, sizes))
+    layers = _targets(module, shape or LoraShape(1, 1))
+    return sorted({path.rpartition(".")[2] for path in layers})
 
 
 def shape_of(base: BaseModel, rank: int, alpha: int, names: Iterable[str]) -> LoraShape:
-    """The shape of an adapter whose tensors have these names.
-
-    A kind of layer that the base does not have counts as one that the adapter is on.
-    """
+    """Return the shape of an adapter whose tensors have these names."""
     on = {name.partition(".lora_")[0] for name in names}
-
-    def kind(**one: bool) -> set[str]:
-        none = {"attention": False, "mlp": False, "head": False}
-        return set(_targets(base.module, LoraShape(rank, alpha, **none | one)))
-
-    attention, mlp = kind(attention=True), kind(mlp=True)
-    return LoraShape(
-        rank,
-        alpha,
-        attention=not attention or bool(attention & on),
-        mlp=not mlp or bool(mlp & on),
-        head=bool(kind(head=True) & on),
-    )
+    return LoraShape(rank, alpha, head=not on <= _targets(base.module, LoraShape(1, 1)).keys())
 
 
 def _targets(module: Any, shape: LoraShape) -> dict[str, Any]:
@@ -276,10 +234,9 @@ def _targets(module: Any, shape: LoraShape) -> dict[str, Any]:
     def wanted(path: str, layer: nn.Module) -> bool:
         if layer is head:
             return shape.head
-        if path.startswith(tuple(blocks)) or (blocks and path.rpartition(".")[2] in _EXPERTS):
-            return False
-        attends = any(word in path.rpartition(".")[0] for word in _ATTENTION)
-        return shape.attention if attends else shape.mlp
+        return not (
+            path.startswith(tuple(blocks)) or (blocks and path.rpartition(".")[2] in _EXPERTS)
+        )
 
     return {
         path: layer
@@ -334,7 +291,7 @@ def _injected(base: BaseModel, shape: LoraShape) -> Any:
     module = clone(base.module)
     try:
         with warnings.catch_warnings():
-            # A warning on tied heads. Nothing is merged here, and `export` unties what it merges.
+            # A warning on merging tied heads. Nothing is merged here, and none is exported.
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`", UserWarning)
             config = lora_config(base, shape)
             inject_adapter_in_model(config, module, _ADAPTER, low_cpu_mem_usage=True)

@@ -2,8 +2,7 @@
 
 Rule: if a rank dies or hangs in a command, all are ended and a BackendError is raised; if its
 device failed or its memory was full, an OutageError. The next command starts them again, with a
-fresh policy and no other model; it fails for a model that was lost with the old ones, until its
-state is read.
+fresh policy; one that needs the weights that were lost fails until a state is read.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ from typing import Any, Final
 import torch
 
 from local_gpu.config import LocalConfig, Say
-from local_gpu.halves import POLICY, Facts, ScoreAsk
-from local_gpu.learn.losses import RecordPass, Scored
-from local_gpu.model.lora import LoraShape
+from local_gpu.halves import Facts, ScoreAsk
 from local_gpu.ranks.messages import BUILD, Command, Failure, RankAnswer
 from local_gpu.ranks.processes import GoneError, Processes
 from local_gpu.ranks.rank import Build, build_learner
@@ -28,8 +25,10 @@ from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 _HANGS_S: Final = {"cuda": 3600.0, "cpu": 24 * 3600.0}
 """Seconds without an answer after which ranks hang: many times what a step of large models takes on
 GPUs, and of small ones on CPUs."""
-_MAKES: Final = frozenset({"create", "read_state", "read_adapter"})
-"""Commands that make a model, whatever was there before."""
+_LOADS: Final = frozenset({"read_state", "read_adapter"})
+"""Commands that load a policy, whatever was there before."""
+_OF_WEIGHTS: Final = frozenset({"step", "write_adapter", "export_adapter", "write_state"})
+"""Commands that need the policy's weights."""
 
 
 class RankedLearning:
@@ -66,59 +65,39 @@ class RankedLearning:
         self._build = build
         self._told = told
         self._ranks: Processes | None = None
-        self._models = set[str]()  # models that new ranks would lack, or have in another state
-        self._lost = set[str]()  # those that died with the ranks
-        self._cause = ""  # why they died, until these are loaded again
+        self._learned = False
+        """Whether the policy is another than that of new ranks."""
+        self._lost: str | None = None
+        """Why the policy was lost with the ranks, until a state is loaded."""
         self._closed = False
         self._begun = False  # they have been ready once
         self.facts = self._start()
         self._begun = True
 
-    def create(self, model: str, shape: LoraShape, seed: int) -> None:
-        self._call("create", model, shape, seed, model=model)
-
-    def drop(self, model: str) -> None:
-        self._lost.discard(model)
-        if model in self._models:
-            self._call("drop", model)
-            self._models.discard(model)
-
-    def step(self, passes: Sequence[LossPass], adam: Adam, model: str = POLICY) -> StepReport:
-        self._models.add(model)
-        return self._call("step", tuple(passes), adam, model, model=model)
-
-    def forward_backward(self, wanted: RecordPass, model: str) -> list[Scored]:
-        return self._call("forward_backward", wanted, model, model=model)
-
-    def forward(self, wanted: RecordPass, model: str) -> list[Scored]:
-        return self._call("forward", wanted, model, model=model)
-
-    def optim_step(self, adam: Adam, model: str) -> float:
-        return self._call("optim_step", adam, model, model=model)
-
-    def discard(self, model: str) -> None:
-        self._call("discard", model, model=model)
+    def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+        self._learned = True
+        return self._call("step", tuple(passes), adam)
 
     def score(self, adapter: Path | None, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
         return self._call("score", adapter, tuple(asks))
 
-    def write_adapter(self, folder: Path, model: str = POLICY) -> None:
-        self._call("write_adapter", folder, model, model=model)
+    def write_adapter(self, folder: Path) -> None:
+        self._call("write_adapter", folder)
 
     def write_probe(self, folder: Path, size: float) -> None:
         self._call("write_probe", folder, size)
 
-    def export_adapter(self, folder: Path, model: str = POLICY) -> None:
-        self._call("export_adapter", folder, model, model=model)
+    def export_adapter(self, folder: Path) -> None:
+        self._call("export_adapter", folder)
 
-    def write_state(self, folder: Path, model: str = POLICY) -> None:
-        self._call("write_state", folder, model, model=model)
+    def write_state(self, folder: Path) -> None:
+        self._call("write_state", folder)
 
-    def read_state(self, folder: Path, model: str = POLICY) -> None:
-        self._call("read_state", folder, model, model=model)
+    def read_state(self, folder: Path) -> None:
+        self._call("read_state", folder)
 
-    def read_adapter(self, folder: Path, model: str) -> None:
-        self._call("read_adapter", folder, model, model=model)
+    def read_adapter(self, folder: Path) -> None:
+        self._call("read_adapter", folder)
 
     def close(self) -> None:
         """End the ranks at once: files appear whole or not at all."""
@@ -126,22 +105,21 @@ class RankedLearning:
         if (ranks := self._ranks) is not None:
             ranks.stop()
 
-    def _call(self, name: str, *arguments: Any, model: str | None = None) -> Any:
+    def _call(self, name: str, *arguments: Any) -> Any:
         if self._closed:
             raise BackendError("The trainer is closed.")
         if self._ranks is not None and (dead := self._ranks.ended()) is not None:
             self._end(f"{dead.sentence} while it had nothing to do.")
-        if model in self._lost and name not in _MAKES:
-            raise OutageError(f"{self._cause} The weights went with them: load a state first.")
+        if self._lost is not None and name in _OF_WEIGHTS:
+            raise OutageError(f"{self._lost} The weights went with them: load a state first.")
         if self._ranks is None:
             try:
                 self._start()
             except ClawError as error:  # it went well before, with the same settings
                 raise OutageError(f"The ranks do not start again: {error}") from error
         answer = self._ask(Command(name, arguments), self._hangs_s)
-        if model is not None and name in _MAKES:
-            self._models.add(model)
-            self._lost.discard(model)
+        if name in _LOADS:
+            self._learned, self._lost = True, None
         return answer
 
     def _start(self) -> Facts:
@@ -191,9 +169,8 @@ class RankedLearning:
         if self._ranks is not None:
             self._ranks.stop()
         self._ranks = None
-        self._cause = self._cause if self._lost else why
-        self._lost |= self._models
-        self._models.clear()
+        if self._learned:
+            self._learned, self._lost = False, why
 
     @property
     def _log(self) -> Path:

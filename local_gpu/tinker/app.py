@@ -1,212 +1,140 @@
 """Tinker's HTTP routes.
 
-Rule: a route checks the key, reads a body, and returns the answer of `Service`; it computes
-nothing. Error statuses are ones that Tinker's SDK does not retry (never 409 or 5xx, which it
-retries for minutes, and 429 only where that helps).
+Rule: a route reads a body and returns the answer of `Service`; it computes nothing. Error statuses
+are ones that Tinker's SDK does not retry (never 409, 429 or 5xx).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import FileResponse
+from google.protobuf.message import DecodeError
+from pydantic import BaseModel, Field
+from tinker import types
+from tinker.proto import tinker_public_pb2 as pb
 
-from local_gpu.tinker import checkpoints, requests
-from local_gpu.tinker.auth import PROTOBUF, Door
-from local_gpu.tinker.checkpoints import Json, Served
-from local_gpu.tinker.config import tokenizer_of
-from local_gpu.tinker.service import Service
-from tinker_claw.errors import ClawError, RequestError
+from local_gpu.tinker import messages
+from local_gpu.tinker.checkpoints import path_of
+from local_gpu.tinker.futures import Answer
+from local_gpu.tinker.service import Json, Service
+from tinker_claw.errors import RequestError
+from tinker_claw.origin import refuse_pages
 
-routes = APIRouter(prefix="/api/v1")
+POLL_S = 20.0
+"""Seconds that retrieve_future waits; the SDK gives it 45 s."""
+_CHECKPOINTS: Final = "/training_runs/{run}/checkpoints"
+_FILES: Final = _CHECKPOINTS + "/external_weights/{name}/external_weights_urls"
 
 
-class Ascii(JSONResponse):
-    """JSON in ASCII, which can hold any string that JSON brought, even a lone surrogate."""
+class _Numbered(BaseModel, extra="allow", protected_namespaces=()):
+    """A request in a model's order. The rest is checked in its turn: one that is refused on arrival
+    would leave a gap that all later ones wait for."""
 
-    def render(self, content: Any) -> bytes:
-        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+    model_id: str
+    seq_id: int = Field(ge=1)
 
 
 def create_app(service: Service) -> FastAPI:
     """Create the application over a running service."""
-    app = FastAPI(title="Tinker on your own GPU", openapi_url=None, default_response_class=Ascii)
-    app.state.service = service
-    app.add_middleware(Door, config=service.shared.config)
-    app.include_router(checkpoints.without_key)
-    app.include_router(checkpoints.routes)
+    app = FastAPI(openapi_url=None)
+    app.add_exception_handler(RequestError, _refuse)
+    app.add_exception_handler(DecodeError, _refuse)
+    routes = APIRouter(prefix="/api/v1", dependencies=[Depends(_refuse_pages)])
+
+    @routes.post("/client/config")
+    @routes.post("/telemetry")
+    async def nothing(response: Response) -> Json:
+        response.headers["Connection"] = "close"  # the SDK asks over one that it never closes
+        return {}
+
+    @routes.post("/client/dynamic_config")
+    async def dynamic_config() -> Json:
+        return {"sample_cancel_enabled": True}
+
+    routes.get("/get_server_capabilities")(service.get_server_capabilities)
+    routes.get("/samplers/{sampler_id}")(service.get_sampler)
+    routes.post("/sessions/{session_id}/finish")(service.finish)
+    for answer in (
+        service.create_session,
+        service.session_heartbeat,
+        service.create_model,
+        service.load_weights,
+        service.get_info,
+        service.create_sampling_session,
+        service.asample,
+    ):
+        routes.post(f"/{answer.__name__}")(answer)
+
+    def in_turn(name: str, kind: type[BaseModel], work: Callable[[Any], Awaitable[Answer]]) -> None:
+        async def submit(ask: _Numbered) -> Json:
+            check = partial(messages.checked, kind, ask.model_dump())
+            return service.in_turn(ask.model_id, ask.seq_id, lambda: work(check()))
+
+        routes.post(f"/{name}")(submit)
+
+    save, export = types.SaveWeightsForSamplerRequest, types.SaveWeightsExternalRequest
+    in_turn("optim_step", types.OptimStepRequest, service.optim_step)
+    in_turn("save_weights", types.SaveWeightsRequest, partial(service.save, "weights"))
+    in_turn("save_weights_for_sampler", save, partial(service.save, "sampler_weights"))
+    in_turn("save_weights_external", export, partial(service.save, "external_weights"))
+
+    @routes.post("/forward_backward")
+    async def forward_backward(request: Request) -> Json:
+        message = pb.ForwardBackwardRequest.FromString(await request.body())
+        if message.seq_id < 1:
+            raise RequestError(f"seq_id is {message.seq_id}, not at least 1.")
+        work = partial(service.forward_backward, message)
+        return service.in_turn(message.model_id, message.seq_id, work)
+
+    @routes.post("/retrieve_future")
+    async def retrieve_future(ask: types.FutureRetrieveRequest) -> Response:
+        answer = await service.futures.retrieve(ask.request_id, POLL_S)
+        if isinstance(answer, bytes):
+            return Response(answer, media_type="application/x-protobuf")
+        pending = {"type": "try_again", "request_id": ask.request_id, "queue_state": "active"}
+        return _json(pending if answer is None else answer)
+
+    @routes.post("/cancel_future")
+    async def cancel_future(ask: types.FutureRetrieveRequest) -> None:
+        if ":sample:" in ask.request_id:  # a step cannot be cancelled
+            service.futures.cancel(ask.request_id)
+
+    routes.get(_CHECKPOINTS)(service.store.list_checkpoints)
+    routes.delete(_CHECKPOINTS + "/{kind}/{name}")(service.store.delete_checkpoint)
+
+    @routes.get(_FILES)
+    async def external_weights_urls(run: str, name: str, request: Request) -> Json:
+        folder = service.store.existing(path_of(run, "external_weights", name))
+        urls = {file.name: f"{request.url}/{file.name}" for file in folder.iterdir()}
+        return {"urls": urls, "expires": "9999-12-31T00:00:00Z"}
+
+    @routes.get(_FILES + "/{file}")
+    async def download(run: str, name: str, file: str) -> Response:
+        path = service.store.existing(path_of(run, "external_weights", name)) / file
+        if not path.is_file():
+            raise RequestError(f"There is no file {file} here.", status=HTTPStatus.NOT_FOUND)
+        return FileResponse(path)
+
     app.include_router(routes)
-    app.add_exception_handler(ClawError, _refuse)
-    app.add_exception_handler(RequestValidationError, _refuse_body)
-    app.add_exception_handler(HTTPStatus.NOT_FOUND, _refuse_route)
     return app
 
 
-async def _refuse_route(request: Request, error: Exception) -> JSONResponse:
-    sentence = f"{request.method} {request.url.path} is not served here."
-    return Ascii({"error": sentence, "category": "user"}, HTTPStatus.NOT_FOUND)
+def _refuse_pages(request: Request) -> None:
+    """Raise RequestError for requests of web pages in a browser."""
+    refuse_pages(request.headers, local=True)
 
 
-async def _refuse(_: Request, error: Exception) -> JSONResponse:
-    status = error.status if isinstance(error, RequestError) else HTTPStatus.UNPROCESSABLE_ENTITY
-    return Ascii({"error": str(error), "category": "user"}, status)
+async def _refuse(_: Request, error: Exception) -> Response:
+    body = {"error": str(error), "category": "user"}
+    return _json(body, getattr(error, "status", HTTPStatus.BAD_REQUEST))
 
 
-async def _refuse_body(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    field = ".".join(map(str, first["loc"][1:])) or "the body"
-    return await _refuse(request, ClawError(f"{field}: {first['msg']}."))
-
-
-@routes.post("/client/config")
-async def client_config(response: Response, service: Served) -> Json:
-    # The SDK asks over a connection that it never closes.
-    response.headers["Connection"] = "close"
-    config = service.shared.config
-    return {
-        "parallel_fwdbwd_chunks": True,
-        "fwdbwd_max_chunk_len": config.chunk_datums,
-        "fwdbwd_max_chunk_bytes_count": config.chunk_bytes,
-    }
-
-
-@routes.post("/client/dynamic_config")
-async def client_dynamic_config() -> Json:
-    return {"sample_cancel_enabled": True}
-
-
-@routes.post("/telemetry")
-async def telemetry() -> Json:
-    return {"status": "accepted"}
-
-
-@routes.get("/get_server_capabilities")
-async def get_server_capabilities(service: Served) -> Json:
-    model = {
-        "model_name": service.shared.config.offered,
-        "max_context_length": service.shared.backend.serving.context_tokens,
-        "trainable": True,
-        "sampleable": True,
-    }
-    return {"supported_models": [model]}
-
-
-@routes.post("/create_session")
-async def create_session(ask: requests.CreateSession, service: Served) -> Json:
-    told = "This server runs on your own hardware; telemetry sent to it is dropped, not kept."
-    session = service.sessions.create()
-    return {"type": "create_session", "session_id": session.id, "info_message": told}
-
-
-@routes.post("/session_heartbeat")
-async def session_heartbeat(ask: requests.OfSession, service: Served) -> Json:
-    service.sessions.get(ask.session_id)
-    return {"type": "session_heartbeat"}
-
-
-@routes.post("/sessions/{session_id}/finish")
-async def finish(session_id: str, service: Served) -> Response:
-    await service.end_session(session_id)
-    return Response(status_code=HTTPStatus.NO_CONTENT)
-
-
-@routes.post("/create_model")
-async def create_model(ask: requests.CreateModel, service: Served) -> Json:
-    model_id = f"{ask.session_id}:train:{ask.model_seq_id}"
-    return {"request_id": service.models.create(ask), "model_id": model_id}
-
-
-@routes.post("/get_info")
-async def get_info(ask: requests.OfModel, service: Served) -> Json:
-    run = service.sessions.run(ask.model_id)
-    offered = service.shared.config.offered
-    data = {
-        "arch": service.card.arch,
-        "model_name": offered,
-        "tokenizer_id": tokenizer_of(service.shared.config.local.model),
-    }
-    return {
-        "type": "get_info",
-        "model_id": run.id,
-        "model_data": data,
-        "model_name": offered,
-        "is_lora": True,
-        "lora_rank": run.rank,
-        "optimizer_config": {"type": "adamw"},
-    }
-
-
-@routes.post("/forward_backward")
-async def forward_backward(request: Request, service: Served) -> Json:
-    if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise RequestError(
-            "Compressed bodies are not read here.", status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE
-        )
-    return {"request_id": service.models.forward_backward(await request.body())}
-
-
-@routes.post("/optim_step")
-async def optim_step(ask: requests.OptimStep, service: Served) -> Json:
-    return {"request_id": service.models.optim_step(ask)}
-
-
-@routes.post("/save_weights")
-async def save_weights(ask: requests.SaveWeights, service: Served) -> Json:
-    return {"request_id": service.models.save_weights(ask)}
-
-
-@routes.post("/save_weights_for_sampler")
-async def save_for_sampler(ask: requests.SaveForSampler, service: Served) -> Json:
-    return {"request_id": service.models.save_weights_for_sampler(ask)}
-
-
-@routes.post("/save_weights_external")
-async def save_external(ask: requests.SaveExternal, service: Served) -> Json:
-    return {"request_id": service.models.save_weights_external(ask)}
-
-
-@routes.post("/load_weights")
-async def load_weights(ask: requests.LoadWeights, service: Served) -> Json:
-    return {"request_id": service.models.load_weights(ask)}
-
-
-@routes.post("/create_sampling_session")
-async def create_sampling_session(ask: requests.CreateSamplingSession, service: Served) -> Json:
-    sampler_id = service.create_sampling_session(ask)
-    return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
-
-
-@routes.get("/samplers/{sampler_id}")
-async def get_sampler(sampler_id: str, service: Served) -> Json:
-    sampler = service.sessions.sampler(sampler_id)
-    base = service.shared.config.offered
-    return {"sampler_id": sampler.id, "base_model": base, "model_path": sampler.model_path}
-
-
-@routes.post("/asample")
-async def asample(ask: requests.SampleRequest, service: Served) -> Json:
-    request_id = service.sample(ask)
-    sequence_ids = [f"{request_id}-{i}" for i in range(ask.num_samples)]
-    return {"request_id": request_id, "sample_sequence_ids": sequence_ids}
-
-
-@routes.post("/retrieve_future")
-async def retrieve_future(ask: requests.OfRequest, service: Served) -> Response:
-    answer = await service.promises.wait(ask.request_id, service.shared.config.poll_s)
-    if answer is None:
-        pending = {"type": "try_again", "request_id": ask.request_id, "queue_state": "active"}
-        return Ascii(pending)
-    if isinstance(answer, bytes):
-        return Response(answer, media_type=PROTOBUF)
-    return Ascii(dict(answer))
-
-
-@routes.post("/cancel_future")
-async def cancel_future(ask: requests.OfRequest, service: Served) -> Response:
-    service.promises.cancel(ask.request_id)
-    return Response(status_code=HTTPStatus.NO_CONTENT)
+def _json(content: Mapping[str, Any], status: int = HTTPStatus.OK) -> Response:
+    """Answer in ASCII, which can hold any string that JSON brought, even a lone surrogate."""
+    return Response(json.dumps(content), status, media_type="application/json")

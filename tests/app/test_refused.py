@@ -1,6 +1,6 @@
 """A service that refuses weights: who answers is told, and a version that is gone comes back.
 
-The product's own parts over the real SDK and HTTP, against our Tinker server speaking as SkyRL
+The product's own parts over the real SDK and HTTP, against our stand-in speaking as SkyRL
 does, which unloads weights while it answers everything else.
 """
 

@@ -19,7 +19,6 @@ from fastapi import FastAPI
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import World, gateway, spell
 from tests.support.processes import product
-from tests.support.tinker import wire_process
 from tinker_claw import connections
 from tinker_claw.app import server
 from tinker_claw.errors import ConfigError
@@ -93,17 +92,10 @@ def few_files(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["gateway", "Tinker"])
-def test_idle_connections_do_not_reach_a_low_soft_limit(
-    server: str, few_files: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_connections_do_not_reach_a_low_soft_limit(few_files: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        if server == "gateway":
-            running = product(tmp_path / "data", python=few_files)
-            url = stack.enter_context(running).url.removesuffix("/v1") + "/healthz"
-        else:
-            monkeypatch.setattr(sys, "executable", few_files)
-            url = stack.enter_context(wire_process(tmp_path / "data")).url + "/api/v1/healthz"
+        running = product(tmp_path / "data", python=few_files)
+        url = stack.enter_context(running).url.removesuffix("/v1") + "/healthz"
         place = urlsplit(url)
         for _ in range(300):
             stack.enter_context(socket.create_connection((place.hostname or "", place.port or 0)))

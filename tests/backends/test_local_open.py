@@ -52,7 +52,7 @@ class Gate:
 
 def layer_of(trainer: LocalTrainer) -> Any:
     learning: Any = trainer._backend.learning
-    return learning._models["policy"].module.model.layers[0]
+    return learning._policy.module.model.layers[0]
 
 
 async def test_a_version_is_opened_and_answers_while_a_step_runs(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The same batch through --backend local and through the SDK and our server: the same numbers.
+"""The same batch through --backend local and through the SDK and our stand-in: the same numbers.
 
 Both ends are ours, so agreement alone proves little: what each loss is, is checked elsewhere
 against full-logit autograd. Here it is that the wire adds nothing and loses nothing.

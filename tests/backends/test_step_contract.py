@@ -13,7 +13,7 @@ import pytest
 from tests.support.contract import BOUNDS, PLAIN, Ground, pass_of
 from tinker_claw.types import Datum, LossPass
 
-RL = ("ppo", "importance_sampling", "cispo")
+RL = ("ppo", "importance_sampling")
 
 
 async def slopes(ground: Ground, one: LossPass) -> tuple[list[float], float, list[float]]:
@@ -32,9 +32,8 @@ async def slopes(ground: Ground, one: LossPass) -> tuple[list[float], float, lis
         ratio = math.exp(z_t - q)
         held = min(max(ratio, low), high)
         bound = one.loss == "ppo" and held * a < ratio * a
-        weight = held if one.loss == "cispo" or bound else ratio
-        losses.append(-weight * a * (z_t if one.loss == "cispo" else 1.0))
-        slope.append(0.0 if bound else -weight * a)
+        losses.append(-(held if bound else ratio) * a)
+        slope.append(0.0 if bound else -ratio * a)
     return list(read.logprobs), math.fsum(losses), slope
 
 
@@ -156,7 +155,10 @@ async def test_cross_entropy_moves_towards_positive_ids_and_away_from_negative_o
 async def test_gradients_are_clipped_by_the_norm_of_all_of_them(ground: Ground) -> None:
     clipped = replace(PLAIN, grad_clip_norm=1e-2, eps=1e-2)
     small, large = (
-        [pass_of("cispo", ground.rl(0, scale=scale)), pass_of("ppo", ground.rl(1, scale=scale))]
+        [
+            pass_of("importance_sampling", ground.rl(0, scale=scale)),
+            pass_of("ppo", ground.rl(1, scale=scale)),
+        ]
         for scale in (1, 30)
     )
     expected = await ground.after(small, clipped)

@@ -22,7 +22,7 @@ from tests.support.backends import CONTEXT
 from tests.support.faults import Fault
 from tests.support.ports import deaf_port
 from tests.support.tinker import KEY, NAME, served, settings, start_tinker
-from tests.support.tinker_dialects import Delisted, Flattened, OtherPaths, answering
+from tests.support.tinker_dialects import Delisted, Flattened, Keyed, OtherPaths, answering
 from tinker_claw.backends.tinker import failures
 from tinker_claw.backends.tinker.access import ServedModel, choose, keep
 from tinker_claw.backends.tinker.sampler import Scoring, TinkerSampler
@@ -71,7 +71,8 @@ async def test_thing_that_is_no_key_is_refused_before_it_is_sent(key: str) -> No
 
 
 async def test_wrong_key_is_named(tmp_path: Path) -> None:
-    there = served(tmp_path, root=tmp_path / "served", table=True, api_key="tml-right-0123456789")
+    speaking = Keyed("tml-right-0123456789")
+    there = served(tmp_path, root=tmp_path / "served", table=True, speaking=speaking)
     said = await refusal(base_url=there.url)
     assert "refuses the key (HTTP 401): check TINKER_API_KEY" in said
     assert KEY not in said
@@ -219,7 +220,7 @@ async def test_telemetry_is_off_where_the_sdk_finds_the_key(
 ) -> None:
     """A start first asks what the service has, and its client lives as long as the process."""
     monkeypatch.delenv("TINKER_TELEMETRY", raising=False)
-    there = served(tmp_path, root=tmp_path / "served", table=True, api_key=KEY)
+    there = served(tmp_path, root=tmp_path / "served", table=True)
     keep(KEY)
     await offered(settings(base_url=there.url))
     client = await asyncio.to_thread(lambda: RestClient(base_url=there.url))
@@ -264,7 +265,7 @@ async def test_a_bad_week_can_be_undone_at_the_service(tmp_path: Path) -> None:
             made.append((sampler.ref, await trainer.save_state("day")))
             if len(made) < 2 * (KEPT_DAYS + 4):  # the last one serves
                 await sampler.aclose()
-    there = {place.path for place, _ in served(tmp_path).server.store.all()}
+    there = served(tmp_path).server.checkpoints
     assert there == {ref for pair in (made[0], *made[1::2][-KEPT_DAYS:]) for ref in pair}
     version, state = made[-15]  # of a week ago
     await trainer.load_state(state)
@@ -365,7 +366,7 @@ async def test_what_a_server_lacks_is_found_out_and_named(tmp_path: Path) -> Non
 async def test_server_that_flattens_tables_is_good_for_token_mode_only(tmp_path: Path) -> None:
     trainer = await start_tinker(tmp_path, server={"speaking": Flattened()})
     has = await trainer.capabilities()
-    assert has.losses == {"ppo", "importance_sampling", "cispo", "cross_entropy"}
+    assert has.losses == {"ppo", "importance_sampling", "cross_entropy"}
     assert not has.two_d_targets
     with pytest.raises(ConfigError, match=r"needs \[N, K\] targets.*--opd-topk 0 works"):
         require(build("combine"), Training(), has)

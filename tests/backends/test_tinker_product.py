@@ -11,7 +11,6 @@ import sys
 import sysconfig
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -88,23 +87,6 @@ def test_laptop_learns_on_the_box_pays_and_survives_both_ends(tmp_path: Path) ->
         (2, 1, 2),
     ]
     assert "Traceback" not in running.log.read_text()
-
-
-def test_each_of_three_users_has_an_adapter_of_their_own_on_one_box(tmp_path: Path) -> None:
-    """A gateway each, as docs/access.md says: each learns from its own user alone."""
-    people = [tmp_path / name for name in ("ann", "bob", "cem")]
-    with wire_process(tmp_path / "box") as box, ExitStack() as stack:
-        gateways = [
-            stack.enter_context(product(data, env=ENV, backend=remote(box))) for data in people
-        ]
-        with ThreadPoolExecutor(3) as pool:
-            seeds = [range(first, first + 40) for first in (0, 100, 200)]
-            list(pool.map(learn, gateways, [1] * 3, seeds))
-        refs = [rows(data, "SELECT state_ref FROM versions WHERE id = 1") for data in people]
-        assert len(set(map(tuple, refs))) == 3
-        assert all(running.stop() == 0 for running in gateways)
-    for data in people:
-        assert rows(data, "SELECT COUNT(*) FROM samples WHERE state = 'trained'") == [(16,)]
 
 
 def deltas(url: str) -> list[dict[str, Any]]:

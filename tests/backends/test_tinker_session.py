@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from local_gpu.tinker.futures import Promises
+from local_gpu.tinker.futures import Futures
 from tests.support.faults import Fault
 from tests.support.tinker import KEY, served, start_tinker
 from tinker_claw.backends.tinker import session
@@ -79,17 +78,14 @@ async def test_key_that_a_plain_question_cannot_show_does_not_end_a_long_wait(
 
 
 async def test_request_that_a_stopping_server_gives_up_is_not_its_senders_fault() -> None:
-    def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return asyncio.create_task(work)
-
     async def endless() -> dict[str, str]:
         await asyncio.sleep(60)
         return {}
 
-    promises = Promises(spawn, keep_s=60, keep_retrieved_s=60, most=10)
-    request_id = promises.start("session", endless)
+    futures = Futures()
+    futures.start("session:1", endless)
     await asyncio.sleep(0)
-    promises.cancel_all()
-    answer = await promises.wait(request_id, 5)
+    futures.cancel()
+    answer = await futures.retrieve("session:1", 5)
     assert isinstance(answer, Mapping)
     assert answer["category"] == "server"

@@ -1,6 +1,6 @@
 """Fifty steps through a service that fails in every way it can: the same end as without.
 
-The real learner, ledger, adapter, SDK and wire server; two runs over the same samples, one of them
+The real learner, ledger, adapter, SDK and stand-in; two runs over the same samples, one of them
 in trouble all the time. A step that fails is void and taken again from the committed state, so both
 runs end with the same versions and the same weights.
 """

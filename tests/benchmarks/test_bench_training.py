@@ -14,6 +14,7 @@ from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import training, training_report
+from benchmarks.smoke import Shape, distance, grown_adapter, random_base
 from benchmarks.training_peers import LossRows, Padded
 from benchmarks.training_reference import true_gradients
 from benchmarks.training_run import Measurement
@@ -21,7 +22,6 @@ from benchmarks.training_shapes import Batches, Preset, batches
 from benchmarks.training_sides import Gradients, Ours, Settings, Side, everywhere
 from benchmarks.training_work import Work, causal_pairs, flops
 from local_gpu.model.lora import LoraShape
-from local_gpu.smoke import Shape, distance, grown_adapter, random_base
 from local_gpu.tree.kernels import MergedKernel
 from tinker_claw.types import Datum
 

@@ -213,6 +213,15 @@ def test_every_command_parses(page: str, monkeypatch: pytest.MonkeyPatch) -> Non
         assert test is None or test[1] in (ROOT / file).read_text(), flags
 
 
+def test_programs_that_make_installs_with_start_from_the_root() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert not re.findall(r"\$\(PYTHON\) \S+\.py", makefile), "it would not find `tests`"
+    modules = re.findall(r"\$\(PYTHON\) -m (tests\.\S+)", makefile)
+    assert len(modules) == 3
+    for module in modules:
+        subprocess.run([sys.executable, "-c", f"import {module}"], cwd=ROOT, env={}, check=True)
+
+
 def test_the_commands_of_the_readme_are_those_that_were_promised() -> None:
     start = "--method combine --model-name Qwen/Qwen3-8B"
     assert {start, f"{start} --backend local"} <= set(commands(README, r"python run\.py"))

@@ -68,15 +68,10 @@ def core(base: BaseModel, folder: Path, **settings: Any) -> LearningCore:
         return LearningCore(LocalConfig(model="model", root=folder, rank=4, **settings), base)
 
 
-_OTHERS = ("cross_entropy", "gspo")
-"""Losses left out of `passes`: the first has its own below; the second reads an array that only
-Tinker's API brings."""
-
-
 def passes() -> list[LossPass]:
     learned = [rl_datum(60, 20, salt) for salt in (1, 1, 2)]
     return [
-        *(LossPass(loss, tuple(learned)) for loss in LOSSES if loss not in _OTHERS),
+        *(LossPass(loss, tuple(learned)) for loss in LOSSES if loss != "cross_entropy"),
         LossPass("cross_entropy", (entropy_datum(50, 30, 3),)),
     ]
 
@@ -101,7 +96,7 @@ def test_a_learner_on_a_gpu_keeps_to_it_and_gives_the_same_numbers(
     base = base_of(model, GPU)
     with FakeCuda() as cuda:
         learner = core(base, tmp_path, **settings)
-        parameters = learner._models["policy"].module.parameters()
+        parameters = learner._policy.module.parameters()
         assert all(isinstance(p, OnGpu) and p.device == GPU for p in parameters)
         faked = a_life(learner, tmp_path / "gpu")
     for ours, theirs in zip(faked[0], plain[0], strict=True):

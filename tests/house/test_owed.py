@@ -10,10 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
-from benchmarks import training
+from benchmarks import smoke, training
 from examples.judge_check import __main__ as judge_check
-from local_gpu import smoke
-from local_gpu.tinker import __main__ as wire_server
 from tinker_claw.cli import main
 from tinker_claw.config.load import load, load_given
 from tinker_claw.errors import ConfigError
@@ -38,10 +36,8 @@ def parse(command: str) -> None:
         assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in rest), command
     elif program == "benchmarks.training":
         training.parser().parse_args(rest)
-    elif program == "local_gpu.smoke":
+    elif program == "benchmarks.smoke":
         smoke.parser().parse_args(rest)
-    elif program == "local_gpu.tinker":
-        wire_server.parser().parse_args(rest)
     elif program == "examples.judge_check":
         load(judge_check.parser().parse_known_args(rest)[1])
     elif program == "run.py":

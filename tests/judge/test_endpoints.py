@@ -84,47 +84,55 @@ def error(message: str, param: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "param": param}}
 
 
-FULL = {"model", "messages", "max_tokens", "n", "temperature", "response_format"}
-MINIMAL = {"model", "messages"}
-REFUSALS = {
+SWITCH = "chat_template_kwargs"
+FULL = {"model", "messages", "max_tokens", "n", "temperature", "response_format", SWITCH}
+NAMED = {
     "max_tokens": error("Use 'max_completion_tokens' instead.", "max_tokens"),
-    "temperature": error("Only the default (1) is allowed.", "temperature"),
-    "n": {"detail": "Only n = 1 is supported"},
-    "response_format": {"detail": "bad request"},
+    "temperature": error("Unsupported value: 'temperature' is 0.6, and only 1 is allowed."),
+    "n": {"detail": "Only n = 1 is supported\nfor now"},
+    "response_format": {"detail": [{"loc": ["body", "response_format"], "msg": "extra"}]},
+    SWITCH: error("Unrecognized request argument supplied: chat_template_kwargs"),
 }
 
 
 @pytest.mark.parametrize("status", [400, 422])
-@pytest.mark.parametrize("refused", REFUSALS)
-async def test_a_refused_body_is_asked_again_as_small_as_can_be_and_so_from_then_on(
+@pytest.mark.parametrize("refused", NAMED)
+async def test_a_refused_field_that_the_error_names_is_dropped_and_stays_so(
     refused: str, status: int
 ) -> None:
-    picky = Picky({refused: REFUSALS[refused]}, status)
+    picky = Picky({refused: NAMED[refused]}, status)
     async with asking(picky) as endpoint:
         assert await endpoint.answers(ASKED, 3, {}) == [rated(1)] * 3
         assert await endpoint.answers(ASKED, 2, {}) == [rated(1)] * 2
-    one = FULL - {"n"} | {"chat_template_kwargs"}
-    tried, kept = [one | {"n"}, FULL], one
-    if refused != "n":
-        tried, kept = [*tried, one, FULL - {"n"}], MINIMAL
-    asked = [body.keys() for body in picky.bodies]
-    assert asked == [*tried, *[kept] * 5], "found out once, then one a request"
+    first, *others = [body.keys() for body in picky.bodies]
+    assert first == FULL
+    assert others == [FULL - {refused}] * (5 if refused == "n" else 2), "one a request without n"
 
 
-async def test_a_service_that_knows_no_switch_for_thinking_keeps_the_rest_of_the_body() -> None:
-    picky = Picky({"chat_template_kwargs": error("Unrecognized request argument supplied.")})
+@pytest.mark.parametrize(
+    ("refused", "tries"), [(SWITCH, 1), ("n", 2), ("temperature", 3), ("response_format", 4)]
+)
+async def test_a_refusal_without_a_name_drops_field_by_field_and_schema_and_limit_last(
+    refused: str, tries: int
+) -> None:
+    order = [SWITCH, "n", "temperature", "response_format", "max_tokens"]
+    picky = Picky({refused: {"detail": "bad request"}})
     async with asking(picky) as endpoint:
-        for _ in range(2):
-            assert await endpoint.answers(ASKED, 3, {}) == [rated(1)] * 3
-    assert [len(body) for body in picky.bodies] == [7, 6, 6]
+        assert await endpoint.answers(ASKED, 1, {}) == [rated(1)]
+    assert [body.keys() for body in picky.bodies] == [
+        FULL - {*order[:number]} for number in range(tries + 1)
+    ]
 
 
-async def test_a_service_that_knows_neither_switch_nor_votes_keeps_schema_and_limit() -> None:
-    refused = {"chat_template_kwargs": error("Unrecognized."), "n": REFUSALS["n"]}
-    picky = Picky(refused)
+async def test_two_refused_fields_that_errors_name_are_dropped_one_at_a_time() -> None:
+    picky = Picky({name: NAMED[name] for name in ("n", "temperature")})
     async with asking(picky) as endpoint:
         assert await endpoint.answers(ASKED, 2, {}) == [rated(1)] * 2
-    assert [body.keys() for body in picky.bodies[3:]] == [FULL - {"n"}] * 2
+    assert [body.keys() for body in picky.bodies] == [
+        FULL,
+        FULL - {"n"},
+        *[FULL - {"n", "temperature"}] * 2,
+    ]
 
 
 @pytest.mark.parametrize("thinks", [False, True])
@@ -151,7 +159,7 @@ async def test_what_is_refused_both_ways_teaches_nothing_of_the_endpoint() -> No
     async with asking(picky) as endpoint:
         with pytest.raises(JudgeError, match=r"refuses \(HTTP 400\)$"):
             await endpoint.answers(ASKED, 3, {})
-        assert [len(body) for body in picky.bodies] == [7, 6, 6, 5, 2]
+        assert [len(body) for body in picky.bodies] == [7, 6, 5, 4, 3, 2]
         picky.refuses.clear()
         assert len(await endpoint.answers(ASKED, 3, {})) == 3
     assert len(picky.bodies[-1]) == 7, "the full body is tried again"

@@ -504,7 +504,7 @@ async def test_what_will_not_heal_is_not_retried(response: httpx.Response, says:
     async with endpoint(answer) as http:
         with pytest.raises(JudgeError, match=says):
             await http.answers([], 1, {})
-    assert calls == (5 if response.status_code == 400 else 1), "with less in the body"
+    assert calls == (6 if response.status_code == 400 else 1), "with less in the body"
 
 
 async def test_base_model_judges_with_one_prompt_for_all_votes(renderer: Renderer) -> None:

@@ -64,6 +64,7 @@ async def test_a_judge_is_shown_the_newest_images_as_data() -> None:
     "why",
     [
         error("This model does not support image input."),
+        error("Invalid content type: image_url is only supported by certain models."),
         error("Input should be a valid string", "messages.1.content: string expected"),
         error("Bad request."),
     ],

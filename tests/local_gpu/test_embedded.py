@@ -320,7 +320,7 @@ async def test_a_model_that_answers_nan_fails_the_request(trainer: LocalTrainer)
 
 async def test_logprobs_that_are_not_finite_are_refused(trainer: LocalTrainer) -> None:
     learning: Any = trainer._backend.learning
-    layer = learning._model("policy").module.model.layers[0].mlp.up_proj
+    layer = learning._policy.module.model.layers[0].mlp.up_proj
     with torch.no_grad():
         layer.lora_B["default"].weight.fill_(float("nan"))
     sampler = await trainer.publish()

@@ -121,7 +121,7 @@ async def test_checkpointed_activations_give_the_same_step(
 ) -> None:
     adapters: list[dict[str, Any]] = []
     for free in (PLENTY, TIGHT):
-        monkeypatch.setattr(learning, "free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(learning, "free_bytes", lambda free=free: free)
         folder = tmp_path / str(free)
         trainer = await start_local(folder)
         for salt in (1, 2):
@@ -146,7 +146,7 @@ async def test_checkpointing_computes_activations_again(
     monkeypatch.setattr(kernels, "attend", counted)
     seen: list[int] = []
     for free in (PLENTY, TIGHT):
-        monkeypatch.setattr(learning, "free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(learning, "free_bytes", lambda free=free: free)
         trainer = await start_local(tmp_path / str(free))
         calls = 0
         await trainer.train_step([LossPass("ppo", (rl_datum(20, 5, 1),))], WARM)
@@ -443,10 +443,10 @@ def test_files_that_a_container_has_read_take_nothing_of_its_memory(
     monkeypatch.setattr(memory, "_GROUP", tmp_path)
     (tmp_path / "memory.max").write_text("100000\n")
     (tmp_path / "memory.current").write_text("90000\n")
-    assert memory.free_bytes(torch.device("cpu")) == 10_000
+    assert memory.free_bytes() == 10_000
     stat = "anon 20000\ninactive_file 60000\nactive_file 5000\n"
     (tmp_path / "memory.stat").write_text(stat)
-    assert memory.free_bytes(torch.device("cpu")) == 75_000
+    assert memory.free_bytes() == 75_000
 
 
 def test_memory_of_a_cpu_bounds_a_pass_before_it_is_tried() -> None:

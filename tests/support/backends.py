@@ -77,7 +77,7 @@ async def start_fake(folder: Path) -> TableTrainer:
 
 
 async def start_tinker(folder: Path, **settings: Any) -> Trainer:
-    """Start the adapter and the SDK against our wire server with the tiny model, over HTTP."""
+    """Start the adapter and the SDK against the stand-in with the tiny model, over HTTP."""
     from tests.support.tinker import start_tinker as start  # which serves the model of this module
 
     return await start(folder, server={"table": False}, **settings)

@@ -53,7 +53,7 @@ async def scored(
 
 
 def pass_of(loss: Any, *datums: Datum) -> LossPass:
-    return LossPass(loss, datums, BOUNDS if loss in ("ppo", "cispo") else {})
+    return LossPass(loss, datums, BOUNDS if loss == "ppo" else {})
 
 
 @dataclass(frozen=True)

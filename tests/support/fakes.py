@@ -209,7 +209,7 @@ class FakeTrainer:
     context_tokens: int = 4096
     bills: bool = False
     """Whether it bills like a service, its samplers included."""
-    losses: frozenset[str] = frozenset({"ppo", "importance_sampling", "cispo", "cross_entropy"})
+    losses: frozenset[str] = frozenset({"ppo", "importance_sampling", "cross_entropy"})
     fail: dict[str, int] = field(default_factory=dict)
     """Number of calls that fail from now on, by method: train_step, save_state, publish,
     load_state, open."""

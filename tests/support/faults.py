@@ -118,6 +118,7 @@ async def _answer(send: Send, status: int, body: dict[str, Any]) -> None:
     said = json.dumps(body).encode()
     length = str(len(said)).encode()  # the SDK retries a 400 that names none
     headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+    headers.append((b"connection", b"close"))  # the SDK leaves one open on which it asks once
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": said})
 

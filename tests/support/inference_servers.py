@@ -39,10 +39,9 @@ from local_gpu.model.files import read_adapter
 from local_gpu.model.load import load_base, open_base
 from local_gpu.model.lora import BaseModel, with_lora
 from local_gpu.sample.embedded import Engine, EngineSize
-from local_gpu.tinker.server import WireServer, url_of
 from tests.support.backends import CONTEXT, VOCABULARY, tiny_model
 from tests.support.processes import ROOT
-from tinker_claw.connections import listen
+from tinker_claw.connections import Server, listen
 from tinker_claw.errors import BackendError
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import SamplingParams, StopReason, TokenChunk
@@ -162,9 +161,10 @@ class InferenceServer:
     def _run(self, ready: threading.Event) -> None:
         with listen("127.0.0.1", self._port) as listening:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self.url, self._port = url_of(listening), listening.getsockname()[1]
-            self._server = WireServer(self._app(), ready.set, lambda: None)
-            self._server.config.lifespan = "off"
+            self._port = listening.getsockname()[1]
+            self.url = f"http://127.0.0.1:{self._port}"
+            self._server = Server(self._app(), timeout_graceful_shutdown=2, lifespan="off")
+            ready.set()  # whoever connects is answered as soon as it serves
             asyncio.run(self._serve(listening))
 
     async def _serve(self, listening: socket.socket) -> None:

@@ -19,7 +19,7 @@ from local_gpu.trainer import LocalTrainer
 from tests.support.backends import VOCABULARY
 from tinker_claw.types import Adam, Datum, LossPass
 
-RL_LOSSES = ("ppo", "importance_sampling", "cispo")
+RL_LOSSES = ("ppo", "importance_sampling")
 WARM = Adam(learning_rate=0.01)
 
 
@@ -83,8 +83,6 @@ def reference_loss(name: str, rows: torch.Tensor, datum: Datum) -> torch.Tensor:
     gain = torch.tensor(datum.advantages).to(rows)
     if name == "importance_sampling":
         return -(ratio * gain).sum()
-    if name == "cispo":
-        return -(ratio.clamp(0.8, 1.28).detach() * gain * picked).sum()
     return -torch.min(ratio * gain, ratio.clamp(0.8, 1.28) * gain).sum()
 
 

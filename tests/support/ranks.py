@@ -57,7 +57,7 @@ class Echo:
         if config.model == "missing" and world.rank == 1:
             raise ContextLengthError(1, 2, 3)
 
-    def step(self, passes: Sequence[LossPass], adam: Adam, model: str) -> StepReport:
+    def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
         """Add up the ranks' numbers, counted from 1."""
         flat = torch.full((3,), float(self._world.rank + 1))
         self._world.sum(flat)
@@ -71,28 +71,28 @@ class Echo:
         pids: list[Any] = self._world.gather(os.getpid())
         return pids
 
-    def write_adapter(self, folder: Path, model: str) -> None:
+    def write_adapter(self, folder: Path) -> None:
         if self._world.rank == 0:
             raise FileNotFoundError(2, "No such file or directory", str(folder))
 
-    def export_adapter(self, folder: Path, model: str) -> None:
+    def export_adapter(self, folder: Path) -> None:
         """Fail on one rank in the middle of a call, as a pass without enough memory does."""
         if self._world.rank == 1:
             raise OutOfStep("left in the middle", budget=7 if folder.name == "full" else None)
         self._world.sum(torch.ones(1))  # which rank 1 never reaches
 
-    def discard(self, model: str) -> None:
+    def write_probe(self, folder: Path, size: float) -> None:
         """Make different calls on two ranks."""
         if self._world.rank == 1:
             self._world.gather(None)
 
-    def write_state(self, folder: Path, model: str) -> None:
+    def write_state(self, folder: Path) -> None:
         """Run a long command."""
         self._world.gather(time.sleep(600) if self._world.rank == 1 else None)
 
-    def read_state(self, folder: Path, model: str) -> None: ...
+    def read_state(self, folder: Path) -> None: ...
 
-    def read_adapter(self, folder: Path, model: str) -> None: ...
+    def read_adapter(self, folder: Path) -> None: ...
 
     def close(self) -> None: ...
 
@@ -269,7 +269,7 @@ def check(where: str, rank: int, rows: int) -> None:
 def build_full(config: LocalConfig, world: World) -> LearningCore:
     """Build a learner with little memory."""
     built, where = build_learner(config, world), os.environ["FULL"]
-    layer: Any = built._models["policy"].module.base_model.layers[1]
+    layer: Any = built._policy.module.base_model.layers[1]
 
     def look(_: Any, args: tuple[Tensor, ...]) -> Any:
         if where == "forward":

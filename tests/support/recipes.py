@@ -1,4 +1,4 @@
-"""tinker-cookbook's recipes as their authors ship them, run against a Tinker server of ours.
+"""tinker-cookbook's recipes as their authors ship them, run against the stand-in for Tinker.
 
 Nothing of theirs is patched. `datasets.load_dataset` and transformers look for a name in the folder
 that a program runs in, and in its cache, before they ask a hub: so the recipes run in a folder that
@@ -129,27 +129,11 @@ def _lay_data(folder: Path) -> None:
         turns = zip(("user", "assistant") * 2, said, strict=True)
         return {"messages": [{"role": role, "content": text} for role, text in turns]}
 
-    def preferred(question: str) -> dict[str, str]:
-        asked = f"\n\nHuman: {question}\n\nAssistant:"
-        return {"chosen": f"{asked} It is two.", "rejected": f"{asked} It is one."}
-
-    pairs = [preferred(question) for question in _QUESTIONS]
     chats = [chat(question, answer) for question in _QUESTIONS for answer in (1, 2)]
     problems = [{"question": question, "answer": "#### 2"} for question in _QUESTIONS]
     _write(folder / "HuggingFaceH4/no_robots", train=chats * 4, test=chats[:4])
-    _write(folder / "Anthropic/hh-rlhf", train=pairs, test=pairs[:4])
     _write(folder / "openai/gsm8k", train=problems * 2, test=problems[:4])
     (folder / "openai/gsm8k/README.md").write_text(_CONFIGS)
-    choice = {
-        "domain": "Chemistry",
-        "details": {"level": "L3"},
-        "type": "mcq-2-choices",
-        "choices": {"label": ["A", "B"], "text": ["one", "two"]},
-        "answerKey": "B",
-    }
-    _write(folder / "hicai-zju/SciKnowEval", test=[choice | p for p in problems])
-    prompts = [{"question": row["messages"][2]["content"]} for row in chats]
-    _write(folder / "zwhe99/DeepMath-103K", train=prompts * 2)
 
 
 def _write(folder: Path, **splits: Iterable[Mapping[str, Any]]) -> None:

@@ -316,7 +316,6 @@ BOUNDS: Final = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "ppo": ("logprobs", "advantages"),
     "importance_sampling": ("logprobs", "advantages"),
-    "cispo": ("logprobs", "advantages"),
     "cross_entropy": ("weights",),
 }
 """Losses, each with the arrays that a datum must have for it."""
@@ -334,8 +333,7 @@ def loss_and_slope(
     """A loss, and its derivative by each logprob: (M, K) logprobs -> a sum, and (M, K).
 
     q = behaviour logprobs, A = advantages, rho = exp(z - q):
-    ppo -min(rho A, clip(rho) A), importance_sampling -rho A, cispo -clip(rho) A z with clip(rho)
-    held constant, cross_entropy -w z.
+    ppo -min(rho A, clip(rho) A), importance_sampling -rho A, cross_entropy -w z.
     """
     if name == "cross_entropy":
         slope = -np.array(datum.weights, dtype=float)
@@ -346,9 +344,6 @@ def loss_and_slope(
     clipped = ratio.clip(bounds["clip_low_threshold"], bounds["clip_high_threshold"])
     if name == "importance_sampling":
         return float(-(ratio * advantages).sum()), -ratio * advantages
-    if name == "cispo":
-        slope = -clipped * advantages
-        return float((slope * z).sum()), slope
     free, bound = ratio * advantages, clipped * advantages
     return float(-np.minimum(free, bound).sum()), np.where(free <= bound, -free, 0.0)
 
@@ -357,7 +352,7 @@ def check(name: str, datum: Datum, config: Mapping[str, float]) -> None:
     """Raise StepError or AlignmentError for an invalid datum, before anything is computed."""
     if name not in NEEDS:
         raise StepError(f"Unknown loss {name!r}; there are {', '.join(NEEDS)}.")
-    known = set(BOUNDS) if name in ("ppo", "cispo") else set()
+    known = set(BOUNDS) if name == "ppo" else set()
     if unknown := sorted(set(config) - known):
         raise StepError(f"The loss {name} does not know the setting {unknown[0]!r}.")
     bounds = BOUNDS | dict(config)

@@ -1,4 +1,4 @@
-"""The table as both halves of a local backend: our Tinker-wire server over it loads no model.
+"""The table as both halves of a local backend: the stand-in for Tinker's service loads no model.
 
 Rule: the server, its queue and its files are the real ones; only weights and numbers are the
 table's.
@@ -17,10 +17,11 @@ import numpy as np
 import torch
 
 from local_gpu.backend import LocalBackend
-from local_gpu.config import LocalConfig, Say
+from local_gpu.config import LocalConfig
 from local_gpu.halves import BASE_REF, Facts, ScoreAsk
 from local_gpu.learn.losses import LossRecord, RecordPass, Scored
 from local_gpu.learn.scores import ScoreQueue
+from local_gpu.model.lora import LoraShape
 from tests.support.table import (
     Array,
     TableSampler,
@@ -51,71 +52,63 @@ def model_files(folder: Path, vocabulary: int, context_tokens: int) -> Path:
 
 
 class TableLearning:
-    """Implements `local_gpu.halves.Learning`, as far as the server uses it."""
+    """What the stand-in for Tinker's service uses of a `LearningCore`."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         self._base = base_logits(facts.vocabulary)
-        self._weights: dict[str, Weights] = {}
-        self._gradients: dict[str, Array] = {}
+        self._weights = Weights.zero(facts.vocabulary)
+        self._gradient: Array | None = None
 
-    def create(self, model: str, shape: Any, seed: int) -> None:
-        self._put(model, Weights.zero(len(self._base)))
+    def create(self, shape: LoraShape, seed: int) -> LoraShape:
+        self._weights, self._gradient = Weights.zero(len(self._base)), None
+        return shape
 
-    def drop(self, model: str) -> None:
-        self._weights.pop(model, None)
-        self._gradients.pop(model, None)
+    def create_from(self, folder: Path, *, moments: bool) -> LoraShape:
+        weights = Weights.zero(len(self._base)).moved_to(delta_of(folder))
+        if moments:
+            saved = _arrays(folder / _MOMENTS)
+            weights = Weights(**saved | {"steps": int(saved["steps"])})
+        self._weights, self._gradient = weights, None
+        return LoraShape(4, 8)
 
-    def forward_backward(self, wanted: RecordPass, model: str) -> list[Scored]:
-        scored, gradient = self._pass(wanted, model)
-        self._gradients[model] = self._gradients.get(model, 0.0) + gradient
+    def forward_backward(self, wanted: RecordPass) -> list[Scored]:
+        scored, gradient = self._pass(wanted)
+        self._gradient = gradient + (0.0 if self._gradient is None else self._gradient)
         return scored
 
-    def forward(self, wanted: RecordPass, model: str) -> list[Scored]:
-        return self._pass(wanted, model)[0]
+    def forward(self, wanted: RecordPass) -> list[Scored]:
+        return self._pass(wanted)[0]
 
-    def optim_step(self, adam: Adam, model: str) -> float:
-        gradient = self._gradients.pop(model, None)
+    def optim_step(self, adam: Adam) -> float:
+        gradient, self._gradient = self._gradient, None
         if gradient is None:
             raise StepError("There is no gradient: call forward_backward first.")
         norm = float(np.linalg.norm(gradient))
         if not np.isfinite(norm):
             raise StepError(f"The gradient's norm is {norm}.")
-        self._weights[model] = self._weights[model].stepped(gradient, adam)
+        self._weights = self._weights.stepped(gradient, adam)
         return norm
 
-    def discard(self, model: str) -> None:
-        self._gradients.pop(model, None)
+    def discard(self) -> None:
+        self._gradient = None
 
     def score(self, adapter: Path | None, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
         table = log_softmax(self._base + (0.0 if adapter is None else delta_of(adapter)))
         return [scores(table, a.tokens, a.start, a.targets, a.top_k) for a in asks]
 
-    def write_adapter(self, folder: Path, model: str) -> None:
-        np.savez(folder / _ADAPTER, delta=self._weights[model].delta)
+    def write_adapter(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        np.savez(folder / _ADAPTER, delta=self._weights.delta)
 
-    def export_adapter(self, folder: Path, model: str) -> None:
-        self.write_adapter(folder, model)
-
-    def write_state(self, folder: Path, model: str) -> None:
-        self.write_adapter(folder, model)
-        np.savez(folder / _MOMENTS, **self._weights[model].arrays())
-
-    def read_adapter(self, folder: Path, model: str) -> None:
-        self._put(model, Weights.zero(len(self._base)).moved_to(delta_of(folder)))
-
-    def read_state(self, folder: Path, model: str) -> None:
-        saved = _arrays(folder / _MOMENTS)
-        self._put(model, Weights(**saved | {"steps": int(saved["steps"])}))
+    def write_state(self, folder: Path) -> None:
+        self.write_adapter(folder)
+        np.savez(folder / _MOMENTS, **self._weights.arrays())
 
     def close(self) -> None: ...
 
-    def _put(self, model: str, weights: Weights) -> None:
-        self._weights[model] = weights
-        self._gradients.pop(model, None)
-
-    def _pass(self, wanted: RecordPass, model: str) -> tuple[list[Scored], Array]:
-        table = log_softmax(self._base + self._weights[model].delta)
+    def _pass(self, wanted: RecordPass) -> tuple[list[Scored], Array]:
+        table = log_softmax(self._base + self._weights.delta)
         gradient, scored = np.zeros_like(table), list[Scored]()
         for record in wanted.records:
             previous = record.inputs.numpy()[record.scored_from :]
@@ -152,9 +145,7 @@ class TableServing:
     async def aclose(self) -> None: ...
 
 
-async def start_table(
-    config: LocalConfig, adapter: Callable[[str], Path], say: Say
-) -> LocalBackend:
+async def start_table(config: LocalConfig, adapter: Callable[[str], Path]) -> LocalBackend:
     """Start a backend over the table, as `LocalBackend.start` does over a model."""
     told = json.loads((Path(config.model) / "config.json").read_text())
     context = config.context_tokens or told["max_position_embeddings"]

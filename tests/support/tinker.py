@@ -1,4 +1,4 @@
-"""Our Tinker-wire server, in this process or as a real one, and the Tinker backend over it.
+"""The stand-in for Tinker's service, in this process or in its own, and the backend over it.
 
 Rule: clients reach it over real HTTP, with the unmodified SDK. The backend has one server per
 folder and test; starting a trainer again on the same folder is a restart of the client,
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,14 @@ from local_gpu.backend import LocalBackend
 from local_gpu.config import LocalConfig
 from local_gpu.model.lora import BaseModel
 from local_gpu.tinker.app import create_app
-from local_gpu.tinker.config import WireConfig, source_of
-from local_gpu.tinker.server import WireServer, url_of
+from local_gpu.tinker.checkpoints import Store, locked
 from local_gpu.tinker.service import Service
-from local_gpu.tinker.store import Store
 from tests.support.faults import Faulty
 from tests.support.table_server import model_files, start_table
 from tinker_claw.backends.tinker.trainer import ServiceLimits, TinkerTrainer
 from tinker_claw.config.settings import Run, Settings, Training
-from tinker_claw.connections import listen
+from tinker_claw.connections import Server, listen
+from tinker_claw.shipped import MODELS
 
 # Read by the SDK when a client is made: its telemetry would talk to the server between tests.
 os.environ["TINKER_TELEMETRY"] = "0"
@@ -63,19 +62,25 @@ class TinkerServer:
     @property
     def base(self) -> BaseModel:
         """Base model of the trainer in this process."""
-        learning: Any = self.service.shared.backend.learning
+        learning: Any = self.service.backend.learning
         return learning._base
 
     @property
     def store(self) -> Store:
-        return self.service.shared.store
+        return self.service.store
+
+    @property
+    def checkpoints(self) -> set[str]:
+        """Paths of the checkpoints that are there."""
+        root = self.store.root
+        return {f"tinker://{folder.relative_to(root)}" for folder in root.glob("*/*/[!.]*")}
 
     @property
     def held_requests(self) -> int:
         """Number of requests of samplers in this process that hold cache or wait for it."""
         from tests.support.backends import held_requests
 
-        serving: Any = self.service.shared.backend.serving
+        serving: Any = self.service.backend.serving
         return sum(map(held_requests, tuple(serving._open)))
 
     def call(self, work: Any) -> Any:
@@ -114,25 +119,28 @@ def wire_server(
         "root": folder / "wire",
         "threads": 1,
     }
-    names = {field.name for field in fields(LocalConfig)}
     given = defaults | settings
-    given["model"] = source_of(given["model"])
-    local = LocalConfig(policy=False, **{k: v for k, v in given.items() if k in names})
-    config = WireConfig(local=local, **{k: v for k, v in given.items() if k not in names})
+    given["model"] = str(MODELS.get(given["model"], given["model"]))
+    config = LocalConfig(device="cpu", **given)
     start = start_table if table else LocalBackend.start
     started: Future[TinkerServer] = Future()
-    servers: list[WireServer] = []
+    servers: list[Server] = []
 
     async def run(listening: socket.socket) -> None:
-        async with Service.running(config, start=start) as service:
-            here = TinkerServer(url_of(listening), asyncio.get_running_loop(), service)
-            server = WireServer(
-                around(create_app(service)),
-                lambda: started.set_result(here),
-                service.promises.cancel_all,
-            )
+        with locked(config.root) as store:
+            await serve(store, listening)
+
+    async def serve(store: Store, listening: socket.socket) -> None:
+        backend = await start(config, store.folder)
+        try:
+            service = Service(config, store, backend)
+            url = "http://127.0.0.1:{1}".format(*listening.getsockname())
+            server = Server(around(create_app(service)), timeout_graceful_shutdown=2)
             servers.append(server)
+            started.set_result(TinkerServer(url, asyncio.get_running_loop(), service))
             await server.serve(sockets=[listening])
+        finally:
+            await backend.aclose()
 
     def life(listening: socket.socket) -> None:
         try:
@@ -149,6 +157,8 @@ def wire_server(
             yield started.result(START_S)
         finally:
             for server in servers:
+                here = started.result()
+                here.loop.call_soon_threadsafe(here.service.futures.cancel)
                 server.should_exit = True
             thread.join(START_S)
             assert not thread.is_alive()

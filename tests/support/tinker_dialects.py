@@ -117,6 +117,21 @@ class Uncancelling:
         return speaking
 
 
+class Keyed:
+    """Answers those who send its key."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key.encode()
+
+    def __call__(self, app: App) -> App:
+        async def speaking(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http" and dict(scope["headers"]).get(b"x-api-key") != self._key:
+                return await _answer(send, 401, {"detail": "the key is wrong"})
+            await app(scope, receive, send)
+
+        return speaking
+
+
 class Delisted:
     """Serves its model until `gone`: then it lists another, and refuses what is asked for."""
 

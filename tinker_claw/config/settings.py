@@ -103,9 +103,7 @@ class Run(Section):
     backend: Literal["tinker", "local"] = _setting(
         "tinker", "who trains and samples: the Tinker service, or torch on this machine"
     )
-    base_url: str | None = _setting(
-        None, "address of another Tinker server (python -m local_gpu.tinker is one)"
-    )
+    base_url: str | None = _setting(None, "address of another server that speaks Tinker's API")
     tokenizer: str | None = _setting(
         None, "hub id or folder of the tokenizer; the model's unless set"
     )

@@ -31,15 +31,15 @@ from tinker_claw.errors import (
 )
 from tinker_claw.judge.prompts import CUT, Schema
 from tinker_claw.judge.styles import (
-    BODIES,
     REFUSALS,
     TEMPERATURE,
-    Asked,
-    Body,
+    VOTES,
+    ChatRequest,
     Text,
     address_of,
     body_of,
     refused,
+    refused_field,
     texts_of,
 )
 from tinker_claw.origin import is_loopback
@@ -167,9 +167,8 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         self._answer_tokens = THINKING_TOKENS if self._thinks else ANSWER_TOKENS
         self._asked_at = address_of(url)
         self._url = _SECRET.sub("", self._asked_at)
-        self._bodies = BODIES
-        """Bodies to try: those that it has refused, and answered the same question without, are
-        gone."""
+        self._dropped = frozenset[str]()
+        """Fields that it has refused, and answered the same question without."""
         if transport is None and is_loopback(urlsplit(url).hostname or ""):
             transport = httpx.AsyncHTTPTransport()  # given one, httpx looks for no proxies
         limits = httpx.Timeout(answer_s, connect=CONNECT_S)
@@ -179,12 +178,14 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
     async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
         answers: list[str] = []
         while (left := n - len(answers)) > 0:  # a server may honour n in part, or not at all
-            sizes = [left] if self._bodies[0].votes else [1] * left
+            sizes = [1] * left if VOTES in self._dropped else [left]
             most = self._answer_tokens
-            asked = Asked(self._model, messages, schema, most, self._temperature, self._thinks)
+            request = ChatRequest(
+                self._model, messages, schema, most, self._temperature, self._thinks
+            )
             try:
                 async with asyncio.TaskGroup() as group:
-                    asks = [group.create_task(self._insist(asked, size)) for size in sizes]
+                    asks = [group.create_task(self._insist(request, size)) for size in sizes]
             except ExceptionGroup as failed:
                 raise first_cause(failed) from failed
             texts = [text for one in asks for text in one.result()]
@@ -195,36 +196,44 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
             answers += [text.text for text in texts]
         return answers[:n]
 
-    async def _insist(self, asked: Asked, n: int) -> list[Text]:
+    async def _insist(self, request: ChatRequest, n: int) -> list[Text]:
         try:
-            return await self._retries.call(lambda: self._ask(asked, n), _Again)
+            return await self._retries.call(lambda: self._ask(request, n), _Again)
         except _Again as error:
             raise JudgeError(f"the judge at {self._url} does not answer: {error}") from error
 
-    async def _ask(self, asked: Asked, n: int) -> list[Text]:
-        """Ask once for n answers; after a refusal with a smaller body, and from then on if that
+    async def _ask(self, request: ChatRequest, n: int) -> list[Text]:
+        """Ask once for n answers; after a refusal without a field, and from then on if that
         succeeds. One without votes gets one answer."""
-        status, content, left = 0, b"", self._bodies
-        while left:
-            status, content = await self._post(asked, n, left[0])
-            if status not in REFUSALS or len(left) == 1:
+        dropped = self._dropped
+        shows = any(isinstance(message["content"], list) for message in request.messages)
+        while True:
+            status, content = await self._post(request, n, dropped)
+            if status not in REFUSALS:
                 break
-            left = left[1:]
+            error = content.decode(errors="replace")
+            if (field := refused_field(error, dropped, shows=shows)) is None:
+                break
+            dropped |= {field}
         if not 200 <= status < 300:
             raise JudgeError(refused(status, content, self._url))
         texts = self._read(content)
-        if len(left) < len(self._bodies):
-            self._bodies = left
-            log.info("judge.adapted", url=self._url)
+        if more := dropped - self._dropped:
+            self._dropped |= dropped
+            log.info("judge.adapted", url=self._url, dropped=sorted(more))
         return texts
 
-    async def _post(self, asked: Asked, n: int, body: Body) -> tuple[int, bytes]:
+    async def _post(
+        self, request: ChatRequest, n: int, dropped: frozenset[str]
+    ) -> tuple[int, bytes]:
         most = _ENVELOPE_BYTES + n * THINKING_TOKENS * _TOKEN_BYTES
         try:
             # httpx's own timeouts restart with every chunk of an answer.
             async with (
                 asyncio.timeout(self._answer_s),
-                self._client.stream("POST", self._asked_at, json=body_of(asked, n, body)) as answer,
+                self._client.stream(
+                    "POST", self._asked_at, json=body_of(request, n, dropped)
+                ) as answer,
             ):
                 if answer.status_code in (408, 429) or answer.status_code >= 500:
                     raise _Again(f"HTTP {answer.status_code}")

@@ -5,7 +5,8 @@ Rule: an answer becomes an error, or texts, which are marked where they were cut
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from tinker_claw.judge.prompts import CUT, Schema
@@ -27,30 +28,21 @@ def address_of(url: str) -> str:
     return base + _PATH + mark + query
 
 
-class Body(NamedTuple):
-    """What a request has beside model and texts."""
-
-    rest: bool = True
-    """Limit, temperature, schema, and images."""
-    votes: bool = True
-    """Several answers to one request."""
-    switch: bool = True
-    """A switch for thinking."""
-
-
-BODIES: Final = (
-    Body(),
-    Body(switch=False),
-    Body(votes=False),
-    Body(votes=False, switch=False),
-    Body(rest=False, votes=False, switch=False),
+OPTIONAL: Final = (
+    "chat_template_kwargs",
+    "n",
+    "temperature",
+    "image",
+    "response_format",
+    "max_tokens",
 )
-"""Bodies in the order in which they are tried. Without the limit an answer has no bound, so that
-goes last."""
+"""What a request can do without, in the order in which it is dropped where an error names none:
+without a schema an answer is seldom read, without a limit it has no bound."""
+VOTES: Final = "n"
 
 
-class Asked(NamedTuple):
-    """What each request about one question asks for."""
+class ChatRequest(NamedTuple):
+    """Fields that all requests about one question share."""
 
     model: str
     messages: Sequence[Message]
@@ -60,21 +52,35 @@ class Asked(NamedTuple):
     thinks: bool
 
 
-def body_of(asked: Asked, n: int, body: Body) -> dict[str, Any]:
-    """Build the request body for n answers, or for one where it has no votes."""
-    if not body.rest:
-        return {"model": asked.model, "messages": [*map(_without_images, asked.messages)]}
-    schema = {"name": "rating", "strict": True, "schema": asked.schema}
-    switch = {"enable_thinking": asked.thinks, "thinking": asked.thinks}
-    return {
-        "model": asked.model,
-        "messages": asked.messages,
-        "max_tokens": asked.max_tokens,
-        **({"n": n} if body.votes else {}),
-        "temperature": asked.temperature,
+def body_of(request: ChatRequest, n: int, dropped: Collection[str]) -> dict[str, Any]:
+    """Build the request body for n answers, without what is dropped."""
+    schema = {"name": "rating", "strict": True, "schema": request.schema}
+    messages = request.messages
+    if "image" in dropped:
+        messages = [*map(_without_images, messages)]
+    body = {
+        "model": request.model,
+        "messages": messages,
+        "max_tokens": request.max_tokens,
+        VOTES: n,
+        "temperature": request.temperature,
         "response_format": {"type": "json_schema", "json_schema": schema},
-        **({"chat_template_kwargs": switch} if body.switch else {}),
+        "chat_template_kwargs": {"enable_thinking": request.thinks, "thinking": request.thinks},
     }
+    return {name: value for name, value in body.items() if name not in dropped}
+
+
+def refused_field(error: str, dropped: Collection[str], *, shows: bool) -> str | None:
+    """Return what to drop next after a refusal: what the error names, else the next one; None:
+    nothing is left.
+
+    Args:
+        shows: whether the question shows images.
+    """
+    left = [name for name in OPTIONAL if name not in dropped and (shows or name != "image")]
+    # Not the n of an escaped line break.
+    named = [name for name in left if re.search(rf"(?<![\\\w]){name}(_url)?(?!\w)", error)]
+    return next(iter(named or left), None)
 
 
 def _without_images(message: Message) -> Message:
@@ -106,14 +112,14 @@ def _text(message: Any, finish: Any) -> Text:
     if content is not None and not isinstance(content, str):
         raise TypeError("content is no text")
     # An answer cut within an emoji ends in a lone surrogate, which cannot be encoded.
-    said = (content or "").encode(errors="replace").decode()
-    thinks = not said.strip() or ("<think>" in said and "</think>" not in said)
-    return Text(said + (CUT if finish in _ENDED_EARLY else ""), finish in _LIMITS and thinks)
+    text = (content or "").encode(errors="replace").decode()
+    thinks = not text.strip() or ("<think>" in text and "</think>" not in text)
+    return Text(text + (CUT if finish in _ENDED_EARLY else ""), finish in _LIMITS and thinks)
 
 
 def refused(status: int, content: bytes, url: str) -> str:
     """Describe a refusal. Only errors about key, address or model are quoted: others may repeat a
     user's words."""
     words = " ".join(content.decode(errors="replace").split())[:200]
-    told = f": {words}" if status in (401, 403, 404) else ""
-    return f"the judge at {url} refuses (HTTP {status}){told}"
+    quote = f": {words}" if status in (401, 403, 404) else ""
+    return f"the judge at {url} refuses (HTTP {status}){quote}"

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from local_gpu.halves import POLICY
 from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.world import Alone
 from local_gpu.ranks.remote import RankedLearning
@@ -178,7 +177,7 @@ def test_errors_arrive_as_they_were_raised_and_lost_weights_are_not_used(tmp_pat
         with pytest.raises(FileNotFoundError) as missing:
             echo.write_adapter(tmp_path / "x")
         assert (missing.value.errno, missing.value.filename) == (2, str(tmp_path / "x"))
-        echo.read_adapter(tmp_path, POLICY)
+        echo.read_adapter(tmp_path)
         assert echo.score(None, ()) == pids, "none of these ends them"
         with pytest.raises(BackendError, match=r"\(export_adapter\): left in the middle\. They"):
             echo.export_adapter(tmp_path)
@@ -188,8 +187,8 @@ def test_errors_arrive_as_they_were_raised_and_lost_weights_are_not_used(tmp_pat
         echo.read_state(tmp_path)
         again = echo.step((), Adam(1.0))
         assert (again.losses, again.tokens) == ((3.0,), 600)
-        with pytest.raises(BackendError, match=r"out of step \(discard\)"):
-            echo.discard(POLICY)
+        with pytest.raises(BackendError, match=r"out of step \(write_probe\)"):
+            echo.write_probe(tmp_path, 1.0)
 
 
 def test_closing_ends_ranks_whatever_they_do(tmp_path: Path) -> None:

@@ -1,23 +1,30 @@
-"""The wire server's protocol by raw HTTP: once, in order, and final when it refuses."""
+"""The stand-in's protocol by raw HTTP: once, in order, and final when it refuses."""
 
 from __future__ import annotations
 
-import socket
+import json
+import math
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
 import pytest
+import tinker
+from tinker.proto import tinker_public_pb2 as pb
 
-from tests.support.tinker import NAME, Raw, TinkerServer, wire_server
+from local_gpu.tinker import app
+from tests.support.tinker import KEY, NAME, Raw, TinkerServer, wire_server
 from tests.support.tinker import RAW_TOKENS as TOKENS
+
+WAIT_S = 180
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    with wire_server(tmp_path_factory.mktemp("wire"), poll_s=0.2) as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(app, "POLL_S", 0.2)
+        with wire_server(tmp_path_factory.mktemp("wire")) as running:
+            yield running
 
 
 def test_a_request_that_is_sent_twice_is_carried_out_once(raw: Raw) -> None:
@@ -68,8 +75,8 @@ def test_a_request_waits_for_those_before_it_until_its_session_ends(raw: Raw) ->
     raw.loss(raw.forward_backward(model, 2))
     raw.loss(late)
     orphan = raw.forward_backward(model, 9)
-    assert raw.http.post(f"sessions/{session}/finish").status_code == 204
-    assert "its session or the server ended" in raw.result(orphan).json()["error"]
+    raw.post(f"sessions/{session}/finish")
+    assert "its session, its model or the server ended" in raw.result(orphan).json()["error"]
 
 
 def test_the_first_part_of_a_batch_may_come_last_over_a_slow_line(raw: Raw) -> None:
@@ -83,90 +90,191 @@ def test_the_first_part_of_a_batch_may_come_last_over_a_slow_line(raw: Raw) -> N
     assert "metrics" in raw.result(raw.optim_step(model, 5)).json()
 
 
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("save_weights", {"path": "../out"}, "cannot name a checkpoint"),
+    ("save_weights", {"path": 7}, "path: "),
+    ("save_weights", {"path": "x\ud800"}, "cannot name a checkpoint"),
+    ("save_weights_external", {"path": "x", "age_encryption_recipients": ["age1"]}, "encrypt"),
+    ("save_weights_for_sampler", {"path": "x", "kind": "inflight"}, "inflight"),
+    ("load_weights", {"path": "/etc/passwd", "optimizer": False}, "from_state"),
+    ("optim_step", {"adam_params": {"learning_rate": -1.0}}, "learning_rate is -1"),
+    ("optim_step", {"adam_params": {"learning_rate": None}}, "learning_rate"),
+    ("optim_step", {"adam_params": {"beta2": 1.0}}, "beta2"),
+    ("optim_step", {"adam_params": {"learning_rate": 0.1, "amsgrad": True}}, "amsgrad"),
+    ("optim_step", {"optimizer_params": {"type": "dimuon"}}, "dimuon"),
+    ("optim_step", {}, "optim_params"),
+]
+
+
 def test_a_numbered_request_that_is_refused_uses_up_its_number(raw: Raw) -> None:
     model = raw.model()
-    wrong = (
-        ("save_weights", {"path": "../out"}, "cannot name a checkpoint"),
-        ("save_weights_external", {"path": "x", "age_encryption_recipients": ["age1"]}, "encrypt"),
-        ("load_weights", {"path": "/etc/passwd", "optimizer": False}, "tinker://"),
-        ("optim_step", {"adam_params": {"learning_rate": -1.0}}, "learning_rate"),
-        ("optim_step", {"adam_params": {"beta2": 1.0}}, "beta2"),
-        ("optim_step", {"optimizer_params": {"type": "dimuon"}}, "dimuon"),
-    )
-    for number, (path, body, sentence) in enumerate(wrong, 1):
-        answer = raw.post(path, model_id=model, seq_id=number, **body)
-        told = raw.result(answer["request_id"]).json()
+    for number, (path, body, sentence) in enumerate(WRONG, 1):
+        sent = json.dumps({"model_id": model, "seq_id": number, **body})
+        answer = raw.http.post(path, content=sent, headers={"Content-Type": "application/json"})
+        told = raw.result(answer.json()["request_id"]).json()
         assert sentence in told["error"]
         assert told["category"] == "user"
-    raw.loss(raw.forward_backward(model, len(wrong) + 1))
+    raw.loss(raw.forward_backward(model, len(WRONG) + 1))
 
 
-def test_models_take_turns(raw: Raw) -> None:
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0])
+def test_a_refused_step_of_the_sdk_leaves_no_number_open(server: TinkerServer, rate: float) -> None:
+    service = tinker.ServiceClient(base_url=server.url, api_key=KEY)
+    made = service.create_lora_training_client(NAME, rank=4, seed=1, train_unembed=False)
+    training = made.result(WAIT_S)
+    inputs = {"target_tokens": TOKENS[1:], "weights": [1.0] * 29}
+    data = [tinker.Datum(tinker.ModelInput.from_ints(TOKENS[:-1]), inputs)]
+    computed = training.forward_backward(data, "cross_entropy")
+    refused = training.optim_step(tinker.AdamParams(learning_rate=rate))
+    stepped = training.optim_step(tinker.AdamParams(learning_rate=0.01))
+    with pytest.raises(tinker.RequestFailedError, match="learning_rate"):
+        refused.result(WAIT_S)
+    assert stepped.result(WAIT_S).metrics, "the gradient is there, as no step has taken it"
+    after = training.forward(data, "cross_entropy").result(WAIT_S)
+    assert after.metrics["loss:sum"] < computed.result(WAIT_S).metrics["loss:sum"]
+    service.close("success").result(WAIT_S)
+
+
+def test_another_model_ends_the_one_in_training_and_answers_what_waits_for_it(raw: Raw) -> None:
+    first = raw.model()
+    raw.loss(raw.forward_backward(first, 1))
+    late = raw.forward_backward(first, 3)
+    second = raw.model()
+    assert raw.status("optim_step", model_id=first, seq_id=2) == 410
+    assert raw.status("get_info", model_id=first) == 410
+    assert raw.poll(late).json()["type"] == "try_again", "its turn does not come"
+    before = raw.loss(raw.forward_backward(second, 1))
+    raw.result(raw.optim_step(second, 2))
+    assert raw.loss(raw.forward_backward(second, 3)) < before
+
+
+def test_a_model_that_cannot_be_made_leaves_the_one_in_training(raw: Raw) -> None:
     session = raw.session()
-    models = [raw.model(session, number) for number in range(2)]
-    ids = [
-        (raw.forward_backward(model, 2 * i + 1), raw.optim_step(model, 2 * i + 2))
-        for i in range(3)
-        for model in models
-    ]
-    losses = [raw.loss(forward) for forward, _ in ids]
-    assert losses[0::2] == pytest.approx(losses[1::2], rel=1e-5)
-    assert losses[0] > losses[2] > losses[4]
+    model = raw.model(session)
+    raw.loss(raw.forward_backward(model, 1))
+    path = "tinker://a:train:0/weights/nothing"
+    load = {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True}
+    failed = raw.post("load_weights", **load)["request_id"]
+    assert "no checkpoint" in raw.result(failed).json()["error"]
+    assert raw.post("load_weights", **load)["request_id"] == failed
+    assert raw.status("optim_step", model_id=f"{session}:train:1", seq_id=1) == 410
+    assert "metrics" in raw.result(raw.optim_step(model, 2)).json()
+
+
+def test_a_request_that_cannot_be_numbered_is_refused(raw: Raw) -> None:
+    assert raw.http.post("forward_backward", content=b"no protobuf").status_code == 400
+    numberless = pb.ForwardBackwardRequest(model_id=raw.model()).SerializeToString()
+    assert raw.http.post("forward_backward", content=numberless).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"seq_id": None}, {"num_samples": 0}, {"num_samples": 1_000_000_000}]
+)
+def test_a_sample_without_a_number_or_with_too_many_replies_is_refused(
+    raw: Raw, wrong: dict[str, Any]
+) -> None:
+    where = {"session_id": raw.session(), "sampling_session_seq_id": 0, "base_model": NAME}
+    sampler = raw.post("create_sampling_session", **where)["sampling_session_id"]
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": TOKENS}]}
+    ask = {"sampling_session_id": sampler, "seq_id": 1, "prompt": prompt, "sampling_params": {}}
+    assert raw.status("asample", **ask | wrong) == 400
 
 
 def test_what_is_unknown_is_answered_with_a_final_status(raw: Raw) -> None:
     assert raw.status("retrieve_future", request_id="nothing") == 410
     assert raw.status("session_heartbeat", session_id="nobody") == 410
     session = raw.session()
+    new = {"model_seq_id": 0, "base_model": NAME}
     for path, body, status in (
         ("get_info", {"model_id": "nobody:train:0"}, 410),
-        ("get_info", {"model_id": f"{session}:train:0"}, 404),
+        ("get_info", {"model_id": f"{session}:train:0"}, 410),
         ("optim_step", {"model_id": "nobody", "seq_id": 1}, 410),
-        ("create_model", {"session_id": "nobody", "model_seq_id": 0, "base_model": NAME}, 410),
+        ("optim_step", {"model_id": "nobody", "seq_id": 0}, 422),
+        ("create_model", {"session_id": "nobody", **new}, 410),
+        ("create_model", {"session_id": session, **new, "lora_config": {"alpha": 1}}, 422),
         ("create_custom_loss", {}, 404),
     ):
         assert raw.status(path, **body) == status
     assert raw.http.get("samplers/nobody:sample:0").status_code == 410
-    assert raw.http.get(f"samplers/{session}:sample:0").status_code == 404
-    assert raw.status("create_session", tags="none") == 422
-    assert raw.http.post("forward_backward", content=b"\xff").status_code == 400
-    assert raw.status("cancel_future", request_id="nothing") == 204
-    assert raw.post("telemetry", events=[]) == {"status": "accepted"}
+    assert raw.post("cancel_future", request_id="nothing") is None
+    assert raw.post("telemetry", events=[]) == {}
 
 
 def test_the_capabilities_name_the_model(server: TinkerServer, raw: Raw) -> None:
     told = raw.http.get("get_server_capabilities").json()["supported_models"]
-    size = server.service.shared.backend.serving.context_tokens
-    assert told == [
-        {"model_name": NAME, "max_context_length": size, "trainable": True, "sampleable": True}
-    ]
-    model = raw.model()
-    info = raw.post("get_info", model_id=model)
+    size = server.service.backend.serving.context_tokens
+    assert told == [{"model_name": NAME, "max_context_length": size, "trainable": True}]
+    info = raw.post("get_info", model_id=raw.model())
     assert info["lora_rank"] == 4
     assert info["model_data"]["tokenizer_id"].startswith("/")
 
 
-def test_bodies_that_are_too_long_or_of_unknown_length_are_turned_away_unread(
-    tmp_path: Path,
-) -> None:
-    with wire_server(tmp_path, body_bytes=1000) as server:
-        raw = Raw(server.url)
-        for body in (b" " * 1001, iter([b"{}"])):
-            answer = raw.http.post("create_session", content=body)
-            assert answer.status_code == 413
-            assert "may have 1000 bytes" in answer.json()["error"]
-        assert raw.session(), "the next client is served"
-        raw.http.close()
+def test_a_session_that_has_ended_cancels_what_is_in_flight(server: TinkerServer, raw: Raw) -> None:
+    session = raw.session()
+    model = raw.model(session)
+    where = {"session_id": session, "sampling_session_seq_id": 0, "base_model": NAME}
+    sampler = raw.post("create_sampling_session", **where)["sampling_session_id"]
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": TOKENS}]}
+    params = {"max_tokens": 2000}
+    ask = {"sampling_session_id": sampler, "prompt": prompt, "sampling_params": params}
+    going = raw.post("asample", **ask, seq_id=0)["request_id"]
+    while not server.held_requests:
+        time.sleep(0.02)
+    waiting = raw.forward_backward(model, 9)
+    raw.post(f"sessions/{session}/finish", reason={"type": "success"})
+    assert "session" in raw.result(going).json()["error"]
+    assert "session" in raw.result(waiting).json()["error"]
+    deadline = time.monotonic() + WAIT_S
+    while server.held_requests:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert raw.status("session_heartbeat", session_id=session) == 410
+    assert raw.status("optim_step", model_id=model, seq_id=3) == 410
+    assert raw.status("asample", **ask, seq_id=1) == 410
+    raw.post(f"sessions/{session}/finish")
 
 
-def test_the_413_reaches_a_client_that_writes_first(tmp_path: Path) -> None:
-    """It writes all of its body before it reads a byte."""
-    size = 8_000_000
-    with wire_server(tmp_path, body_bytes=1000) as server:
-        place = urlsplit(server.url)
-        with socket.create_connection((place.hostname, place.port or 80), timeout=60) as client:
-            head = f"POST /api/v1/create_session HTTP/1.1\r\nHost: {place.netloc}\r\n"
-            client.sendall(f"{head}Content-Length: {size}\r\n\r\n".encode())
-            client.sendall(b" " * size)
-            with client.makefile("rb") as answer:
-                assert b" 413 " in answer.readline()
+def test_a_cancelled_sample_ends_alone(raw: Raw) -> None:
+    where = {"session_id": raw.session(), "sampling_session_seq_id": 0, "base_model": NAME}
+    sampler = raw.post("create_sampling_session", **where)["sampling_session_id"]
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": TOKENS}]}
+    ask = {"sampling_session_id": sampler, "prompt": prompt}
+    params = {"max_tokens": 500, "stop": []}
+    first, tenth = (
+        raw.post("asample", **ask, seq_id=number, sampling_params=params)["request_id"]
+        for number in (1, 10)
+    )
+    raw.post("cancel_future", request_id=first)
+    assert "cancelled" in raw.result(first).json()["error"]
+    drawn = pb.SampleResponse.FromString(raw.result(tenth).content)
+    assert len(drawn.sequences[0].tokens) == 500 * 4
+
+
+def test_old_answers_are_forgotten(raw: Raw) -> None:
+    model = raw.model()
+    first, *others = (raw.forward_backward(model, number) for number in range(1, 70))
+    assert raw.loss(first) == raw.loss(first)
+    assert all(raw.loss(other) for other in others)
+    assert raw.result(first).status_code == 410
+    assert raw.loss(others[-1])
+
+
+PAGES = {
+    "another page": {"Origin": "https://evil.example"},
+    "a page of no origin": {"Origin": "null"},
+    "its own page": {"Origin": "http://127.0.0.1"},
+    "a name that was made to lead here": {"Host": "evil.example"},
+}
+
+
+@pytest.mark.parametrize("who", PAGES)
+def test_no_web_page_may_use_the_server(raw: Raw, who: str) -> None:
+    for method, path in (
+        ("POST", "create_session"),
+        ("POST", "forward_backward"),
+        ("GET", "get_server_capabilities"),
+        ("GET", "training_runs/a/checkpoints"),
+    ):
+        answer = raw.http.request(method, path, headers=PAGES[who], content=b"{}")
+        assert answer.status_code == 403
+        assert answer.json()["error"]

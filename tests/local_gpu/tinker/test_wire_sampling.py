@@ -23,7 +23,7 @@ PROMPT = [(i * i * 5 + 3 * i + 1) % VOCABULARY for i in range(70)]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    with wire_server(tmp_path_factory.mktemp("wire"), open_samplers=2) as running:
+    with wire_server(tmp_path_factory.mktemp("wire")) as running:
         yield running
 
 
@@ -119,25 +119,36 @@ def test_a_sampler_goes_on_in_another_process(base: Any) -> None:
     assert sample(there).sequences[0].tokens == sample(base).sequences[0].tokens
 
 
-def test_few_samplers_stay_open_and_one_in_use_is_never_closed(
+def test_few_samplers_stay_open_and_one_in_use_answers_to_its_end(
     server: TinkerServer, client: Any, training: Any
 ) -> None:
     samplers = []
-    for number in range(4):
+    for number in range(6):
         step(training, number)
         path = training.save_weights_for_sampler(f"open-{number}").result(WAIT_S).path
         samplers.append(client.create_sampling_client(model_path=path).result(WAIT_S))
     alone = [sample(s, max_tokens=50).sequences[0].tokens for s in samplers]
-    assert server.service.samplers.open_count == 2
+    assert len(server.service._open) == 4
     params = tinker.SamplingParams(max_tokens=50, seed=5)
     prompt = tinker.ModelInput.from_ints(PROMPT)
     futures = [s.sample(prompt, 1, params) for s in samplers for _ in range(2)]
     got = [f.result(WAIT_S).sequences[0].tokens for f in futures]
     assert got == [tokens for tokens in alone for _ in range(2)]
-    deadline = time.monotonic() + WAIT_S
-    while server.service.samplers.open_count > 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert server.service.samplers.open_count == 2
+    assert len(server.service._open) == 4
+
+
+def test_a_sampler_without_a_name_is_kept_as_long_as_it_is_open(
+    server: TinkerServer, training: Any
+) -> None:
+    samplers = []
+    for number in range(6):
+        step(training, number)
+        samplers.append(training.save_weights_and_get_sampling_client().result(WAIT_S))
+        sample(samplers[-1])
+    assert len(list(server.store.root.glob("*/sampler_weights/_nameless*"))) <= 4
+    assert sample(samplers[-1]).sequences[0].tokens
+    with pytest.raises(tinker.RequestFailedError, match="no checkpoint"):
+        sample(samplers[0])
 
 
 def test_an_abandoned_sample_frees_its_cache(server: TinkerServer, base: Any) -> None:
@@ -168,7 +179,24 @@ REFUSED = {
     "top_k": ({"top_k": 0}, "top_k"),
     "long suffix": (
         {"include_prompt_logprobs": True, "prompt_logprobs_last_n": 70},
-        r"last_n is 70, not in 1\.\.69",
+        "70 of 69 rows",
+    ),
+    "more candidates than ids": ({"topk_prompt_logprobs": VOCABULARY + 1}, "with 65 candidates"),
+    "the whole vocabulary over a long prompt": (
+        {"prompt": PROMPT * 20, "topk_prompt_logprobs": 3000},
+        "up to 4201412 logprobs; this server gives 4194304 at once",
+    ),
+    "many candidates of many replies": (
+        {"max_tokens": 1000, "n": 100, "topk_sample_logprobs": 60},
+        "this server gives 4194304 at once",
+    ),
+    "targets before the suffix": (
+        {
+            "include_prompt_logprobs": True,
+            "prompt_logprobs_last_n": 5,
+            "target_prompt_logprobs": tinker.TensorData.from_numpy(np.ones((69, 1), np.int64)),
+        },
+        "ids in the last 5 rows",
     ),
     "short targets": (
         {"target_prompt_logprobs": tinker.TensorData.from_numpy(np.zeros((3, 2), np.int64))},
@@ -193,6 +221,6 @@ def test_a_prompt_as_long_as_the_context_can_be_scored(base: Any) -> None:
 
 
 def test_an_unknown_path_is_refused(client: Any, tmp_path: Path) -> None:
-    for path in ("tinker://nobody/sampler_weights/x", "tinker://../weights/x", "tinker://a/b"):
+    for path in ("tinker://a:train:0/weights/x", "tinker://../weights/x", "tinker://a/b"):
         with pytest.raises(tinker.APIStatusError, match=r"path|checkpoint"):
             client.create_sampling_client(model_path=path).result(WAIT_S)

@@ -33,7 +33,6 @@ Array = NDArray[Any]
 _ARRAYS: Final = {
     "ppo": ("logprobs", "advantages"),
     "importance_sampling": ("logprobs", "advantages"),
-    "cispo": ("logprobs", "advantages"),
     "cross_entropy": ("weights",),
 }
 _EMPTY_CELL: Final = -99999.0

@@ -1,4 +1,4 @@
-"""`python -m local_gpu.smoke`: what the trainer does on this GPU, in about three minutes.
+"""Check the trainer on this GPU in about three minutes: `python -m benchmarks.smoke`.
 
 Random weights of Qwen3-8B's shape, so nothing is downloaded. One line of JSON follows each check:
 
@@ -250,8 +250,8 @@ def memory(bench: Bench) -> Row:
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     optimizer.step([step], _ECHO)
-    taken = (torch.cuda.max_memory_allocated(device) - before) / tokens
-    return row | {"well": taken <= _SPARE * planned, "bytes_a_token": taken}
+    used = (torch.cuda.max_memory_allocated(device) - before) / tokens
+    return row | {"well": used <= _SPARE * planned, "bytes_a_token": used}
 
 
 class _Full:
@@ -283,9 +283,9 @@ def out_of_memory(bench: Bench) -> Row:
     datums = bench.samples(4, tokens)
     full = _Full(2 * tokens)
     tight = bench.optimizer(full, 4 * tokens)
-    found = bench.gradients(tight, datums)
+    split = bench.gradients(tight, datums)
     right = bench.gradients(bench.optimizer(MergedKernel(), 2 * tokens), datums)
-    error, budget = distance(found, right), tight.passes.budget.tokens
+    error, budget = distance(split, right), tight.passes.budget.tokens
     rounding = _ROUNDING if bench.base.dtype == torch.float32 else 1e-2
     halved = full.refused > 0 and budget <= 2 * tokens
     return {"well": halved and error <= rounding, "budget_tokens": budget, "error": error}
@@ -358,14 +358,14 @@ def run(size: Size, device: torch.device, dtype: torch.dtype, say: Callable[[str
 
 
 def parser() -> argparse.ArgumentParser:
-    """Command line of the smoke test."""
-    made = argparse.ArgumentParser(
-        prog="python -m local_gpu.smoke",
+    """Return the command line."""
+    command = argparse.ArgumentParser(
+        prog="python -m benchmarks.smoke",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--device", default="auto", help="cuda, cuda:1 or cpu (default: a GPU)")
-    return made
+    command.add_argument("--device", default="auto", help="cuda, cuda:1 or cpu (default: a GPU)")
+    return command
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from local_gpu import smoke
+from benchmarks import smoke
 from local_gpu.tree import kernels
 from tests.support.processes import ROOT
 
@@ -75,7 +75,7 @@ def test_a_failing_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_command_says_so() -> None:
-    command = [sys.executable, "-m", "local_gpu.smoke", "--device", "cuda"]
+    command = [sys.executable, "-m", "benchmarks.smoke", "--device", "cuda"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 1
     assert "finds no GPU here" in done.stdout
