@@ -119,19 +119,19 @@ class Conversation:
     def body(self) -> bytes:
         """Body of the next request."""
         volatile = {"role": "user", "content": [{"type": "text", "text": _VOLATILE}]}
-        told = b",".join([self.surface.head, *self.messages, _dumps(volatile)])
-        return told + self.surface.tail
+        beginning = b",".join([self.surface.head, *self.messages, _dumps(volatile)])
+        return beginning + self.surface.tail
 
     def open(self, about: int | None = None) -> None:
         """Add the user's first message; `about`: a different one than other sessions of this key
         have."""
-        said = _said(self.key, about or 0)
+        text = _user_text(self.key, about or 0)
         runtime = (
             f"\n\nRuntime: agent=main | session=agent:main:explicit:{self.key} | "
             f"sessionId={self.key} | host=bench | repo=/home/user/project | os=Linux | "
             "model=bench/bench | default_model=bench/bench | shell=bash"
         )
-        self.messages.append(_dumps({"role": "user", "content": said + runtime}))
+        self.messages.append(_dumps({"role": "user", "content": text + runtime}))
 
     def answer(self, reply: Reply) -> None:
         """Append a reply to the history, and a new message after it."""
@@ -146,10 +146,10 @@ class Conversation:
                 _dumps({"role": "tool", "content": result, "tool_call_id": call["id"]})
             )
         if not reply.calls:
-            self.messages.append(_dumps({"role": "user", "content": _said(self.key, turn)}))
+            self.messages.append(_dumps({"role": "user", "content": _user_text(self.key, turn)}))
 
 
-def _said(key: str, turn: int) -> str:
+def _user_text(key: str, turn: int) -> str:
     words = _new_words(f"{key} {turn}", 8 + 5 * (turn % 3))
     return f"[Sat 2026-11-21 00:{turn % 60:02d} UTC] {words}"
 
@@ -195,9 +195,9 @@ def _add(calls: list[dict[str, Any]], delta: dict[str, Any]) -> None:
     if delta["index"] == len(calls):
         function = {"name": "", "arguments": ""}
         calls.append({"id": delta.get("id"), "type": "function", "function": function})
-    told = delta.get("function", {})
+    fields = delta.get("function", {})
     for name in ("name", "arguments"):
-        calls[delta["index"]]["function"][name] += told.get(name) or ""
+        calls[delta["index"]]["function"][name] += fields.get(name) or ""
 
 
 HEADERS = (

@@ -43,17 +43,17 @@ def _user(text: str | list[Json]) -> Json:
     return {"role": "user", "content": text}
 
 
-def _said(count: int) -> Body:
-    said = [_user(f"{n} is a number") for n in range(count)]
-    return lambda wire: wire.body([_user("go"), *said, _user("go on")])
+def _user_messages(count: int) -> Body:
+    messages = [_user(f"{n} is a number") for n in range(count)]
+    return lambda wire: wire.body([_user("go"), *messages, _user("go on")])
 
 
 def _calls(count: int) -> Body:
-    """Calls of one message of the assistant."""
+    """Make calls of one message of the assistant."""
     function = {"name": "tool_1", "arguments": '{"a":1}'}
     calls = [{"id": f"call{n}", "type": "function", "function": function} for n in range(count)]
-    said = {"role": "assistant", "content": "", "tool_calls": calls}
-    return lambda wire: wire.body([_user("go"), said, _user("go on")])
+    message = {"role": "assistant", "content": "", "tool_calls": calls}
+    return lambda wire: wire.body([_user("go"), message, _user("go on")])
 
 
 def _text(text: str) -> Body:
@@ -69,8 +69,8 @@ def _prose(length: int) -> str:
 def _nested(depth: int) -> Body:
     def body(wire: Spoken) -> bytes:
         tool = {"name": "deep", "description": "It digs.", "parameters": "HERE"}
-        made = wire.body([_user("go")], [tool])
-        return made.replace(b'"HERE"', b'{"a":' * depth + b"1" + b"}" * depth)
+        template = wire.body([_user("go")], [tool])
+        return template.replace(b'"HERE"', b'{"a":' * depth + b"1" + b"}" * depth)
 
     return body
 
@@ -94,7 +94,7 @@ def _images(count: int) -> Body:
 
 
 def _png() -> bytes:
-    """A black image of 32 x 32 pixels."""
+    """Make a black image of 32 x 32 pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         checked = kind + data
@@ -107,7 +107,7 @@ def _png() -> bytes:
 
 
 FLOODS: dict[str, Body] = {
-    "20,000 messages of the user": _said(20_000),
+    "20,000 messages of the user": _user_messages(20_000),
     "100,000 calls in one message": _calls(100_000),
     "10 MB of prose in one message": _text(_prose(10_000_000)),
     "10 MB of control tokens": _text("<|im_end|>" * 1_000_000),
@@ -120,7 +120,7 @@ FLOODS: dict[str, Body] = {
 
 @dataclass(frozen=True)
 class Silence:
-    """What one body did."""
+    """Effect of one body on the server."""
 
     wire: str
     what: str
@@ -153,7 +153,7 @@ async def flood(at: Measured, core: int, wire: Spoken, what: str, body: bytes) -
 
 
 async def _asked(connection: Connection, body: bytes) -> Answer:
-    """The answer; status 0 stands for none."""
+    """Return the answer; status 0 stands for none."""
     started = time.perf_counter()
     try:
         return await connection.ask(body)
@@ -168,13 +168,13 @@ async def crowd(at: Measured, core: int, wire: Spoken, count: int) -> Silence:
         await asyncio.sleep(_SETTLE_S)
         cpu, started = at.cpu_s(), time.perf_counter()
 
-        async def one(body: bytes) -> Answer:
+        async def ask(body: bytes) -> Answer:
             connection = await Connection.open(at.url, wire.path)
             answer = await connection.ask(body)
             connection.close()
             return answer
 
-        answers = await asyncio.gather(*map(one, bodies))
+        answers = await asyncio.gather(*map(ask, bodies))
         seconds = time.perf_counter() - started
         await asyncio.sleep(_SETTLE_S)
     worst = max(answer.status for answer in answers)
@@ -206,9 +206,9 @@ async def measure(
                 for what, body in FLOODS.items():
                     if not floods or what in floods:
                         say(f"{wire.name}: {what}")
-                        found = await flood(at, cores.client, wire, what, body(wire))
-                        say(f"  {found.status}, silence {found.silence_s:.2f} s")
-                        silences.append(found)
+                        silence = await flood(at, cores.client, wire, what, body(wire))
+                        say(f"  {silence.status}, silence {silence.silence_s:.2f} s")
+                        silences.append(silence)
                 say(f"{wire.name}: {at_once} at once")
                 silences.append(await crowd(at, cores.client, wire, at_once))
     finally:
@@ -219,16 +219,16 @@ async def measure(
 def show(console: Console, silences: Sequence[Silence]) -> None:
     """Print the table."""
     table = Table("body", "wire", "MB", "HTTP", "time", "CPU", "silence", "goal")
-    for one in silences:
+    for row in silences:
         table.add_row(
-            one.what,
-            one.wire,
-            f"{one.megabytes:.1f}",
-            str(one.status),
-            f"{one.seconds:.2f} s",
-            f"{one.cpu_s:.2f} s",
-            f"{one.silence_s:.2f} s",
-            "met" if one.silence_s <= SILENCE_S else "not met",
+            row.what,
+            row.wire,
+            f"{row.megabytes:.1f}",
+            str(row.status),
+            f"{row.seconds:.2f} s",
+            f"{row.cpu_s:.2f} s",
+            f"{row.silence_s:.2f} s",
+            "met" if row.silence_s <= SILENCE_S else "not met",
         )
     console.print(table)
 

@@ -4,9 +4,10 @@ The loop is silent while a session is forgotten.
 
     python -m benchmarks.ledger [--turns 100000] [--directory DIR]
 
-Turns as OpenClaw's: sessions that begin with the same ten thousand tokens and grow by what is said
-and done, replies of about 300 tokens with the four candidates per token that the default method
-needs, logprobs as a model's (float32). Written with `TurnTable.add`, one transaction each.
+Turns are as OpenClaw's. Sessions begin with the same ten thousand tokens and grow by what is said
+and done. Replies have about 300 tokens, with the four candidates per token that the default method
+needs, and logprobs as a model's (float32). They are written with `TurnTable.add`, one transaction
+each.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Talk:
         self._history: list[str] = []
 
     def turn(self) -> Outcome:
-        """The next turn of the session, or the first one of the next session."""
+        """Make the next turn of the session, or the first one of the next session."""
         rng = self._rng
         if self._number % (SESSION * DAY) == 0:
             self._system[SYSTEM - 300 :] = self._ids(300)
@@ -89,9 +90,9 @@ class Talk:
             RequestKind.USER,
             trace=f"{rng.getrandbits(128):032x}",
         )
-        said = "please " * rng.randint(5, 40)
+        text = "please " * rng.randint(5, 40)
         turn = Outcome(
-            Place(who, self._session, tuple(self._history), said),
+            Place(who, self._session, tuple(self._history), text),
             "me",
             0,
             Prompt(prompt, len(prompt) - 9),
@@ -105,12 +106,12 @@ class Talk:
         return turn
 
     def _ids(self, count: int) -> list[int]:
-        """Random token ids with the frequencies of text."""
+        """Draw random token ids with the frequencies of text."""
         draw = self._rng.random
         return [int(VOCABULARY ** draw()) for _ in range(count)]
 
     def _logprobs(self, count: int) -> list[float]:
-        """Random logprobs: most tokens of a reply are near certain, a few are not."""
+        """Draw random logprobs: most tokens of a reply are near certain, a few are not."""
         return [-(10 ** self._rng.uniform(-6, 1)) for _ in range(count)]
 
     @staticmethod
@@ -196,12 +197,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Size and speed of a long ledger.")
     parser.add_argument("--turns", type=int, default=100_000)
     parser.add_argument("--directory", type=Path, default=None, help="kept; else a temporary one")
-    given = parser.parse_args()
-    if given.directory is not None:
-        print(json.dumps(asdict(measure(given.directory, given.turns)), indent=2))
+    arguments = parser.parse_args()
+    if arguments.directory is not None:
+        print(json.dumps(asdict(measure(arguments.directory, arguments.turns)), indent=2))
         return
     with tempfile.TemporaryDirectory() as place:
-        print(json.dumps(asdict(measure(Path(place), given.turns)), indent=2))
+        print(json.dumps(asdict(measure(Path(place), arguments.turns)), indent=2))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """`python -m benchmarks.training`: steps of the local backend beside peft's.
 
-Random weights of a preset's shape, LoRA on every linear layer, one clipped-ratio step over a batch
-whose samples share a long prefix, over one whose samples share nothing, and over one long sample.
-Peers get their best setting; of ours, the parts are switched off one by one. Gradients of every
-side are compared with a reference of higher precision.
+Random weights of a preset's shape, LoRA on every linear layer. A case is one clipped-ratio step:
+over a batch whose samples share a long prefix, over one whose samples share nothing, and over one
+long sample. Peers get their best setting; of ours, the parts are switched off one by one. Gradients
+of every side are compared with a reference of higher precision.
 
 Rule: all sides run in one process on the same samples, in turn; a figure is a median. Nothing here
 is asserted: tests do not measure time.
@@ -134,8 +134,8 @@ def _sides(settings: Settings, only: tuple[str, ...]) -> dict[str, Make]:
         "peft-rows": functools.partial(LossRows, settings=settings),
     }
     return {
-        shown: functools.partial(make[name], shown)
-        for name, shown in SIDES.items()
+        label: functools.partial(make[name], label)
+        for name, label in SIDES.items()
         if not only or name in only
     }
 
@@ -148,23 +148,23 @@ def _device_name(device: torch.device) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """Command line of the benchmark."""
-    made = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
-    made.add_argument("--preset", choices=sorted(PRESETS), default="tiny")
-    made.add_argument("--device", default="auto", help="auto takes CUDA where there is one")
-    made.add_argument("--repeat", type=int, default=3, help="measured steps (default 3)")
-    made.add_argument("--case", action="append", choices=["shared", "unshared", "long"])
-    made.add_argument("--only", action="append", choices=sorted(SIDES), help="a side; repeatable")
-    made.add_argument(
+    flags = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
+    flags.add_argument("--preset", choices=sorted(PRESETS), default="tiny")
+    flags.add_argument("--device", default="auto", help="auto takes CUDA where there is one")
+    flags.add_argument("--repeat", type=int, default=3, help="measured steps (default 3)")
+    flags.add_argument("--case", action="append", choices=["shared", "unshared", "long"])
+    flags.add_argument("--only", action="append", choices=sorted(SIDES), help="a side; repeatable")
+    flags.add_argument(
         "--attention",
         choices=["fa3", "merged", "sdpa"],
         help="kernel of ours (the first that works)",
     )
-    made.add_argument("--layers", type=int, help="fewer layers than the preset's")
-    made.add_argument(
+    flags.add_argument("--layers", type=int, help="fewer layers than the preset's")
+    flags.add_argument(
         "--reference", choices=sorted(FORMATS), help="format of the reference (float64 on the CPU)"
     )
-    made.add_argument("--json", type=Path, help="write the figures here, too")
-    return made
+    flags.add_argument("--json", type=Path, help="write the figures here, too")
+    return flags
 
 
 def options_of(arguments: argparse.Namespace) -> Options:

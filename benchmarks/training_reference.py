@@ -37,8 +37,8 @@ def true_gradients(settings: Settings, datums: Sequence[Datum], dtype: torch.dty
         rows = model(input_ids=tokens[None], use_cache=False, logits_to_keep=tail + 1).logits
         logprobs = rows[0, :-1].log_softmax(-1)
         _plain_ppo(logprobs.gather(1, tokens[datum.start :, None])[:, 0], datum).backward()
-    found = trained(model)
-    return {name: cast(Tensor, p.grad).float().cpu() for name, p in found.items()}
+    parameters = trained(model)
+    return {name: cast(Tensor, p.grad).float().cpu() for name, p in parameters.items()}
 
 
 def _plain_attention(

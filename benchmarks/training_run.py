@@ -111,8 +111,8 @@ class Measurement:
                 if row.failed is None:
                     self._measure(row, self._sides[side_name].side, datums)
                     # Reported at once: a run that is ended from outside has shown this much.
-                    taken = row.failed or f"{row.seconds[-1]:.2f} s"
-                    self._say(f"{name}: {side_name}, {repetition + 1} of {self._repeat}: {taken}")
+                    result = row.failed or f"{row.seconds[-1]:.2f} s"
+                    self._say(f"{name}: {side_name}, {repetition + 1} of {self._repeat}: {result}")
         for side_name, row in rows.items():
             self._conclude(row, self._sides[side_name])
         return list(rows.values())

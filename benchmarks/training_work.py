@@ -5,9 +5,9 @@ Matrix products are counted, two operations per multiply-add, as computed, recom
 body, P pairs of a query and a key that it sees, R rows in the head:
 
     body forward    T (base + lora) per layer, base = sum 2 in out, lora = sum 2 r (in + out)
-    body backward   T (base + 2 lora): the base is frozen and gets no gradient of its own; the
-                    first layer's input takes one only with checkpointing, which asks for it
-    attention       4 heads head_dim P forward, 10 backward (scores again, then four products)
+    body backward   T (base + 2 lora): the base is frozen and gets no gradient of its own. The
+                    first layer's input takes one only with checkpointing, which asks for it.
+    attention       4 heads head_dim P forward, 10 backward: scores again, then four products.
     checkpointing   a second forward of body and attention
     head            2 hidden vocabulary R for each of `head_products`: forward, backward to the
                     rows, and, where logits are not kept, forward again

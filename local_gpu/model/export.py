@@ -71,8 +71,8 @@ def _merged(model: str, adapter: Path, device: str) -> BaseModel:
     saved = read_adapter(adapter, base)
     scale = saved.shape.alpha / saved.shape.rank
     for name, down in saved.tensors.items():
-        path, found, _ = name.partition(".lora_A.")
-        if found:
+        path, separator, _ = name.partition(".lora_A.")
+        if separator:
             up = saved.tensors[f"{path}.lora_B.weight"]
             _untie(base, path)
             _add(base, path, scale * (up.float() @ down.float()))

@@ -4,7 +4,7 @@ transformers has a call that puts them in place. They change what norms and bloc
 the matrix products; adapters and clones of the base keep working.
 
 Rule: a library's kernel is not trusted. Before the first step one module of each kind is run
-forward and backward beside its own class; if one raises, or is off by more than rounding explains,
+forward and backward beside its own class. If one raises, or is off by more than rounding explains,
 none is used, and that is reported.
 """
 
@@ -55,23 +55,23 @@ def fuse(
         say(f"Norms and gates are PyTorch's own: {sentence_of(error)}")
         return
     patch(module, _WANTED)
-    for each in module.modules():
-        if hasattr(each, "in_place"):
-            each.in_place = False  # others read the gradient that it would write over
+    for part in module.modules():
+        if hasattr(part, "in_place"):
+            part.in_place = False  # others read the gradient that it would write over
     say("Norms and gates are liger-kernel's.")
 
 
 def _patched(trial: nn.Module) -> dict[str, Any]:
-    """One module of each class that has a method of its own for the forward pass, by its path."""
-    found: dict[type, tuple[str, Any]] = {}
+    """Choose, by path, one module of each class that has a forward method of its own."""
+    by_class: dict[type, tuple[str, Any]] = {}
     for name, module in trial.named_modules():
         if "forward" in vars(module):
-            found.setdefault(type(module), (name, module))
-    return dict(found.values())
+            by_class.setdefault(type(module), (name, module))
+    return dict(by_class.values())
 
 
 def _problem(plain: Any, fused: Any, dtype: torch.dtype) -> str | None:
-    """Why a fused module cannot be used, as a sentence; None: it can."""
+    """Return why a fused module cannot be used, as a sentence; None: it can."""
     width = plain.weight.shape[0] if hasattr(plain, "weight") else 4 * _ROWS
     device = next(plain.parameters()).device
     draw = torch.Generator().manual_seed(0)
@@ -79,20 +79,20 @@ def _problem(plain: Any, fused: Any, dtype: torch.dtype) -> str | None:
     wide = torch.float64 if dtype == torch.float32 else torch.float32
 
     def run(module: Any, kind: torch.dtype) -> tuple[Tensor, ...]:
-        given = x.detach().to(kind, copy=True).requires_grad_()
+        inputs = x.detach().to(kind, copy=True).requires_grad_()
         bare = _bare(module, kind)
         # The method is bound to the whole module.
         forward = getattr(vars(module).get("forward"), "__func__", type(module).forward)
         with torch.enable_grad():
-            out = forward(bare, given)
-        return out.detach().clone(), *torch.autograd.grad(out, given, grad.to(kind))
+            out = forward(bare, inputs)
+        return out.detach().clone(), *torch.autograd.grad(out, inputs, grad.to(kind))
 
-    found = run(fused, dtype)
+    results = run(fused, dtype)
     name = type(plain).__name__
     names = (f"output of {name}", f"gradient of {name}")
-    if found[0].dtype != dtype:
-        return f"its {names[0]} is {found[0].dtype}, where it should be {dtype}."
-    return disagreement(names, found, run(plain, dtype), run(plain, wide))
+    if results[0].dtype != dtype:
+        return f"its {names[0]} is {results[0].dtype}, where it should be {dtype}."
+    return disagreement(names, results, run(plain, dtype), run(plain, wide))
 
 
 def _bare(module: Any, dtype: torch.dtype) -> Any:

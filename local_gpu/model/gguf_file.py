@@ -56,10 +56,10 @@ def converted(
 def _write(file: Path, folder: Path, dtype: str, mend: Callable[[Any, Any], object]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    named: Any = {"gguf_file": file.name}
-    tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, **named)
+    options: Any = {"gguf_file": file.name}
+    tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, **options)
     model: Any = AutoModelForCausalLM.from_pretrained(
-        file.parent, quantization_config=GgufConfig(dequantize=True), dtype=dtype, **named
+        file.parent, quantization_config=GgufConfig(dequantize=True), dtype=dtype, **options
     )
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config  # nothing is quantised any more

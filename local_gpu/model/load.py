@@ -109,7 +109,7 @@ def quantize(module: Any, *, device: torch.device, dtype: torch.dtype) -> None:
 
 def _quantized(layer: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
     bits: Any = import_module("bitsandbytes.nn")  # an extra
-    made = bits.Linear4bit(
+    linear = bits.Linear4bit(
         layer.in_features,
         layer.out_features,
         bias=layer.bias is not None,
@@ -117,12 +117,12 @@ def _quantized(layer: Any, device: torch.device, dtype: torch.dtype) -> nn.Modul
         device="meta",
         **_SETTINGS,
     )
-    made.support_avx512bf16_for_cpu = False
+    linear.support_avx512bf16_for_cpu = False
     # Without its module, which would hold the scales a second time, and have every clone copy them.
-    made.weight = bits.Params4bit(layer.weight.data, requires_grad=False, **_SETTINGS).to(device)
+    linear.weight = bits.Params4bit(layer.weight.data, requires_grad=False, **_SETTINGS).to(device)
     if layer.bias is not None:
-        made.bias = nn.Parameter(layer.bias.to(device), requires_grad=False)
-    return made.eval()
+        linear.bias = nn.Parameter(layer.bias.to(device), requires_grad=False)
+    return linear.eval()
 
 
 _SAMPLED_VALUES: Final = 64
@@ -205,8 +205,8 @@ def _load(source: str, dtype: torch.dtype) -> Any:
             f"The model files in {source!r} are corrupt or incomplete; download or build them "
             f"again. ({first_line(error)})"
         ) from error
-    module, told = loaded
-    if missing := sorted(told["missing_keys"]):
+    module, loading_info = loaded
+    if missing := sorted(loading_info["missing_keys"]):
         # transformers would have filled them with random numbers.
         raise ModelFileError(
             f"The model files in {source!r} lack {missing[0]} and {len(missing) - 1} more weights; "
@@ -250,12 +250,15 @@ def text_half(config: Any) -> dict[str, Any]:
     all three dimensions, which is the same as one."""
     if config.model_type not in SEEING:
         return {}
-    told = {**config.text_config.to_dict(), "tie_word_embeddings": config.tie_word_embeddings}
-    del told["model_type"]
-    turns = told["rope_parameters"]
+    settings = {**config.text_config.to_dict(), "tie_word_embeddings": config.tie_word_embeddings}
+    del settings["model_type"]
+    rotation = settings["rope_parameters"]
     kept = ("rope_type", "rope_theta")
-    told["rope_parameters"] = {name: turns[name] for name in kept if name in turns}
-    return {"config": Qwen3Config(**told), "key_mapping": {r"^model\.language_model\.": "model."}}
+    settings["rope_parameters"] = {name: rotation[name] for name in kept if name in rotation}
+    return {
+        "config": Qwen3Config(**settings),
+        "key_mapping": {r"^model\.language_model\.": "model."},
+    }
 
 
 def _part(module: Any) -> tuple[str, str]:
@@ -270,13 +273,13 @@ def _part(module: Any) -> tuple[str, str]:
 
 def _context_tokens(module: Any, source: str) -> int:
     """Sequence length that the model's positions were trained for."""
-    found = getattr(module.config.get_text_config(), "max_position_embeddings", None)
-    if found is None:
+    positions = getattr(module.config.get_text_config(), "max_position_embeddings", None)
+    if positions is None:
         raise ConfigError(
             f"The model in {source!r} does not say how many positions it has "
             "(max_position_embeddings in config.json). Use a model such as Qwen3."
         )
-    return int(found)
+    return int(positions)
 
 
 def _notes(module: Any, source: str, against: str | None) -> Iterator[str]:
@@ -314,7 +317,7 @@ def _check_values(module: Any, source: str) -> None:
 
 
 def same_but_for_rounding(got: Tensor, right: Tensor) -> bool:
-    """Whether two tensors are the same matrix product, apart from rounding to their format.
+    """Return whether two tensors are the same matrix product, apart from rounding to their format.
 
     A kernel may add up in another order, which moves single values by the format's epsilon, to
     either side. A deliberate change moves all of them to one side, if only a little: a soft cap at
@@ -395,8 +398,8 @@ def keep_memory_whole() -> None:
     precedence.
     """
     torch_c: Any = import_module("torch._C")
-    settle = getattr(torch_c, "_accelerator_setAllocatorSettings", None)
-    if settle is None or any(name in os.environ for name in _ALLOCATOR_VARIABLES):
+    set_option = getattr(torch_c, "_accelerator_setAllocatorSettings", None)
+    if set_option is None or any(name in os.environ for name in _ALLOCATOR_VARIABLES):
         return
     with suppress(RuntimeError):  # a torch or a system that has no such memory: it works without
-        settle("expandable_segments:True")
+        set_option("expandable_segments:True")

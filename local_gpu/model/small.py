@@ -87,9 +87,10 @@ def model_folder(cache: Path, say: Callable[[str], object] = print) -> Path:
 
 
 def check_room(cache: Path) -> None:
-    """
+    """Check that the disk of the folder has room for the model.
+
     Raises:
-        NotHere: the disk of the folder has no room for the model.
+        NotHere: it has not.
     """
     left = 0 if (cache / QWEN.name).is_file() else QWEN.bytes
     _check_room(cache, _FOLDER_BYTES + left)
@@ -124,12 +125,12 @@ def ready(cache: Path, say: Callable[[str], object] = print, packed: Packed = QW
         room = (packed.bytes + _SPARE_BYTES) // MIB
         raise NotHere(f"The disk of {cache} is full: free {room} MiB, and start again.") from error
     with draft.open("rb") as whole:
-        found = hashlib.file_digest(whole, "sha256").hexdigest()
-    if found != packed.sha256:
+        digest = hashlib.file_digest(whole, "sha256").hexdigest()
+    if digest != packed.sha256:
         draft.unlink()
         raise NotHere(
             f"The parts make up another file than the one this was written for, and were removed: "
-            f"their SHA-256 is {found}, not {packed.sha256}. Start again; if it stays so, the "
+            f"their SHA-256 is {digest}, not {packed.sha256}. Start again; if it stays so, the "
             "packages have changed."
         )
     draft.rename(file)

@@ -154,14 +154,14 @@ class Pictures:
 
         `attention`: see `causal_attention`.
         """
-        shown = tree.tokens >= self._first
-        if not bool(shown.any()):
+        in_image = tree.tokens >= self._first
+        if not bool(in_image.any()):
             return None
         device = self._vision.device
-        ids = tree.tokens.masked_fill(shown, self._vision.placeholder).to(device)
-        at = shown.to(device)
+        ids = tree.tokens.masked_fill(in_image, self._vision.placeholder).to(device)
+        at = in_image.to(device)
         embeds = self._body.get_input_embeddings()(ids).detach().clone()
-        first, *deeper = self._features(tree.tokens[shown].tolist())
+        first, *deeper = self._features(tree.tokens[in_image].tolist())
         embeds[at] = first
         positions = torch.zeros(3, len(ids), dtype=torch.int64)
         for rows in tree.rows:
@@ -176,12 +176,12 @@ class Pictures:
         ).last_hidden_state
 
     def _features(self, ids: Sequence[int]) -> list[Tensor]:
-        """Features of tokens of images, from the embeddings on; each image stands whole."""
-        found = [self._see(first).features for first in ids if first in self._images]
-        return [torch.cat(rows) for rows in zip(*found, strict=True)]
+        """Join the features of tokens of images, from the embeddings on; each image is whole."""
+        features = [self._see(first).features for first in ids if first in self._images]
+        return [torch.cat(rows) for rows in zip(*features, strict=True)]
 
     def positions(self, painted: Tensor) -> Tensor:
-        """(3, n) positions in time, height and width of a sequence, as the whole model counts."""
+        """Return (3, n) positions in time, height and width, as the whole model counts them."""
         kinds = (painted >= self._first).int()
         grids = [self._see(first).grid for first in painted.tolist() if first in self._images]
         grid = torch.cat(grids).cpu() if grids else None
@@ -195,8 +195,8 @@ class Pictures:
         if first not in self._seen:
             image = self._images[first]
             pixels = self._vision.pixels([image])
-            found = self._body.get_image_features(**pixels, return_dict=True)
-            layers = (found.pooler_output, *found.deepstack_features)
+            encoded = self._body.get_image_features(**pixels, return_dict=True)
+            layers = (encoded.pooler_output, *encoded.deepstack_features)
             # Of one image: a tensor, or a sequence of one, by the release of transformers.
             features = tuple(x if isinstance(x, Tensor) else torch.cat(x) for x in layers)
             if len(features[0]) != image.tokens:
@@ -208,17 +208,17 @@ class Pictures:
 
 
 def paint(
-    vision: Vision | None, module: Any, shown: Sequence[tuple[Tensor, Images]]
+    vision: Vision | None, module: Any, inputs: Sequence[tuple[Tensor, Images]]
 ) -> tuple[list[Tensor], Pictures | None]:
-    """Return sequences with the ids of their images, and what these show; None: there are none.
+    """Return sequences with the ids of their images, and the pictures; None: there are none.
 
     Raises:
         RequestError: there are images, and the model reads text only.
         AlignmentError: an image does not fit its sequence.
     """
-    if not any(images for _, images in shown):
-        return [sequence for sequence, _ in shown], None
+    if not any(images for _, images in inputs):
+        return [sequence for sequence, _ in inputs], None
     if vision is None:
         raise RequestError("There is an image, and what trains here reads text only.")
     pictures = Pictures(vision, module)
-    return [pictures.painted(*one) for one in shown], pictures
+    return [pictures.painted(sequence, images) for sequence, images in inputs], pictures

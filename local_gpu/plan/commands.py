@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -23,8 +24,11 @@ _LOGPROBS: Final = 20
 _IMAGES: Final = ("--enable-scale-out", "--limit-mm-per-prompt", '{"video": 0}')
 """Opens the route that takes images beside token ids; no memory is kept for videos."""
 _OURS: Final = (
-    *("TINKER_", "PYTHONPATH", "PYTHONHOME"),
-    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+    "TINKER_",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
 )
 """Variables of this process that servers must not inherit: its keys, its packages, and how the
 trainer's memory is allocated, which vLLM's processes cannot always use."""
@@ -56,49 +60,55 @@ class Servings:
     """Whether prompts may have images."""
 
 
-def samplers(groups: Sequence[Sequence[int]], gpus: Sequence[Gpu], what: Servings) -> list[Launch]:
-    """A server for each group of GPUs."""
+def samplers(
+    groups: Sequence[Sequence[int]], gpus: Sequence[Gpu], settings: Servings
+) -> list[Launch]:
+    """Plan a server for each group of GPUs."""
     ports = free_ports(len(groups))
     return [
         Launch(
             name=f"sampler {number}",
-            command=_command(what, port, len(group)),
-            environment=_environment(os.environ, what.vllm) | names(gpus, group),
+            command=_command(settings, port, len(group)),
+            environment=_environment(os.environ, settings.vllm) | names(gpus, group),
             port=port,
-            log=what.logs / f"sampler-{number}.log",
+            log=settings.logs / f"sampler-{number}.log",
             model=BASE,
         )
         for number, (group, port) in enumerate(zip(groups, ports, strict=True), 1)
     ]
 
 
-def _command(what: Servings, port: int, size: int) -> tuple[str, ...]:
-    """Start of one server over `size` GPUs."""
-    return (
-        *(str(what.vllm), "serve", what.model, "--served-model-name", BASE),
-        *("--host", "127.0.0.1", "--port", str(port)),
-        *("--generation-config", "vllm"),  # the folder's would change how it samples
-        "--enable-prefix-caching",
-        "--disable-uvicorn-access-log",  # a line for each request would fill the disk
-        *("--dtype", "bfloat16"),
-        *("--max-model-len", str(what.context_tokens)),
-        *("--max-num-batched-tokens", str(SAMPLER_BATCH.tokens)),
-        *("--max-num-seqs", str(what.streams)),
-        *("--gpu-memory-utilization", str(what.memory)),
-        *("--tensor-parallel-size", str(size)),
-        "--enable-lora",
-        *("--max-loras", str(MAX_ADAPTERS)),
-        *("--max-cpu-loras", str(2 * MAX_ADAPTERS)),
-        *("--max-lora-rank", str(room_for(what.rank))),
-        *("--lora-target-modules", *what.targets),
-        *("--logprobs-mode", "processed_logprobs"),
-        *("--max-logprobs", str(max(_LOGPROBS, what.logprobs + what.sees))),
-        "--enable-prompt-tokens-details",
-        *("--scheduling-policy", "priority"),  # people first
-        *("--stream-interval", "1"),  # every token at once, whatever a release does by itself
-        *(_IMAGES if what.sees else ()),
-        *(("--kv-cache-memory-bytes", str(what.cache)) if what.cache is not None else ()),
-    )
+def _command(settings: Servings, port: int, size: int) -> tuple[str, ...]:
+    """Write the command that starts a server over `size` GPUs."""
+    options: list[tuple[str, ...]] = [
+        ("--served-model-name", BASE),
+        ("--host", "127.0.0.1"),
+        ("--port", str(port)),
+        ("--generation-config", "vllm"),  # the folder's would change how it samples
+        ("--enable-prefix-caching",),
+        ("--disable-uvicorn-access-log",),  # a line for each request would fill the disk
+        ("--dtype", "bfloat16"),
+        ("--max-model-len", str(settings.context_tokens)),
+        ("--max-num-batched-tokens", str(SAMPLER_BATCH.tokens)),
+        ("--max-num-seqs", str(settings.streams)),
+        ("--gpu-memory-utilization", str(settings.memory)),
+        ("--tensor-parallel-size", str(size)),
+        ("--enable-lora",),
+        ("--max-loras", str(MAX_ADAPTERS)),
+        ("--max-cpu-loras", str(2 * MAX_ADAPTERS)),
+        ("--max-lora-rank", str(room_for(settings.rank))),
+        ("--lora-target-modules", *settings.targets),
+        ("--logprobs-mode", "processed_logprobs"),
+        ("--max-logprobs", str(max(_LOGPROBS, settings.logprobs + settings.sees))),
+        ("--enable-prompt-tokens-details",),
+        ("--scheduling-policy", "priority"),  # people first
+        ("--stream-interval", "1"),  # every token at once, whatever a release does by itself
+    ]
+    if settings.sees:
+        options.append(_IMAGES)
+    if settings.cache is not None:
+        options.append(("--kv-cache-memory-bytes", str(settings.cache)))
+    return (str(settings.vllm), "serve", settings.model, *chain.from_iterable(options))
 
 
 def _environment(ours: Mapping[str, str], vllm: Path) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""Whether a layout fits into the memory of its GPUs, and the settings that follow.
+"""Check that a layout fits into the memory of its GPUs, and choose the settings that follow.
 
 Rule: arithmetic before anything is loaded. The user's settings stand; the tokens of a pass, the
-sharding of the base and the samplers' share of memory are chosen so that it fits. Where nothing
-fits, `cure` names the longest context that does, if an agent can do with it.
+sharding of the base and the samplers' share of memory are chosen so that it fits. If nothing does,
+`cure` names the longest context that does, if an agent can do with it.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
 
 
 def cure(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> str:
-    """What would fit: the longest context that does, if an agent can do with it."""
+    """Name the settings that would fit: the longest context that does, if an agent can use it."""
     longest = reckon(layout, gpus, demand).longest // 1024 * 1024
     if longest >= _SHORTEST:
         shorter = replace(demand, context_tokens=longest)

@@ -50,12 +50,12 @@ def visible() -> tuple[Gpu, ...]:
     named = os.environ.get(VISIBLE)
     if named is None or not every:
         return tuple(gpu for gpu, _ in every)
-    found: list[Gpu] = []
+    allowed: list[Gpu] = []
     for name in filter(None, map(str.strip, named.split(","))):
         if name == "-1":
             break  # CUDA ignores it and what follows
-        found.append(_named(name, every))
-    return tuple(found)
+        allowed.append(_named(name, every))
+    return tuple(allowed)
 
 
 def names(gpus: Sequence[Gpu], chosen: Sequence[int]) -> dict[str, str]:
@@ -92,9 +92,9 @@ def _ask() -> list[tuple[Gpu, str]]:
             f"nvidia-smi does not answer ({error}): fix the driver, or use --device cpu"
         ) from error
     if done.returncode:
-        told = (done.stdout + done.stderr).strip().splitlines()
+        lines = (done.stdout + done.stderr).strip().splitlines()
         raise ConfigError(
-            f"nvidia-smi fails ({told[0] if told else done.returncode}): fix the driver, or use "
+            f"nvidia-smi fails ({lines[0] if lines else done.returncode}): fix the driver, or use "
             "--device cpu"
         )
     try:
@@ -141,7 +141,7 @@ class Layout:
 
     @property
     def shared(self) -> bool:
-        """Whether one GPU learns and samples."""
+        """Return whether one GPU learns and samples."""
         return not {*self.train}.isdisjoint(self.sampling)
 
     def describe(self) -> str:
@@ -153,9 +153,9 @@ class Layout:
             return f"{learns} and samples"
         if not self.serve:
             return learns
-        size, one = len(self.serve[0]), len(self.sampling) == 1
+        size, single = len(self.serve[0]), len(self.sampling) == 1
         servers = "one server each" if size == 1 else f"servers of {size} GPUs"
-        return f"{learns}; {spans(self.sampling)} sample{'s' if one else f', {servers}'}"
+        return f"{learns}; {spans(self.sampling)} sample{'s' if single else f', {servers}'}"
 
 
 def plan(wanted: Wanted) -> Layout:

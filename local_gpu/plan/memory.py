@@ -123,8 +123,8 @@ def _counted(module: Any) -> ModelSize:
     size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     kinds: list[str] = list(getattr(text, "layer_types", None) or [])
     layers = int(text.num_hidden_layers)
-    told = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
-    chosen = next((int(n) for name in told if (n := getattr(text, name, None))), 1)
+    fields = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
+    chosen = next((int(n) for name in fields if (n := getattr(text, name, None))), 1)
     experts = chosen if fused_experts(module) else 0
     return ModelSize(
         parameters=sum(p.numel() for p in module.parameters()),
@@ -211,10 +211,16 @@ def checkpoint_bytes(model: ModelSize, width: int = 2) -> int:
 def layer_bytes(model: ModelSize, width: int = 2) -> int:
     """Bytes per token in one layer, while it is recomputed and in its backward pass.
 
-    5 h (two norms' inputs and outputs, the residual) + 3 q (before and after rotation, attended) +
-    4 k (keys likewise, values) + 4 f (gate, its activation, up, their product). In a mixture, for
-    each expert that a token goes through, the last at its width, and h (its output, which the
-    router weighs): frozen weights need no copy of their input.
+    The sum of:
+
+    - 5 h: two norms' inputs and outputs, the residual
+    - 3 q: before and after rotation, attended
+    - 4 k: keys likewise, values
+    - 4 f: gate, its activation, up, their product
+
+    In a mixture the last is at an expert's width, and counts for each expert that a token goes
+    through, with h more: its output, which the router weighs. Frozen weights need no copy of their
+    input.
     """
     h, q, k, f = model.hidden, model.queries, model.keys, model.feed_forward
     fed = model.experts * (h + 4 * model.expert) if model.experts else 4 * f
@@ -273,7 +279,7 @@ def trainer_reserve(total: int) -> MemoryPart:
 
 def room_for(rank: int) -> int:
     """Rank of vLLM's adapter slots: the next of those it supports."""
-    return next((known for known in _RANKS if known >= rank), rank)
+    return next((slot for slot in _RANKS if slot >= rank), rank)
 
 
 def batch_bytes(model: ModelSize, batch: Batch) -> int:

@@ -1,7 +1,7 @@
 """Keys and values of sequences that are computed bit by bit, and a pass over several of them.
 
 Rule: the attention is the trainer's own (`tree/kernels.py`), per sequence and without a mask over
-the batch, so a token's logprob is that of one pass over its whole sequence, to rounding.
+the batch. So a token's logprob is that of one pass over its whole sequence, to rounding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from local_gpu.tree.prefix_tree import grow
 from tinker_claw.errors import SamplerError
 from tinker_claw.types import Images, Tokens
 
-_LEAST: Final = 64
+_MIN_SPARE_TOKENS: Final = 64
 """Further tokens that a buffer has room for, at least."""
 
 
@@ -35,7 +35,7 @@ class Row:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def beginning(self, count: int) -> Row:
+    def prefix(self, count: int) -> Row:
         """Copy the first `count` tokens."""
         row = Row()
         row.tokens = self.tokens[:count]
@@ -61,10 +61,10 @@ class Row:
 
 def _with_room(kept: Tensor, tokens: int) -> Tensor:
     """Copy [1, G, n, D] into a buffer for these tokens and half as many more."""
-    one, groups, n, width = kept.shape
-    made = kept.new_empty(one, groups, tokens + max(_LEAST, tokens // 2), width)
-    made[:, :, :n] = kept
-    return made
+    batch, groups, n, width = kept.shape
+    buffer = kept.new_empty(batch, groups, tokens + max(_MIN_SPARE_TOKENS, tokens // 2), width)
+    buffer[:, :, :n] = kept
+    return buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class CachedAttention:
     ) -> Tensor:
         """query [1, H, T, D], key and value [1, G, T, D] -> [1, H, T, D]."""
         counts = [count for _, count in self.parts]
-        queries, keys, values = (each.split(counts, 2) for each in (query, key, value))
+        queries, keys, values = (tensor.split(counts, 2) for tensor in (query, key, value))
         out = [
             attend(q, *row.write(layer, k, v), scale)
             for (row, _), q, k, v in zip(self.parts, queries, keys, values, strict=True)
@@ -115,7 +115,7 @@ def hidden(module: Any, parts: Sequence[tuple[Row, Sequence[int], int]]) -> Tens
 
 
 @torch.inference_mode()
-def seen(
+def prefill_with_images(
     vision: Vision, module: Any, row: Row, prompt: Tokens, images: Images
 ) -> tuple[Tensor, int]:
     """Compute a whole prompt with images, and add it to its empty row.

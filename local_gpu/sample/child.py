@@ -1,6 +1,6 @@
 """Run one server as a child process, and end it when the parent has died.
 
-    python -P child.py GRACE_S COMMAND ...       standard input: a pipe from whoever started it
+    python -P child.py GRACE_S COMMAND ...       standard input: a pipe from its parent
 
 The pipe closes when the parent ends, for whatever reason. Then, or on SIGTERM, the server gets
 SIGTERM, and after the grace SIGKILL goes to all of its processes: those of its session, and orphans
@@ -24,16 +24,16 @@ from pathlib import Path
 
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 """Options of prctl(2), Linux. Elsewhere there is only the pipe."""
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
 def main(arguments: list[str]) -> int:
     """Run the command to its end, or to the end of the pipe; return its exit status."""
     grace_s, command = float(arguments[0]), arguments[1:]
     _control(_SET_CHILD_SUBREAPER, 1)  # orphans of the server become children of this process
-    wake, told = os.pipe()
-    os.set_blocking(told, False)
-    signal.set_wakeup_fd(told)
+    wake, signalled = os.pipe()
+    os.set_blocking(signalled, False)
+    signal.set_wakeup_fd(signalled)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, lambda _number, _frame: None)
     try:
@@ -75,7 +75,7 @@ def _sweep(session: int) -> None:
                 os.kill(child, signal.SIGKILL)
         try:
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                time.sleep(_LOOK_S)  # killed, and not gone yet
+                time.sleep(_POLL_S)  # killed, and not gone yet
         except ChildProcessError:
             return
 

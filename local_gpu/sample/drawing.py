@@ -20,7 +20,7 @@ _Table = list[list[float]]
 
 
 class Recipe(NamedTuple):
-    """How one row is drawn."""
+    """Rules by which one row is drawn."""
 
     temperature: float
     """0 means argmax."""
@@ -61,12 +61,12 @@ class Draws:
             stop = StopReason.STOP
         elif self._count == self._params.max_tokens:
             stop = StopReason.LENGTH
-        asked = self._params.student_topk > 0
+        has_topk = self._params.student_topk > 0
         return TokenChunk(
             tokens=(drawn.token,),
             logprobs=(drawn.logprob,),
-            topk_ids=(drawn.topk_ids,) if asked else (),
-            topk_logprobs=(drawn.topk_logprobs,) if asked else (),
+            topk_ids=(drawn.topk_ids,) if has_topk else (),
+            topk_logprobs=(drawn.topk_logprobs,) if has_topk else (),
             stop_reason=stop,
             cached_tokens=cached_tokens if stop else 0,
         )
@@ -132,5 +132,5 @@ def _invert(logprobs: Tensor, uniforms: Sequence[float]) -> Tensor:
     """Cumulative inversion in float64: [R, V] and R numbers in [0, 1) -> [R] ids."""
     cumulative = logprobs.double().exp().cumsum(-1)
     points = torch.tensor(uniforms, dtype=torch.float64, device=logprobs.device)[:, None]
-    found = torch.searchsorted(cumulative, points * cumulative[:, -1:], right=True)
-    return found[:, 0].clamp(max=logprobs.shape[-1] - 1)
+    ids = torch.searchsorted(cumulative, points * cumulative[:, -1:], right=True)
+    return ids[:, 0].clamp(max=logprobs.shape[-1] - 1)

@@ -1,7 +1,7 @@
 """Serving inside this process, on the CPU: an engine per version, and samplers.
 
-An engine samples from one version: its requests share passes, one token each, and whoever comes
-later joins. What a prompt shares with a sequence that was computed before, under the same salt, is
+An engine samples from one version: its requests share passes, one token each, and later requests
+join them. What a prompt shares with a sequence that was computed before, under the same salt, is
 copied, not computed again.
 
 Rule: immutable weights. An engine never sees another version's tensors, so a request keeps its own
@@ -30,7 +30,7 @@ from local_gpu.halves import BASE_REF, Facts, Score, TrainerScores, check_reques
 from local_gpu.model.files import read_adapter
 from local_gpu.model.lora import BaseModel, for_sampling, with_lora
 from local_gpu.model.vision import Vision
-from local_gpu.sample.cached import Row, hidden, seen
+from local_gpu.sample.cached import Row, hidden, prefill_with_images
 from local_gpu.sample.drawing import Drawn, Draws, draw
 from local_gpu.sample.routing import RecentPrompts, keys_of
 from local_gpu.tasks import together
@@ -41,11 +41,11 @@ from tinker_claw.types import Completion, SamplingParams, TokenChunk, Tokens
 _WARM_PREFIXES: Final = 4
 _WARM_S: Final = 20.0
 """Seconds for warming up a new version before it serves."""
-_MOST: Final = 64
+_MAX_ROWS: Final = 64
 """Requests of one pass, and rows of requests that have ended."""
-_AHEAD: Final = 32
+_HEADROOM_TOKENS: Final = 32
 """Tokens that every request must have room for before another one begins."""
-_LITTLE: Final = 32
+_MIN_KEPT_TOKENS: Final = 32
 """Tokens that are sooner computed again than kept."""
 _THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="tinker-claw-sampler")
 """Computes the passes of all engines of the process, one at a time."""
@@ -92,7 +92,7 @@ class _Request:
     events: asyncio.Queue[TokenChunk | SamplerError] = field(
         default_factory=asyncio.Queue[TokenChunk | SamplerError]
     )
-    gone: bool = False
+    ended: bool = False
     """Whether it has ended, or nobody reads it any more."""
     row: Row | None = None
     """None: it waits for room."""
@@ -102,13 +102,13 @@ class _Request:
     """How far positions are from the numbers of tokens, behind images."""
 
     @property
-    def left(self) -> int:
+    def pending_tokens(self) -> int:
         """Tokens to compute before the next can be drawn."""
         return len(self.tokens) - len(self.row or ())
 
     @property
-    def blind(self) -> bool:
-        """Whether images have yet to be computed, all at once with the prompt."""
+    def awaits_images(self) -> bool:
+        """Return whether images have yet to be computed, all at once with the prompt."""
         return bool(self.params.images) and not self.row
 
 
@@ -159,7 +159,7 @@ class Engine:
                 if event.stop_reason is not None:
                     return
         finally:
-            request.gone = True
+            request.ended = True
 
     async def sample(self, prompt: Tokens, params: SamplingParams, n: int) -> list[Completion]:
         """Draw n completions at once; with a seed, completion i is drawn with seed + i.
@@ -184,7 +184,7 @@ class Engine:
         """Free the cache once the requests in flight have ended; returns at once where there are
         any. A later request, by a caller that took this version just before a swap, is served."""
         self._retired = True
-        in_flight = any(not request.gone for request in (*self._requests, *self._arrived))
+        in_flight = any(not request.ended for request in (*self._requests, *self._arrived))
         if self._working is not None and not in_flight:
             await asyncio.wait((self._working,))
         if self._working is None:
@@ -215,57 +215,57 @@ class Engine:
         while self._arrived:
             self._requests.append(self._arrived.popleft())
         for request in self._requests:
-            if request.gone and request.row and not request.params.images:
+            if request.ended and request.row and not request.params.images:
                 self._keep(request.salt, request.row)
-        self._requests = [request for request in self._requests if not request.gone]
+        self._requests = [request for request in self._requests if not request.ended]
         chosen = [(request, 0) for request in self._requests]
         try:
-            chosen = self._chosen()
-            return self._computed(chosen)
+            chosen = self._choose()
+            return self._compute(chosen)
         except (RuntimeError, ValueError, ClawError) as error:
             failed = error if isinstance(error, SamplerError) else None
             failed = failed or SamplerError(f"The sampler failed: {error}")
             for request, _ in chosen:
-                request.row, request.gone = None, True
+                request.row, request.ended = None, True
             return [(request, failed) for request, _ in chosen]
 
     def _keep(self, salt: object, row: Row) -> None:
         """Keep a row, in place of those of its salt that have little more than it has."""
 
         def little(other: Row) -> bool:
-            return len(other) - _common(other.tokens, row.tokens) < _LITTLE
+            return len(other) - _common(other.tokens, row.tokens) < _MIN_KEPT_TOKENS
 
         others = [(s, other) for s, other in self._kept if s != salt or not little(other)]
-        self._kept = [*others, (salt, row)][-_MOST:]
+        self._kept = [*others, (salt, row)][-_MAX_ROWS:]
 
-    def _chosen(self) -> list[tuple[_Request, int]]:
+    def _choose(self) -> list[tuple[_Request, int]]:
         """Choose the requests of the next pass, each with its number of tokens: all that are
         decoding, then the shortest prompts."""
         for request in self._requests:
             if request.row is None and self._has_room(request):
-                request.row = self._begun(request)
-        going = sorted(self._going(), key=lambda request: request.left)
-        blind = next((request for request in going if request.blind), None)
+                request.row = self._start_row(request)
+        running = sorted(self._running(), key=lambda request: request.pending_tokens)
+        blind = next((request for request in running if request.awaits_images), None)
         if blind is not None:
-            return self._within([(blind, len(blind.prompt))])
+            return self._make_room([(blind, len(blind.prompt))])
         chosen, free = list[tuple[_Request, int]](), self._size.max_batch_tokens
-        for request in going[:_MOST]:
-            if count := min(request.left, free):
+        for request in running[:_MAX_ROWS]:
+            if count := min(request.pending_tokens, free):
                 chosen.append((request, count))
                 free -= count
-        return self._within(chosen)
+        return self._make_room(chosen)
 
-    def _going(self) -> list[_Request]:
+    def _running(self) -> list[_Request]:
         return [request for request in self._requests if request.row is not None]
 
     def _has_room(self, request: _Request) -> bool:
-        going = self._going()
-        used = sum(len(one.tokens) + _AHEAD for one in (*going, request))
-        return not going or used <= self._size.kv_cache_tokens
+        running = self._running()
+        used = sum(len(active.tokens) + _HEADROOM_TOKENS for active in (*running, request))
+        return not running or used <= self._size.kv_cache_tokens
 
-    def _begun(self, request: _Request) -> Row:
+    def _start_row(self, request: _Request) -> Row:
         """Make a request's row, from the one that has most of its tokens already."""
-        others = [(one.salt, one.row) for one in self._going() if one.row is not None]
+        others = [(other.salt, other.row) for other in self._running() if other.row is not None]
         rows = [row for salt, row in (*self._kept, *others) if salt == request.salt]
         wanted = request.tokens[:-1]  # the last one's logits are needed
         best = max(rows, key=lambda row: _common(row.tokens, wanted), default=Row())
@@ -275,44 +275,49 @@ class Engine:
         at = next((i for i, (_, row) in enumerate(self._kept) if row is best), None)
         if at is not None and count == len(best):
             return self._kept.pop(at)[1]
-        return best.beginning(count) if count else Row()
+        return best.prefix(count) if count else Row()
 
-    def _within(self, chosen: list[tuple[_Request, int]]) -> list[tuple[_Request, int]]:
+    def _make_room(self, chosen: list[tuple[_Request, int]]) -> list[tuple[_Request, int]]:
         """Make room for a pass: the oldest rows that nobody uses go first, then the newest requests
         wait, and are computed again later."""
         while True:
-            rows = [*(row for _, row in self._kept), *(one.row or () for one in self._requests)]
+            rows = [
+                *(row for _, row in self._kept),
+                *(request.row or () for request in self._requests),
+            ]
             new = sum(count for _, count in chosen)
             if sum(map(len, rows)) + new <= self._size.kv_cache_tokens:
                 return chosen
             if self._kept:
                 self._kept.pop(0)
-            elif len(going := self._going()) > 1:
-                going[-1].row = None
-                chosen = [(one, count) for one, count in chosen if one is not going[-1]]
+            elif len(running := self._running()) > 1:
+                running[-1].row = None
+                chosen = [
+                    (request, count) for request, count in chosen if request is not running[-1]
+                ]
             else:
                 return chosen
 
     @torch.inference_mode()
-    def _computed(self, chosen: Sequence[tuple[_Request, int]]) -> list[_Event]:
+    def _compute(self, chosen: Sequence[tuple[_Request, int]]) -> list[_Event]:
         if not chosen:
             return []
         states = self._states(chosen)
-        whole = [i for i, (request, _) in enumerate(chosen) if request.left == 0]
+        whole = [i for i, (request, _) in enumerate(chosen) if request.pending_tokens == 0]
         drawing = [chosen[i][0] for i in whole]
         if not drawing:
             return []
         logits = self._module.get_output_embeddings()(states[whole]).float()
         drawn = draw(logits, [request.draws.recipe() for request in drawing])
-        return [self._event(*each) for each in zip(drawing, drawn, strict=True)]
+        return [self._event(request, d) for request, d in zip(drawing, drawn, strict=True)]
 
     def _states(self, chosen: Sequence[tuple[_Request, int]]) -> Tensor:
         """Last hidden states (R, hidden), of the last token that each request has in this pass."""
         (first, _), *_ = chosen
-        if first.blind:
+        if first.awaits_images:
             assert self._vision is not None
             assert first.row is not None
-            state, first.shift = seen(
+            state, first.shift = prefill_with_images(
                 self._vision, self._module, first.row, first.prompt, first.params.images
             )
             return state
@@ -325,11 +330,11 @@ class Engine:
 
     def _event(self, request: _Request, drawn: Drawn | None) -> _Event:
         if drawn is None:
-            request.row, request.gone = None, True
+            request.row, request.ended = None, True
             return request, SamplerError("The model's logits are not finite.")
         request.tokens.append(drawn.token)
         chunk = request.draws.chunk(drawn, cached_tokens=request.cached or 0)
-        request.gone = request.gone or chunk.stop_reason is not None
+        request.ended = request.ended or chunk.stop_reason is not None
         return request, chunk
 
 

@@ -6,15 +6,15 @@ of the table. So one pass of the trainer serves for all servers, and again when 
 
 With d the server's logprob of a token minus the trainer's, two things are a fault:
 
-* the mean |d| is beyond a tolerance: another model, other numbers altogether. What the trainer
-  differs from itself, where it computes the same text in another cut, is no fault;
+* the mean |d| is beyond a tolerance: another model, other numbers altogether. The difference of the
+  trainer to itself, where it computes the same text in another cut, is no fault;
 * the base explains d better than the adapter. Suppose the base would have moved the logprobs by -u,
-  as computed by the trainer. The share of u that is there, 1 + <d, u> / <u, u>, is 1 if the adapter
-  is applied, 0 if the base answers, 1/2 or 2 if alpha is wrong. Its standard error is noise / |u|,
-  so over 64 tokens a change as small as the rounding (0.05 nats in bfloat16) is seen. A smaller one
-  cannot be told from rounding, and does no harm if it is missing. A server that applies no adapters
-  would pass with each of them: so it is first examined on a random adapter that is large enough to
-  be seen (`Exam.decisive`).
+  as computed by the trainer. The share of u that is there is 1 + <d, u> / <u, u>. It is 1 if the
+  adapter is applied, 0 if the base answers, 1/2 or 2 if alpha is wrong. Its standard error is
+  noise / |u|, so over 64 tokens a change as small as the rounding (0.05 nats in bfloat16) is seen.
+  A smaller one cannot be told from rounding, and does no harm if it is missing. A server that
+  applies no adapters would pass with each of them: so it is first examined on a random adapter that
+  is large enough to be seen (`Exam.decisive`).
 
 Rule: only first tokens are asked for here; what follows them is compared by the learner, on every
 batch.
@@ -39,13 +39,13 @@ _DRAWS: Final = 4
 """Tokens drawn at each position."""
 _LIKELIEST: Final = 256
 """Likeliest tokens kept per position; any other counts at most as likely as the last of them."""
-_SLACK: Final = 0.3
+_SHARE_TOLERANCE: Final = 0.3
 """Tolerance of the share around 1 on any number of tokens: it is a first-order figure."""
-_ERRORS: Final = 6.0
+_STANDARD_ERRORS: Final = 6.0
 """Standard errors of further tolerance: a publish must not fail by bad luck."""
-_LEAST_NOISE: Final = 0.005
+_MIN_NOISE: Final = 0.005
 """Smallest change that counts, in nats, even where both sides compute in float32."""
-_LARGEST: Final = 50.0
+_MAX_DIFFERENCE: Final = 50.0
 """Largest difference before exp, in nats."""
 
 Row = Mapping[int, float]
@@ -94,17 +94,17 @@ async def table(score: Score, facts: Facts, ref: str, text: Tokens) -> Rows:
 
 
 async def rounding(score: Score, facts: Facts, text: Tokens, rows: Rows) -> float:
-    """What the trainer differs from `rows`, its own, where it cuts the text elsewhere, in nats.
+    """Measure how far the trainer is from its own `rows` where it cuts the text elsewhere, in nats.
 
     It computes the text together with one that branches off in the middle, as in a batch.
     """
     half = len(text) // 2
     branch = (*text[:half], *reversed(text[half:]))
-    again, _ = await together(table(score, facts, BASE_REF, one) for one in (text, branch))
-    return moved(rows, again)
+    again, _ = await together(table(score, facts, BASE_REF, tokens) for tokens in (text, branch))
+    return rms_difference(rows, again)
 
 
-async def sit(server: VllmServer, name: str | None, exam: Exam) -> list[ExamSample]:
+async def sample_exam(server: VllmServer, name: str | None, exam: Exam) -> list[ExamSample]:
     """Sample the exam's text on a server. Raises what the server raises."""
     params = SamplingParams(
         max_tokens=1,
@@ -115,14 +115,14 @@ async def sit(server: VllmServer, name: str | None, exam: Exam) -> list[ExamSamp
     async def draw(place: int) -> list[ExamSample]:
         beginning = exam.text[: len(exam.text) - PLACES + place]
         drawn = await server.sample(name, beginning, params, _DRAWS)
-        return [ExamSample(place, one.tokens[0], one.logprobs[0]) for one in drawn]
+        return [ExamSample(place, reply.tokens[0], reply.logprobs[0]) for reply in drawn]
 
     first = await draw(0)  # computes the text for the others
     rest = await together(draw(place) for place in range(1, PLACES))
-    return [*first, *(drawn for some in rest for drawn in some)]
+    return [*first, *(sample for samples in rest for sample in samples)]
 
 
-def moved(right: Rows, wrong: Rows) -> float:
+def rms_difference(right: Rows, wrong: Rows) -> float:
     """Root mean square of the difference of logprobs under `right`, over all places, in nats."""
     squares = [
         math.fsum(
@@ -136,10 +136,10 @@ def moved(right: Rows, wrong: Rows) -> float:
 
 def differences(exam: Exam, drawn: Sequence[ExamSample]) -> list[float]:
     """d of each token: the server's logprob minus the trainer's, in nats."""
-    return [_bounded(one.logprob - _at(exam.right, one)) for one in drawn]
+    return [_bounded(sample.logprob - _logprob_at(exam.right, sample)) for sample in drawn]
 
 
-def far(exam: Exam, d: Sequence[float]) -> str | None:
+def distance_fault(exam: Exam, d: Sequence[float]) -> str | None:
     """Say in words that follow the server's name that d is too large on average; None: it is not.
 
     Args:
@@ -153,7 +153,7 @@ def far(exam: Exam, d: Sequence[float]) -> str | None:
     )
 
 
-def not_applied(
+def adapter_fault(
     exam: Exam, drawn: Sequence[ExamSample], d: Sequence[float], noise: float
 ) -> str | None:
     """Say likewise that it is not the adapter that answers; None: it is, or cannot be told.
@@ -164,12 +164,12 @@ def not_applied(
     if exam.base is None:
         return None
     share, error = _share(exam.right, exam.base, drawn, d, noise)
-    if exam.decisive and _SLACK + _ERRORS * error >= 1:
+    if exam.decisive and _SHARE_TOLERANCE + _STANDARD_ERRORS * error >= 1:
         return (
             f"rounds its logprobs so much that {exam.ref!r} cannot be told from {BASE_REF!r}, over "
             f"{len(d)} tokens"
         )
-    if abs(share - 1) > _SLACK + _ERRORS * error:
+    if abs(share - 1) > _SHARE_TOLERANCE + _STANDARD_ERRORS * error:
         return (
             f"answers with {round(100 * share)}% of what tells {exam.ref!r} from {BASE_REF!r}, "
             f"over {len(d)} tokens"
@@ -182,20 +182,23 @@ def _share(
 ) -> tuple[float, float]:
     """Share of the difference to the base that the server shows, and its standard error."""
     # A token drawn twice at one place adds no information the second time.
-    once = {(one.place, one.token): (one, x) for one, x in zip(drawn, d, strict=True)}
-    pairs = [(x, _bounded(_at(right, one) - _at(base, one))) for one, x in once.values()]
+    once = {(sample.place, sample.token): (sample, x) for sample, x in zip(drawn, d, strict=True)}
+    pairs = [
+        (x, _bounded(_logprob_at(right, sample) - _logprob_at(base, sample)))
+        for sample, x in once.values()
+    ]
     square = math.fsum(u * u for _, u in pairs)
     if not square:
         return 1.0, math.inf
     share = 1 + math.fsum(x * u for x, u in pairs) / square
-    return share, max(noise, _LEAST_NOISE) / math.sqrt(square)
+    return share, max(noise, _MIN_NOISE) / math.sqrt(square)
 
 
-def _at(rows: Rows, drawn: ExamSample) -> float:
-    row = rows[drawn.place]
-    known = row.get(drawn.token)
-    return min(drawn.logprob, min(row.values())) if known is None else known
+def _logprob_at(rows: Rows, sample: ExamSample) -> float:
+    row = rows[sample.place]
+    logprob = row.get(sample.token)
+    return min(sample.logprob, min(row.values())) if logprob is None else logprob
 
 
 def _bounded(d: float) -> float:
-    return _LARGEST if math.isnan(d) else max(-_LARGEST, min(_LARGEST, d))
+    return _MAX_DIFFERENCE if math.isnan(d) else max(-_MAX_DIFFERENCE, min(_MAX_DIFFERENCE, d))

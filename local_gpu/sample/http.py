@@ -1,7 +1,7 @@
 """HTTP to an inference server: deadlines, events of a stream, and errors.
 
 Rule: foreign exceptions are mapped here and nowhere else. Whatever means that the server cannot
-serve at present (no answer, too late, broken off, 5xx) is an `OutageError`; everything else is
+serve at present (no answer, too late, broken off, 5xx) is an `OutageError`. Everything else is
 passed on as an answer or a `Refusal`, for the caller to interpret.
 """
 
@@ -27,9 +27,9 @@ class Busy(OutageError):
     Another may answer, or this one later; whether it hangs, `Member.ping` decides."""
 
 
-_KEY: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-_AWAY: Final = (
-    *_KEY,  # the request itself may be valid
+_KEY_STATUSES: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+_AWAY_STATUSES: Final = (
+    *_KEY_STATUSES,  # the request itself may be valid
     HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.TOO_MANY_REQUESTS,
 )
@@ -70,7 +70,7 @@ class HttpAnswer:
 
     @property
     def away(self) -> bool:
-        return self.status >= HTTPStatus.INTERNAL_SERVER_ERROR or self.status in _AWAY
+        return self.status >= HTTPStatus.INTERNAL_SERVER_ERROR or self.status in _AWAY_STATUSES
 
     @property
     def message(self) -> str:
@@ -103,7 +103,7 @@ class HttpClient:
             )
         self.url = url.rstrip("/").removesuffix("/v1")
         self.deadlines = deadlines
-        self.heard = -math.inf
+        self.last_event_at = -math.inf
         """Time of the last event of any stream, on the monotonic clock."""
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is not the address of a server: write http://host:port.")
@@ -167,7 +167,7 @@ class HttpClient:
                         if line.strip() == b"data: [DONE]":
                             return
                         if line.startswith(b"data:"):
-                            self.heard = time.monotonic()
+                            self.last_event_at = time.monotonic()
                             yield self._event(line)
                             until = min(now() + self.deadlines.between_tokens_s, end)
         finally:
@@ -175,7 +175,7 @@ class HttpClient:
 
     def outage(self, answer: HttpAnswer) -> OutageError:
         why = f": {answer.message}" if answer.message else ""
-        if answer.status in _KEY:
+        if answer.status in _KEY_STATUSES:
             why += " (its key goes into TINKER_CLAW_LOCAL__SAMPLER_API_KEY)"
         kind = Busy if answer.status == HTTPStatus.TOO_MANY_REQUESTS else OutageError
         return kind(f"The server {self.url} answers HTTP {answer.status}{why}.")
@@ -195,12 +195,12 @@ class HttpClient:
             raise self._unreadable() from error
         if not isinstance(event, dict):
             raise self._unreadable()
-        told = cast(dict[str, Any], event)
-        if error := told.get("error"):
+        fields = cast(dict[str, Any], event)
+        if error := fields.get("error"):
             code: object = error.get("code") if isinstance(error, dict) else None
             status = code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR
-            raise self._refusal(HttpAnswer(status, told))
-        return told
+            raise self._refusal(HttpAnswer(status, fields))
+        return fields
 
     async def _answer(self, response: httpx.Response) -> HttpAnswer:
         content = await response.aread()

@@ -17,7 +17,7 @@ from statistics import pstdev
 
 from local_gpu.config import Say
 from local_gpu.halves import Facts
-from local_gpu.sample.exam import Exam, differences, far, not_applied, sit
+from local_gpu.sample.exam import Exam, adapter_fault, differences, distance_fault, sample_exam
 from local_gpu.sample.http import Busy
 from local_gpu.sample.routing import Prefix
 from local_gpu.sample.vllm import ServerInfo, VllmServer
@@ -104,7 +104,7 @@ class Probe:
 
 @dataclass(slots=True)
 class Away:
-    """Why and since when a server is out of the rotation. Times are on the monotonic clock."""
+    """Absence of a server from the rotation, and its cause. Times are on the monotonic clock."""
 
     since: float
     error: str
@@ -182,17 +182,17 @@ class Member:
             self.info = await self.server.info()
             self.held &= self.info.adapters
             self.ready &= self.info.adapters
-            self._noise = await self._sit(None, self._base_exam)
+            self._noise = await self._examine(None, self._base_exam)
             if self._probe is not None:
-                await self._try(self._probe)
+                await self._check_probe(self._probe)
             if self._facts.image_token is not None:
                 self.sees = await self.server.sees(self._facts.image_token)
 
-    async def _try(self, probe: Probe) -> None:
+    async def _check_probe(self, probe: Probe) -> None:
         self.held.add(probe.name)
         await self.server.load(probe.name, probe.folder)
         try:
-            await self._sit(probe.name, probe.exam)
+            await self._examine(probe.name, probe.exam)
         finally:
             await self.server.unload(probe.name)
             self.held.discard(probe.name)
@@ -206,8 +206,8 @@ class Member:
         """
         before = frozenset(self.ready)
         await self.ping()
-        known = (await self.server.info()).adapters
-        if lost := before & self.ready - known:
+        loaded = (await self.server.info()).adapters
+        if lost := before & self.ready - loaded:
             raise OutageError(f"The server {self.url} no longer has {sorted(lost)}.")
 
     async def prepare(self, adapter: Adapter, warm: Sequence[Prefix] = ()) -> None:
@@ -230,7 +230,7 @@ class Member:
                 async with asyncio.timeout(self._options.warm_s):
                     await self._warm(name, warm)
             if (exam := await adapter.exam()) is not None:
-                await self._sit(name, exam)
+                await self._examine(name, exam)
             self.ready.add(name)
 
     async def ping(self) -> None:
@@ -242,7 +242,7 @@ class Member:
             Hangs: none came in time, for this request or another.
             OutageError: it does not answer.
         """
-        asked = time.monotonic()
+        began = time.monotonic()
         try:
             async with asyncio.timeout(self._options.still_s):
                 # Two prompt tokens: one crashes vLLM's engine on CPU (0.32) under linear attention.
@@ -251,7 +251,7 @@ class Member:
         except Busy:
             return
         except TimeoutError as error:
-            if self.server.heard < asked:
+            if self.server.last_token_at < began:
                 raise Hangs(
                     f"The server {self.url} hangs: no token came in {self._options.still_s:g} s."
                 ) from error
@@ -276,11 +276,11 @@ class Member:
                     raise
                 self._options.say(f"{self.url} did not compute a prefix for {name}: {error}")
 
-    async def _sit(self, name: str | None, exam: Exam) -> float:
+    async def _examine(self, name: str | None, exam: Exam) -> float:
         """Examine it; return the standard deviation of its difference to the trainer, in nats."""
-        drawn = await sit(self.server, name, exam)
+        drawn = await sample_exam(self.server, name, exam)
         d = differences(exam, drawn)
-        fault, distant = not_applied(exam, drawn, d, self._noise), far(exam, d)
+        fault, distant = adapter_fault(exam, drawn, d, self._noise), distance_fault(exam, d)
         if fault or (distant and not self._facts.mixture):
             raise Disagreement(f"The server {self.url} {fault or distant}. {exam.advice}")
         if distant:

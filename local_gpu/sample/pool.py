@@ -24,7 +24,7 @@ from tinker_claw.types import Tokens
 
 _log = logging.getLogger(__name__)
 
-_AFTER_A_BUG_S: Final = 30.0
+_AFTER_BUG_S: Final = 30.0
 
 
 class Watch:
@@ -54,12 +54,12 @@ class Watch:
                 seconds = await tend()
             except Exception:
                 _log.exception("Looking after %s failed.", name)
-                seconds = _AFTER_A_BUG_S
+                seconds = _AFTER_BUG_S
 
 
 _LEAVE_S: Final = 5.0
 """Seconds for unloading when the pool is closed."""
-_NONE: Final[Mapping[Member, str]] = {}
+_NO_MEMBERS: Final[Mapping[Member, str]] = {}
 
 
 @dataclass(eq=False, slots=True)
@@ -90,7 +90,7 @@ class Pool:
         self._watches = [Watch(m.url, lambda m=m: self._tend(m)) for m in members]
         for member in members:
             self._wake(member)
-        self._tell()
+        self._report_away()
 
     def live(self) -> frozenset[str]:
         """Names in use. A running reply also keeps its version's folder: servers may read it
@@ -136,18 +136,18 @@ class Pool:
         """
         rotation = [m for m in self._members if m.away is None]
         if not rotation:
-            raise self.nobody()
+            raise self.no_server_error()
         failures = await together(self._prepare(member, adapter) for member in rotation)
         refused = [e for e in failures if e is not None and not isinstance(e, OutageError)]
         for member, failure in zip(rotation, failures, strict=True):
             if isinstance(failure, OutageError) or (failure and None in failures):
-                self.sick(member, failure)
+                self.take_out(member, failure)
         if None in failures:
             return
         if refused:
             sentences = " ".join(dict.fromkeys(map(str, refused)))
             raise BackendError(f"No server serves {adapter.name!r}: {sentences}") from refused[0]
-        raise self.nobody()
+        raise self.no_server_error()
 
     @contextmanager
     def lease(
@@ -170,7 +170,7 @@ class Pool:
             m.number: m.in_flight for m in self._members if m.away is None and m not in without
         }
         if not rotation:
-            raise self.nobody(without)
+            raise self.no_server_error(without)
         name, keys = (adapter.name if adapter else None), keys_of(prompt, salt)
         if adapter:
             # A released name may be on some servers or none: it is loaded where it is missing.
@@ -186,11 +186,11 @@ class Pool:
         finally:
             member.in_flight -= 1
 
-    def sick(self, member: Member, error: BaseException, epoch: int | None = None) -> None:
+    def take_out(self, member: Member, error: BaseException, epoch: int | None = None) -> None:
         """Stop routing to a server, unless the failure predates its return."""
         if member.away is None and epoch in (None, member.epoch):
             member.leave(str(error))
-            self._tell()
+            self._report_away()
             self._routes.forget_server(member.number)
             self._wake(member)
 
@@ -198,18 +198,18 @@ class Pool:
         """(url, why) of the servers that are not in the rotation."""
         return tuple((m.url, m.away.error) for m in self._members if m.away)
 
-    def _tell(self) -> None:
+    def _report_away(self) -> None:
         self._options.away([f"{url}: {why}" for url, why in self.away()])
 
-    def nobody(self, without: Mapping[Member, str] = _NONE) -> OutageError:
+    def no_server_error(self, without: Mapping[Member, str] = _NO_MEMBERS) -> OutageError:
         now = time.monotonic()
-        said = "; ".join(
+        states = "; ".join(
             f"{m.url} away for {now - m.away.since:.0f} s ({m.away.error})"
             if m.away
             else f"{m.url} has failed ({without.get(m, 'just now')})"
             for m in self._members
         )
-        return OutageError(f"No server can be asked: {said}.")
+        return OutageError(f"No server can be asked: {states}.")
 
     async def aclose(self) -> None:
         """Unload what the servers hold, as far as they answer, and close the connections."""
@@ -239,7 +239,7 @@ class Pool:
             except Busy:
                 pass  # it is asked again
             except OutageError as error:
-                self.sick(member, error)
+                self.take_out(member, error)
                 self._end_if_hung(member, error)
             except (BackendError, RequestError) as error:
                 self._options.say(f"{member.url} refuses a command: {error}")
@@ -276,7 +276,7 @@ class Pool:
                 if failure and adapter.users:
                     raise failure
         member.come_back()
-        self._tell()
+        self._report_away()
 
     async def _leave(self, member: Member) -> None:
         with suppress(BackendError, RequestError, TimeoutError):

@@ -57,9 +57,9 @@ class Routes:
 
     def __init__(self, most_keys: int = _MOST_KEYS) -> None:
         self._most_keys = most_keys
-        self._known: dict[str | None, FIFOCache[int, frozenset[int]]] = {}
+        self._servers: dict[str | None, FIFOCache[int, frozenset[int]]] = {}
         """Servers by adapter name and key; the key that was noted longest ago goes first."""
-        self._given = Counter[int]()
+        self._received = Counter[int]()
         """Prompt tokens that each server has received: a tie goes to the least, so caches fill
         evenly."""
 
@@ -70,43 +70,43 @@ class Routes:
 
         A server costs the tokens that it must compute and `REQUEST_COST` for every request that it
         has. So a conversation stays on its server until the requests there cost more than its
-        cached prompt saves, and a prompt that is short, or cached everywhere, goes to the least
-        busy server.
+        cached prompt saves. A prompt that is short, or cached everywhere, goes to the least busy
+        server.
         """
         cached = self._cached(name, keys, in_flight)
 
         def cost(server: int) -> tuple[int, int]:
             computed = tokens - cached.get(server, 0)
-            return computed + REQUEST_COST * in_flight[server], self._given[server]
+            return computed + REQUEST_COST * in_flight[server], self._received[server]
 
         return min(in_flight, key=cost)
 
     def note(self, name: str | None, keys: Sequence[int], tokens: int, server: int) -> None:
         """Note at once that a server computes a prompt, so that prompts that share it follow."""
-        self._given[server] += tokens
-        known = self._known.setdefault(name, FIFOCache(self._most_keys))
+        self._received[server] += tokens
+        by_key = self._servers.setdefault(name, FIFOCache(self._most_keys))
         for key in keys:
-            known[key] = known.get(key, frozenset()) | {server}
+            by_key[key] = by_key.get(key, frozenset()) | {server}
 
     def forget_server(self, server: int) -> None:
         """Forget a server's cache, as it may have been restarted."""
-        for known in self._known.values():
-            for key, servers in list(known.items()):
+        for by_key in self._servers.values():
+            for key, servers in list(by_key.items()):
                 if server in servers:
-                    known[key] = servers - {server}
+                    by_key[key] = servers - {server}
 
     def forget_name(self, name: str) -> None:
-        self._known.pop(name, None)
+        self._servers.pop(name, None)
 
     def _cached(
         self, name: str | None, keys: Sequence[int], among: Mapping[int, int]
     ) -> dict[int, int]:
         """Tokens that each server has; those that have none are left out."""
-        known, cached = self._known.get(name), dict[int, int]()
-        if known is None:
+        by_key, cached = self._servers.get(name), dict[int, int]()
+        if by_key is None:
             return cached
         for blocks in range(len(keys), 0, -1):
-            for server in known.get(keys[blocks - 1], ()):
+            for server in by_key.get(keys[blocks - 1], ()):
                 if server in among and server not in cached:
                     cached[server] = blocks * BLOCK
             if len(cached) == len(among):

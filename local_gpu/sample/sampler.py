@@ -86,7 +86,7 @@ class PoolSampler(TrainerScores):
             except OutageError as error:
                 tried[lease.member] = str(error)
                 if not isinstance(error, Busy):
-                    self._pool.sick(lease.member, error, lease.epoch)
+                    self._pool.take_out(lease.member, error, lease.epoch)
                 if lease.begun or len(tried) >= _SERVERS_PER_REQUEST:
                     raise
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from safetensors import SafetensorError, safe_open
 
 from local_gpu.halves import BASE_REF, Facts, Score
-from local_gpu.sample.exam import PLACES, Exam, moved, rounding, table
+from local_gpu.sample.exam import PLACES, Exam, rms_difference, rounding, table
 from local_gpu.sample.member import Adapter, Member, PoolOptions, Probe
 from local_gpu.sample.pool import Pool
 from local_gpu.sample.sampler import PoolSampler
@@ -34,12 +34,12 @@ from tinker_claw.types import Tokens
 if TYPE_CHECKING:  # it needs torch
     from local_gpu.model.vision import Vision
 
-_TOKENS: Final = 512 + PLACES
+_TEXT_TOKENS: Final = 512 + PLACES
 """Tokens of the text: some blocks of any server's prefix cache, which are of 16 to 128 tokens."""
 _LEAST_TOLERANCE: Final = 0.1
 """Mean |d| that is always accepted, in nats: a server may compute in bfloat16, which makes about
 0.04, where the trainer does in float32. Another base model makes several."""
-_OF_ITSELF: Final = 4.0
+_SELF_FACTOR: Final = 4.0
 """Mean |d| that is accepted as a multiple of what the trainer differs from itself."""
 _OTHER_MODEL: Final = (
     "Is it another base model than the trainer's, or quantised where the trainer is not?"
@@ -54,9 +54,9 @@ _NONE_APPLIED: Final = (
 )
 _SIZES: Final = (0.05, 0.2, 0.8)
 """Sizes of random adapters, which are tried in this order."""
-_MOVES: Final = 0.4
+_DECISIVE_CHANGE: Final = 0.4
 """Nats by which one must move logprobs, as a root mean square: far beyond any rounding."""
-_LEAST: Final = 1e-3
+_MIN_CHANGE: Final = 1e-3
 
 WriteProbe = Callable[[float], Awaitable[tuple[str, Path]]]
 """Writes an adapter of that size (see `Learning.write_probe`); returns its ref, for scoring, and
@@ -76,11 +76,11 @@ class Examiner:
     async def start(
         cls, facts: Facts, score: Score, options: PoolOptions, text: Tokens
     ) -> Examiner:
-        """Make an exam on the base, and measure what the trainer differs from itself."""
-        text = tuple(text[: min(_TOKENS, facts.context_tokens // 2)])
+        """Make an exam on the base, and measure how far the trainer is from itself."""
+        text = tuple(text[: min(_TEXT_TOKENS, facts.context_tokens // 2)])
         rows = await table(score, facts, BASE_REF, text)
         own = await rounding(score, facts, text, rows)
-        tolerance = max(_LEAST_TOLERANCE, _OF_ITSELF * own)
+        tolerance = max(_LEAST_TOLERANCE, _SELF_FACTOR * own)
         base = Exam(
             BASE_REF,
             text,
@@ -104,8 +104,8 @@ class Examiner:
         for size in _SIZES:
             ref, folder = await write(size)
             right = await table(self.score, self.facts, ref, self.base.text)
-            by = moved(right, self.base.right)
-            if by >= (_LEAST if size == _SIZES[-1] else _MOVES):
+            by = rms_difference(right, self.base.right)
+            if by >= (_MIN_CHANGE if size == _SIZES[-1] else _DECISIVE_CHANGE):
                 exam = replace(
                     self.base,
                     ref=ref,
@@ -113,7 +113,7 @@ class Examiner:
                     base=self.base.right,
                     tolerance=math.inf,  # so large an adapter also magnifies the rounding
                     advice=_NONE_APPLIED,
-                    decisive=by >= _MOVES,
+                    decisive=by >= _DECISIVE_CHANGE,
                 )
                 return Probe(folder, exam)
         raise BackendError("Adapters change nothing of what the trainer's model answers.")
@@ -186,8 +186,8 @@ class PoolServing(Pool):
             examiner = await Examiner.start(facts, score, options, text)
             probe = write_probe and await examiner.probe(write_probe)
             members = [
-                Member(i, one, facts, examiner.base, options, probe)
-                for i, one in enumerate(servers)
+                Member(i, server, facts, examiner.base, options, probe)
+                for i, server in enumerate(servers)
             ]
             await together(_admit(member) for member in members)
             served = _in_common(members, facts)
@@ -201,7 +201,7 @@ class PoolServing(Pool):
         says."""
         if not await asyncio.to_thread((folder / "adapter_config.json").is_file):
             raise GoneError(f"There is no adapter named {ref!r} in {folder.parent}.")
-        if await asyncio.to_thread(_on_the_head, folder):
+        if await asyncio.to_thread(_adapts_head, folder):
             # From vLLM's sources: with a tied head it silently loads only the rest.
             raise BackendError(
                 f"The adapter {ref!r} is on the head, too, which inference servers apply for some "
@@ -244,14 +244,14 @@ def _in_common(members: Sequence[Member], facts: Facts) -> tuple[str, int]:
         raise OutageError("; ".join(f"{m.url}: {m.away.error}" for m in members if m.away))
     models = {info.model for info in infos.values()}
     if len(models) > 1:
-        said = ", ".join(f"{url} serves {info.model!r}" for url, info in infos.items())
-        raise ConfigError(f"All servers must serve one model under one name; {said}.")
+        listing = ", ".join(f"{url} serves {info.model!r}" for url, info in infos.items())
+        raise ConfigError(f"All servers must serve one model under one name; {listing}.")
     shortest = min(info.context_tokens for info in infos.values())
     return models.pop(), min(shortest, facts.context_tokens)
 
 
-def _on_the_head(folder: Path) -> bool:
-    """Whether an adapter is on a layer outside all numbered ones: the output embedding."""
+def _adapts_head(folder: Path) -> bool:
+    """Return whether an adapter is on a layer outside all numbered ones: the output embedding."""
     with (
         suppress(OSError, SafetensorError),  # the servers report what is wrong with it
         safe_open(folder / "adapter_model.safetensors", framework="np") as file,

@@ -53,27 +53,27 @@ def _status(launch: Launch, path: str, within_s: float, body: Any = None) -> int
 def _first_token(launch: Launch) -> int:
     """Ask for one token, which also compiles kernels; return the HTTP status."""
     body = {"model": launch.model, "prompt": [0], "max_tokens": 1, "logprobs": 1}
-    return _status(launch, "/v1/completions", _TOKEN_S, body)
+    return _status(launch, "/v1/completions", _FIRST_TOKEN_S, body)
 
 
 GRACE_S: Final = 5.0
 """Seconds that a server may take to end on SIGTERM."""
 _STOP_S: Final = GRACE_S + 5.0
 _START_S: Final = 1800.0
-_LOOK_S: Final = 0.2
-_TELL_S: Final = 10.0
+_POLL_S: Final = 0.2
+_REPORT_S: Final = 10.0
 _FIRST_DELAY_S: Final = 1.0
 _LONGEST_DELAY_S: Final = 60.0
 _HEALTHY_S: Final = 300.0
 """Seconds of a run after which the next failure counts as the first one."""
 _LAST_LINES: Final = 15
-_TOKEN_S: Final = 300.0
+_FIRST_TOKEN_S: Final = 300.0
 """Seconds to wait for the first token of a server that starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """How to start a server."""
+    """Command of a server, and its surroundings."""
 
     name: str
     """Name of the server in messages."""
@@ -94,10 +94,10 @@ class Launch:
 def free_ports(count: int) -> list[int]:
     """Ports of loopback that are free at this moment."""
     with ExitStack() as stack:
-        bound = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in bound:
-            each.bind((HOST, 0))
-        return [int(each.getsockname()[1]) for each in bound]
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for bound in sockets:
+            bound.bind((HOST, 0))
+        return [int(bound.getsockname()[1]) for bound in sockets]
 
 
 class Servers:
@@ -111,11 +111,11 @@ class Servers:
         `tell` receives progress and restarts, also from other threads.
         """
         self._tell = tell
-        self._kept = [_Kept(launch, tell, first_delay_s) for launch in launches]
+        self._servers = [_Supervised(launch, tell, first_delay_s) for launch in launches]
 
     @property
     def urls(self) -> tuple[str, ...]:
-        return tuple(kept.launch.url for kept in self._kept)
+        return tuple(server.launch.url for server in self._servers)
 
     async def ready(self, *, within_s: float = _START_S) -> None:
         """Wait until every one answers.
@@ -123,49 +123,49 @@ class Servers:
         Raises:
             ConfigError: one has ended, or takes too long; its last lines are quoted.
         """
-        began = told = time.monotonic()
-        while waiting := [kept for kept in self._kept if not kept.ready]:
-            await asyncio.to_thread(_look, waiting)
+        began = last_report = time.monotonic()
+        while waiting := [server for server in self._servers if not server.ready]:
+            await asyncio.to_thread(_mark_ready, waiting)
             now = time.monotonic()
-            slow = [kept for kept in waiting if not kept.ready]
+            slow = [server for server in waiting if not server.ready]
             if slow and now - began > within_s:
                 launch = slow[0].launch
                 raise ConfigError(
-                    f"{launch.name} is not ready after {within_s:.0f} s.{_quoted(launch.log)}"
+                    f"{launch.name} is not ready after {within_s:.0f} s.{_quote_log(launch.log)}"
                 )
-            if slow and now - told >= _TELL_S:
-                told = now
-                well = len(self._kept) - len(slow)
-                doing = "".join(_last_lines(slow[0].launch.log, 1))
+            if slow and now - last_report >= _REPORT_S:
+                last_report = now
+                ready = len(self._servers) - len(slow)
+                last_line = "".join(_last_lines(slow[0].launch.log, 1))
                 self._tell(
-                    f"{well} of {len(self._kept)} servers are ready after {now - began:.0f} s; "
-                    f"{slow[0].launch.name}: {doing or 'no word yet'}"
+                    f"{ready} of {len(self._servers)} servers are ready after {now - began:.0f} s; "
+                    f"{slow[0].launch.name}: {last_line or 'no word yet'}"
                 )
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     def restart(self, url: str) -> None:
         """End the server of this address, and start it again; returns at once."""
-        for kept in self._kept:
-            if kept.launch.url == url and kept.ready:
-                self._tell(f"{kept.launch.name} hangs, and is ended")
-                kept.end()
+        for server in self._servers:
+            if server.launch.url == url and server.ready:
+                self._tell(f"{server.launch.name} hangs, and is ended")
+                server.end()
 
     def stop(self) -> None:
         """End all of them; returns when they are gone, after some seconds at the latest."""
-        for kept in self._kept:
-            kept.release()
+        for server in self._servers:
+            server.release()
         until = time.monotonic() + _STOP_S
-        for kept in self._kept:
-            kept.join(until - time.monotonic())
+        for server in self._servers:
+            server.join(until - time.monotonic())
 
 
-class _Kept:
+class _Supervised:
     """One server, and the thread that restarts it."""
 
     def __init__(self, launch: Launch, tell: Say, delay_s: float) -> None:
         self.launch = launch
         self.ready = False
-        self.ended: int | None = None
+        self.exit_status: int | None = None
         """Exit status of a server that was never ready."""
         self._tell = tell
         self._first_delay_s = delay_s
@@ -197,7 +197,7 @@ class _Kept:
             if self._stopping.is_set():
                 return
             if not self.ready:
-                self.ended = status
+                self.exit_status = status
                 return
             if time.monotonic() - began > _HEALTHY_S:
                 delay_s = self._first_delay_s
@@ -238,30 +238,30 @@ def _private(path: Path, mode: str) -> IO[bytes]:
     return open(path, mode, opener=private)
 
 
-def _look(waiting: Sequence[_Kept]) -> None:
+def _mark_ready(waiting: Sequence[_Supervised]) -> None:
     """Mark the servers that answer as ready.
 
     Raises:
         ConfigError: one has ended, or refuses its first request.
     """
-    for kept in waiting:
-        launch = kept.launch
-        if kept.ended is not None:
+    for server in waiting:
+        launch = server.launch
+        if server.exit_status is not None:
             raise ConfigError(
-                f"{launch.name} ended with status {kept.ended} before it was ready."
-                f"{_quoted(launch.log)}"
+                f"{launch.name} ended with status {server.exit_status} before it was ready."
+                f"{_quote_log(launch.log)}"
             )
         with suppress(httpx.HTTPError):  # it is starting, has ended, or is slow
             if _status(launch, "/health", _ANSWER_S) == HTTPStatus.OK:
                 if (status := _first_token(launch)) != HTTPStatus.OK:
                     raise ConfigError(
                         f"{launch.name} is up, but answers its first request with HTTP {status}."
-                        f"{_quoted(launch.log)}"
+                        f"{_quote_log(launch.log)}"
                     )
-                kept.ready = True
+                server.ready = True
 
 
-def _quoted(log: Path) -> str:
+def _quote_log(log: Path) -> str:
     lines = "\n".join(f"  {line}" for line in _last_lines(log, _LAST_LINES))
     return f" Its last words ({log} has all of them):\n{lines or '  (none)'}"
 

@@ -55,20 +55,20 @@ from tinker_claw.types import (
 
 NEVER_LOADED: Final = "tinker-claw-never-loaded"
 """Name for a trial unload: a server that takes no adapters while it runs refuses it."""
-_ID: Final = "token_id:"
+_TOKEN_ID_PREFIX: Final = "token_id:"
 """Prefix of a token id that stands in place of the token's text."""
-_GENERATE: Final = "/inference/v1/generate"
-_WHITE: Final = b64decode(
+_GENERATE_PATH: Final = "/inference/v1/generate"
+_WHITE_PNG: Final = b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQAAAACCEkxzAAAAFElEQVR42mP8zwABTAyjjFEGyQwAzx8Bf7QK4E8A"
     "AAAASUVORK5CYII="
 )
 """A white square of 64 pixels, as PNG."""
-_NOTHING: Final[Mapping[str, Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
-_IMPOSSIBLE: Final = -9999.0
+_NO_LOGPROBS: Final[Mapping[str, Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
+_MINUS_INFINITY: Final = -9999.0
 """Number that servers write for a logprob of minus infinity, which JSON cannot express."""
-_IDS: Final = 2**31
+_MAX_TOKEN_ID: Final = 2**31
 """Upper bound of token ids, whatever the model."""
-_SEEDS: Final = 2**62
+_SEED_MODULUS: Final = 2**62
 """Seeds are taken modulo this: servers take 64 bits, and -1 for no seed."""
 
 
@@ -157,14 +157,14 @@ class VllmServer:
 
     async def sees(self, image_token: int) -> bool:
         """Try whether the server takes an image, and keeps this token for it."""
-        image = PlacedImage(0, 1, _WHITE, "png")
+        image = PlacedImage(0, 1, _WHITE_PNG, "png")
         params = SamplingParams(max_tokens=1, images=(image,))
         body = _request((await self.info()).model, (image_token,), params, 1)
-        told = await self._link.ask(
-            _GENERATE, body | {"stream": False}, seconds=self._link.deadlines.first_token_s
+        answer = await self._link.ask(
+            _GENERATE_PATH, body | {"stream": False}, seconds=self._link.deadlines.first_token_s
         )
-        computed = told.body.get("prompt_token_ids") if isinstance(told.body, dict) else None
-        return told.ok and bool(computed) and set(computed) == {image_token}
+        computed = answer.body.get("prompt_token_ids") if isinstance(answer.body, dict) else None
+        return answer.ok and bool(computed) and set(computed) == {image_token}
 
     async def load(self, name: str, folder: Path) -> None:
         """Load an adapter; loading a loaded name again changes nothing.
@@ -200,14 +200,16 @@ class VllmServer:
     async def sample(
         self, name: str | None, prompt: Tokens, params: SamplingParams, n: int
     ) -> list[Completion]:
-        """n completions in one request; with a seed, completion i is drawn with seed + i."""
+        """Sample n completions in one request; with a seed, completion i is drawn with seed + i."""
         # At temperature 0 all are the same; servers refuse to draw it twice.
         drawn = n if params.temperature > 0 else 1
         parts: list[list[TokenChunk]] = [[] for _ in range(drawn)]
         async with aclosing(self._chunks(name, prompt, params, drawn)) as chunks:
             async for index, chunk in chunks:
                 parts[index].append(chunk)
-        completions = [Completion.collect(part, _nth(params, i)) for i, part in enumerate(parts)]
+        completions = [
+            Completion.collect(part, _nth_params(params, i)) for i, part in enumerate(parts)
+        ]
         return completions if drawn == n else completions * n
 
     async def _change(self, path: str, body: Mapping[str, object]) -> HttpAnswer:
@@ -227,9 +229,9 @@ class VllmServer:
         return answer
 
     @property
-    def heard(self) -> float:
+    def last_token_at(self) -> float:
         """Time of the last token that came for anybody, on the monotonic clock."""
-        return self._link.heard
+        return self._link.last_event_at
 
     async def aclose(self) -> None:
         await self._link.aclose()
@@ -238,9 +240,9 @@ class VllmServer:
         self, name: str | None, prompt: Tokens, params: SamplingParams, n: int, info: ServerInfo
     ) -> AsyncGenerator[StreamPiece]:
         """Ask for n completions and yield their pieces."""
-        model, path, read = name or info.model, "/v1/completions", _piece
+        model, path, read = name or info.model, "/v1/completions", _read_piece
         if params.images:
-            path, read = _GENERATE, _generated
+            path, read = _GENERATE_PATH, _read_generated
         body = _request(model, prompt, params, n)
         async with aclosing(self._link.events(path, body)) as events:
             async for event in events:
@@ -269,7 +271,7 @@ class VllmServer:
                     if not piece.tokens and piece.ended is None:
                         continue
                     if piece.index in last or not 0 <= piece.index < n:
-                        raise _Odd("goes on after the end")
+                        raise _Defect("goes on after the end")
                     chunk = readers[piece.index].chunk(piece)
                     if chunk.stop_reason is None:
                         yield piece.index, chunk
@@ -279,8 +281,10 @@ class VllmServer:
                 raise OutageError(f"The server {self.url} broke off a completion.")
         except Refusal as refusal:
             raise self._refused(refusal, name, prompt, params, info) from refusal
-        except _Odd as odd:
-            raise SamplerError(f"The server {self.url} sent a completion that {odd}.") from odd
+        except _Defect as defect:
+            raise SamplerError(
+                f"The server {self.url} sent a completion that {defect}."
+            ) from defect
         except (
             KeyError,
             TypeError,
@@ -303,16 +307,16 @@ class VllmServer:
         params: SamplingParams,
         info: ServerInfo,
     ) -> ClawError:
-        told = refusal.answer.message
+        message = refusal.answer.message
         if refusal.answer.status == HTTPStatus.NOT_FOUND:
             self._info = None  # it may have been restarted
             what = f"the adapter {name!r}" if name else f"the model {info.model!r}"
-            return OutageError(f"The server {self.url} does not have {what}: {told}.")
-        if "context length" in told or "max_model_len" in told:
+            return OutageError(f"The server {self.url} does not have {what}: {message}.")
+        if "context length" in message or "max_model_len" in message:
             return ContextLengthError(len(prompt), params.max_tokens, info.context_tokens)
-        if "logprobs" in told and "max allowed" in told:
-            told += ". It was started with too small a --max-logprobs"
-        return RequestError(f"The server {self.url} refuses the request: {told}.")
+        if "logprobs" in message and "max allowed" in message:
+            message += ". It was started with too small a --max-logprobs"
+        return RequestError(f"The server {self.url} refuses the request: {message}.")
 
 
 async def connect(urls: Sequence[str], api_key: str | None = None) -> list[VllmServer]:
@@ -341,7 +345,7 @@ async def connect(urls: Sequence[str], api_key: str | None = None) -> list[VllmS
     return servers
 
 
-class _Odd(Exception):
+class _Defect(Exception):
     """A defect of a completion, as the end of a sentence."""
 
 
@@ -358,14 +362,14 @@ class _Reader:
     def chunk(self, piece: StreamPiece) -> TokenChunk:
         k = self._params.student_topk
         if len(piece.logprobs) != len(piece.tokens):
-            raise _Odd(f"has {len(piece.tokens)} tokens with {len(piece.logprobs)} logprobs")
-        if not all(type(token) is int and 0 <= token < _IDS for token in piece.tokens):
-            raise _Odd("has a token whose id is none")
-        if not all(math.isfinite(x) and x > _IMPOSSIBLE for x in piece.logprobs):
-            raise _Odd("has a logprob that is not finite")
+            raise _Defect(f"has {len(piece.tokens)} tokens with {len(piece.logprobs)} logprobs")
+        if not all(type(token) is int and 0 <= token < _MAX_TOKEN_ID for token in piece.tokens):
+            raise _Defect("has a token whose id is none")
+        if not all(math.isfinite(x) and x > _MINUS_INFINITY for x in piece.logprobs):
+            raise _Defect("has a logprob that is not finite")
         if k and len(piece.candidates) != len(piece.tokens):
-            raise _Odd(f"has {len(piece.tokens)} tokens with {len(piece.candidates)} candidates")
-        rows = [_likeliest(row, k) for row in piece.candidates] if k else []
+            raise _Defect(f"has {len(piece.tokens)} tokens with {len(piece.candidates)} candidates")
+        rows = [_top_candidates(row, k) for row in piece.candidates] if k else []
         self._count += len(piece.tokens)
         self._token = piece.tokens[-1] if piece.tokens else self._token
         return TokenChunk(
@@ -385,18 +389,20 @@ class _Reader:
             return StopReason.LENGTH
         if ended == "abort":
             raise OutageError(f"The server {self._url} gave up a completion.")
-        raise _Odd(f"ends ({ended}) after {self._count} tokens, where nobody asked it to")
+        raise _Defect(f"ends ({ended}) after {self._count} tokens, where nobody asked it to")
 
 
-def _nth(params: SamplingParams, i: int) -> SamplingParams:
+def _nth_params(params: SamplingParams, i: int) -> SamplingParams:
     return params if params.seed is None else replace(params, seed=params.seed + i)
 
 
-def _likeliest(row: Mapping[int, float], k: int) -> list[tuple[int, float]]:
+def _top_candidates(row: Mapping[int, float], k: int) -> list[tuple[int, float]]:
     if len(row) < k:
-        raise _Odd(f"has {len(row)} candidates of {k} for a token")
-    if not all(type(id) is int and 0 <= id < _IDS and math.isfinite(x) for id, x in row.items()):
-        raise _Odd("has a candidate that is none")
+        raise _Defect(f"has {len(row)} candidates of {k} for a token")
+    if not all(
+        type(id) is int and 0 <= id < _MAX_TOKEN_ID and math.isfinite(x) for id, x in row.items()
+    ):
+        raise _Defect("has a candidate that is none")
     # The sampled token stands first; it is dropped where it is not among the k.
     return sorted(row.items(), key=lambda pair: -pair[1])[:k]
 
@@ -412,7 +418,7 @@ def _info(cards: Sequence[Mapping[str, Any]]) -> ServerInfo:
 
 def _request(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict[str, object]:
     """Body of a request to `/v1/completions`, or with images to `/inference/v1/generate`."""
-    drawn, k = _drawn_by(params, n), params.student_topk
+    drawn, k = _sampling_fields(params, n), params.student_topk
     body: dict[str, object] = {
         "model": model,
         "return_token_ids": True,
@@ -444,7 +450,7 @@ def _request(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict
     }
 
 
-def _drawn_by(params: SamplingParams, n: int) -> dict[str, object]:
+def _sampling_fields(params: SamplingParams, n: int) -> dict[str, object]:
     return {
         "n": n,
         "max_tokens": params.max_tokens,
@@ -456,31 +462,31 @@ def _drawn_by(params: SamplingParams, n: int) -> dict[str, object]:
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        "seed": None if params.seed is None else params.seed % _SEEDS,
+        "seed": None if params.seed is None else params.seed % _SEED_MODULUS,
         "ignore_eos": True,  # the model's own end tokens are among ours, or are none
         "stop_token_ids": list(params.stop_tokens),
         "skip_special_tokens": False,
     }
 
 
-def _piece(choice: Mapping[str, Any]) -> StreamPiece:
+def _read_piece(choice: Mapping[str, Any]) -> StreamPiece:
     tokens: list[int] = choice["token_ids"] or []
-    told: Mapping[str, Any] = choice["logprobs"] or _NOTHING
-    if [_number(name) for name in told["tokens"]] != tokens:
+    scores: Mapping[str, Any] = choice["logprobs"] or _NO_LOGPROBS
+    if [_token_id(name) for name in scores["tokens"]] != tokens:
         raise ValueError("logprobs of other tokens")
     return StreamPiece(
         index=choice["index"],
         tokens=tokens,
-        logprobs=told["token_logprobs"],
+        logprobs=scores["token_logprobs"],
         candidates=[
-            {_number(name): logprob for name, logprob in row.items()}
-            for row in told["top_logprobs"]
+            {_token_id(name): logprob for name, logprob in row.items()}
+            for row in scores["top_logprobs"]
         ],
         ended=choice["finish_reason"],
     )
 
 
-def _generated(choice: Mapping[str, Any]) -> StreamPiece:
+def _read_generated(choice: Mapping[str, Any]) -> StreamPiece:
     """Read a choice of `/inference/v1/generate`."""
     tokens: list[int] = choice["token_ids"] or []
     rows: list[Any] = (choice["logprobs"] or {}).get("content") or []
@@ -491,11 +497,12 @@ def _generated(choice: Mapping[str, Any]) -> StreamPiece:
         tokens=tokens,
         logprobs=[row["logprob"] for row in rows],
         candidates=[
-            {one["token_id"]: one["logprob"] for one in row["top_logprobs"]} for row in rows
+            {likely["token_id"]: likely["logprob"] for likely in row["top_logprobs"]}
+            for row in rows
         ],
         ended=choice["finish_reason"],
     )
 
 
-def _number(name: str) -> int:
-    return int(name.removeprefix(_ID))
+def _token_id(name: str) -> int:
+    return int(name.removeprefix(_TOKEN_ID_PREFIX))

@@ -40,7 +40,7 @@ class Pictures(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """How hidden states are computed on one device."""
+    """Computation of hidden states on one device."""
 
     kernel: Kernel
     device: torch.device
@@ -57,9 +57,9 @@ class Body:
         firsts: Sequence[int],
         pictures: Pictures | None = None,
     ) -> list[Tensor]:
-        """Last hidden states of each sequence from its `first` position on, (n_i - first, hidden).
+        """Compute the last hidden states of each sequence from its `first` position on.
 
-        That of position p predicts token p + 1.
+        They are (n_i - first, hidden). That of position p predicts token p + 1.
 
         Args:
             pictures: what ids beyond the vocabulary stand for; None: there are none.
@@ -93,12 +93,12 @@ class Body:
 
 
 def obstacle(module: Any) -> str | None:
-    """Why sequences cannot share rows, as a clause; None: they can, and `ATTENTION` is in place.
+    """Return why sequences cannot share rows, as a clause; None: they can.
 
-    With an obstacle the model keeps its own attention.
+    Then `ATTENTION` is in place; with an obstacle the model keeps its own attention.
     """
-    if (told := next(_told(module.config.get_text_config()), None)) is not None:
-        return told
+    if (clause := next(_named_obstacles(module.config.get_text_config()), None)) is not None:
+        return clause
     sequences = _sequences(module)
     whole = [0] * len(sequences)
     own = module.config._attn_implementation
@@ -115,7 +115,7 @@ def obstacle(module: Any) -> str | None:
     return "computes something else over a prefix tree than over each sequence alone"
 
 
-def _told(text: Any) -> Iterator[str]:
+def _named_obstacles(text: Any) -> Iterator[str]:
     """Yield obstacles that a text model's configuration names; a short trial would not show most of
     them."""
     kinds = sorted({*(getattr(text, "layer_types", None) or ())} - {"full_attention"})
@@ -131,9 +131,9 @@ def _told(text: Any) -> Iterator[str]:
 
 
 def _rotations(settings: Mapping[str, Any]) -> set[Any]:
-    """The kinds of rotary embedding: one for all layers, or one for each type of layer."""
-    each = [one for one in settings.values() if isinstance(one, Mapping)]
-    return {one.get("rope_type") for one in (settings, *each)}
+    """List the kinds of rotary embedding: one for all layers, or one for each type of layer."""
+    by_layer_type = [entry for entry in settings.values() if isinstance(entry, Mapping)]
+    return {entry.get("rope_type") for entry in (settings, *by_layer_type)}
 
 
 def _sequences(module: Any) -> tuple[Tensor, Tensor]:

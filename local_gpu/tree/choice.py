@@ -1,7 +1,7 @@
 """Choose the attention kernel for training and scoring, after one check against the reference.
 
-Rule: no kernel is trusted. Each is run forward and backward on a small tree before the first step,
-and one that raises, or is off by more than rounding explains, is left out and reported.
+Rule: no kernel is trusted. Each is run forward and backward on a small tree before the first step.
+One that raises, or is off by more than rounding explains, is left out and reported.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def choose(
 
 
 def checked(kernel: Kernel, device: torch.device, dtype: torch.dtype, heads: Heads) -> str | None:
-    """Why a kernel cannot be used, as a sentence; None: it can."""
+    """Return why a kernel cannot be used, as a sentence; None: it can."""
     sizes = (2048, 256, 4) if device.type == "cuda" else (64, 16, 4)
     trial = Trial.of(*sizes, heads, device)
     wide = torch.float64 if dtype == torch.float32 else torch.float32
@@ -124,26 +124,26 @@ def checked(kernel: Kernel, device: torch.device, dtype: torch.dtype, heads: Hea
     truth = Trial(trial.tree, (query, key, value, grad)).run(SdpaKernel(), wide)
     own = trial.run(SdpaKernel(), dtype)
     try:
-        found = trial.run(kernel, dtype)
+        results = trial.run(kernel, dtype)
     except FAILURES as error:
         if device_fault(error):
             raise  # whatever this process computes next may fail as well
         return sentence_of(error)
     names = ("output", "gradient of the queries", "gradient of the keys", "gradient of values")
-    return disagreement(names, found, own, truth)
+    return disagreement(names, results, own, truth)
 
 
 def disagreement(
-    names: Sequence[str], found: Sequence[Tensor], own: Sequence[Tensor], truth: Sequence[Tensor]
+    names: Sequence[str], results: Sequence[Tensor], own: Sequence[Tensor], truth: Sequence[Tensor]
 ) -> str | None:
     """Name the first result of a kernel that is wrong, as a sentence; None: none is.
 
     Args:
-        found: the kernel's.
+        results: the kernel's.
         own: PyTorch's in the same format, whose rounding is accepted.
         truth: PyTorch's in a wider one.
     """
-    for name, got, usual, right in zip(names, found, own, truth, strict=True):
+    for name, got, usual, right in zip(names, results, own, truth, strict=True):
         limit = _SLACK * distance(usual, right) + 64 * torch.finfo(torch.float32).eps
         if not (far := distance(got, right)) <= limit:
             return f"its {name} is off by {far:.1e}, where rounding explains {limit:.1e}."

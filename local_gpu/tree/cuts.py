@@ -26,8 +26,8 @@ def even_keys(config: Any) -> float:
     """Keys at which attention costs a token as much as all matrix products of the body do.
 
     Counted in operations, in a layer with matrices of `linear` elements and heads of `queries` in
-    all: a token takes 2 linear forward and again backward (the base has no gradient of its own),
-    and a key that it sees 4 queries forward (scores, sum) and 10 backward (scores again, four
+    all. A token takes 2 linear forward and again backward: the base has no gradient of its own. A
+    key that it sees takes 4 queries forward (scores, sum) and 10 backward (scores again, four
     products). Checkpointing computes both forward parts twice. Without it, or a backward pass,
     there are up to half as many more: runs of about equal work need no better. Adapters are left
     out: a few per cent.
@@ -73,9 +73,11 @@ def cut(
     together = chains(ids, share=tokens > 1)
     longest = [ids[chain[-1]] for chain in together]
     common = [0] + [shared(a, b) for a, b in pairwise(longest)]
-    alone = [_work(one, 0, even) for one in longest]
+    alone = [_work(sequence, 0, even) for sequence in longest]
     # ... and when its neighbour before it is in the same pass.
-    further = [_work(one, known, even) for one, known in zip(longest, common, strict=True)]
+    further = [
+        _work(sequence, computed, even) for sequence, computed in zip(longest, common, strict=True)
+    ]
     runs = _balanced(alone, further, ranks)
     if tokens > 1:
         tokens = max(tokens, *map(len, ids))
@@ -86,10 +88,10 @@ def cut(
     return parts + [[] for _ in range(ranks - len(parts))]
 
 
-def _work(sequence: Ids, known: int, even: float) -> float:
-    """Cost of the tokens after the first `known`, in units of a token at position 0."""
+def _work(sequence: Ids, computed: int, even: float) -> float:
+    """Cost of the tokens after the first `computed`, in units of a token at position 0."""
     n = len(sequence)
-    return (n - known) * (1 + (n + known) / 2 / even)
+    return (n - computed) * (1 + (n + computed) / 2 / even)
 
 
 def _balanced(

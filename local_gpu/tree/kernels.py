@@ -294,7 +294,7 @@ class _Merged(torch.autograd.Function):
         sums = [torch.empty_like(t, dtype=_summed(query)) for t in (query, key, value)]
         for piece in ctx.pieces:
             rows, keys = piece.queries, piece.keys
-            found = ctx.flash.backward(
+            grads = ctx.flash.backward(
                 grad[:, :, rows],
                 query[:, :, rows],
                 key[:, :, keys],
@@ -304,7 +304,7 @@ class _Merged(torch.autograd.Function):
                 causal=piece.causal,
                 scale=ctx.scale,
             )
-            for total, where, part in zip(sums, (rows, keys, keys), found, strict=True):
+            for total, where, part in zip(sums, (rows, keys, keys), grads, strict=True):
                 if piece.causal:
                     total[:, :, where] = part
                 else:

@@ -1,9 +1,9 @@
 """A batch of token sequences as one row in which every shared prefix appears once.
 
 The turns of a session repeat one another, and all sessions repeat the system prompt. In a causal
-model the hidden states of a prefix do not depend on what follows, so computing a prefix once, and
-letting all its continuations attend to it, gives the logprobs and the summed gradients of the
-separate sequences, to rounding.
+model the hidden states of a prefix do not depend on what follows. So a prefix is computed once, and
+all its continuations attend to it. That gives the logprobs and the summed gradients of the separate
+sequences, to rounding.
 
 Rule: pure; nothing is padded, cut or reordered within a sequence.
 
@@ -91,14 +91,14 @@ def chains(sequences: Sequence[Ids], *, share: bool = True) -> list[list[int]]:
     """
     # Big-endian bytes of non-negative ids sort like the ids.
     order = sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
-    found: list[list[int]] = []
+    ordered: list[list[int]] = []
     for i in order:
-        before = sequences[found[-1][-1]] if found and share else None
+        before = sequences[ordered[-1][-1]] if ordered and share else None
         if before is not None and shared(before, sequences[i]) == len(before):
-            found[-1].append(i)
+            ordered[-1].append(i)
         else:
-            found.append([i])
-    return found
+            ordered.append([i])
+    return ordered
 
 
 _Group = tuple[int, int, int, tuple[Rows, ...]]

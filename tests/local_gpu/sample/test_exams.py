@@ -23,10 +23,10 @@ from local_gpu.sample.exam import (
     Exam,
     ExamSample,
     Rows,
+    adapter_fault,
     differences,
-    far,
-    moved,
-    not_applied,
+    distance_fault,
+    rms_difference,
     rounding,
     table,
 )
@@ -291,7 +291,7 @@ async def examiner_of(base: BaseModel, folder: Path) -> Examiner:
 async def test_the_probe_is_as_large_as_it_takes(tmp_path: Path) -> None:
     examiner, probes = await examiner_of(tiny_base(), tmp_path), Probes(tiny_base(), tmp_path)
     found = await examiner.probe(probes.write)
-    assert moved(found.exam.right, examiner.base.right) >= 0.4
+    assert rms_difference(found.exam.right, examiner.base.right) >= 0.4
     assert found.exam.decisive
     sizes: list[float] = []
 
@@ -314,7 +314,7 @@ async def test_a_model_that_finds_all_tokens_alike_is_moved_as_far_as_it_goes(
     flat = replace(tiny_base(), module=module)
     examiner = await examiner_of(flat, tmp_path)
     found = await examiner.probe(Probes(flat, tmp_path).write)
-    assert 1e-3 < moved(found.exam.right, examiner.base.right) < 0.4
+    assert 1e-3 < rms_difference(found.exam.right, examiner.base.right) < 0.4
     assert not found.exam.decisive
 
 
@@ -350,7 +350,7 @@ def drawn(chance: random.Random, rows: Any, noise: float, count: int = 4) -> lis
 
 def verdict(paper: Exam, answers: list[ExamSample], noise: float) -> str | None:
     d = differences(paper, answers)
-    return not_applied(paper, answers, d, noise) or far(paper, d)
+    return adapter_fault(paper, answers, d, noise) or distance_fault(paper, d)
 
 
 @pytest.mark.parametrize(("noise", "passes"), [(0.05, True), (0.2, True), (3.0, False)])
@@ -360,7 +360,7 @@ def test_a_decisive_exam_is_not_passed_where_nothing_can_be_told(
     chance = random.Random(4)
     decisive = replace(exam(chance, 1.0), decisive=True)
     assert decisive.base
-    assert moved(decisive.right, decisive.base) == pytest.approx(1.0, rel=0.2)
+    assert rms_difference(decisive.right, decisive.base) == pytest.approx(1.0, rel=0.2)
     right, wrong = drawn(chance, decisive.right, 0.05), drawn(chance, decisive.base, 0.05)
     assert (verdict(decisive, right, noise) is None) == passes
     assert verdict(decisive, wrong, noise) is not None
