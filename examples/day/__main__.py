@@ -82,7 +82,7 @@ async def _one(
     port, words, flags = how
     async with service(out / "tinker", words, said, seed) as (url, script):
         settings = {"model-name": NAME, "tokenizer": words, "backend": "tinker", "base-url": url}
-        settings |= {"data-dir": out / "run", "prices": PRICES, "method": "combine"}
+        settings |= {"prices": PRICES, "method": "combine"}
         given = (*(f"--{name}={value}" for name, value in settings.items()), *flags)
         launch = Launch(out, given, {"TINKER_API_KEY": "tml-a-day-of-a-script"}, port=port)
         async with running(launch) as product:

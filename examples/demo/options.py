@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from examples import ROOT
+from examples.demo.server import Launch
 from examples.demo.user import USERS
 from tinker_claw.errors import ConfigError
 from tinker_claw.methods import names
-
-ROOT = Path(__file__).resolve().parents[2]
-"""The repository, or the part of it that a wheel holds: run.py and configs/ are here."""
 
 SCORE_EVERY = 4
 """Optimizer steps between two scores."""
@@ -44,6 +43,13 @@ class Options:
     config: Path = ROOT / "configs" / "demo.toml"
     port: int | None = None
     """Port of the gateway; None: a free one."""
+
+    @property
+    def launch(self) -> Launch:
+        """Launch of the demo's server, with flags as a user would write them."""
+        settings = {"config": self.config, "method": self.method, "seed": self.seed}
+        flags = tuple(f"--{name}={value}" for name, value in settings.items())
+        return Launch(self.out, flags, port=self.port)
 
     @property
     def marks(self) -> tuple[int, int]:

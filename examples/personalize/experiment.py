@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from examples import ROOT
 from examples.demo import DemoError
 from examples.demo.client import MAX_TOKENS
-from examples.demo.options import ROOT
 from examples.demo.user import IN_FLIGHT
 from examples.personalize.judges import LIES
 from examples.personalize.scenario import Scenario, of_demo, read

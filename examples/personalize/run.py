@@ -21,11 +21,12 @@ from random import Random
 from secrets import token_hex
 from typing import Any
 
+from examples import ROOT
 from examples.demo import DemoError, report, server
 from examples.demo.client import Client, connected
 from examples.demo.conduct import Cast, conduct
 from examples.demo.judge import Case, create_app
-from examples.demo.options import ROOT, Options
+from examples.demo.options import Options
 from examples.demo.progress import Progress
 from examples.demo.scoring import Exam
 from examples.demo.user import Speaker
@@ -109,7 +110,7 @@ async def _stage(
     scenario = experiment.scenarios[run.scenario]
     async with AsyncExitStack() as stack:
         flags = [f"--config={experiment.config}", f"--method={run.method}", f"--seed={run.seed}"]
-        flags += [f"--data-dir={folder / 'run'}", *experiment.flags]
+        flags += experiment.flags
         if not experiment.judged and (think := _judge(run, scenario)) is not None:
             app = create_app(run.seed, think)
             judge = await stack.enter_async_context(in_background(app))

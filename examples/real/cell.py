@@ -161,7 +161,6 @@ async def perform(
     folder.mkdir(parents=True, exist_ok=True)
     flags = [f"--model-name={MODEL}", "--backend=local", f"--seed={cell.seed}", *arm.flags]
     flags += [f"--max-reply-tokens={MOST_TOKENS}", "--context-tokens=4096", *setup.flags]
-    flags += [f"--data-dir={folder / 'run'}"]
     async with AsyncExitStack() as stack:
         if arm.by_rule:
             app = create_app(cell.seed, judge(wish))

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         track = read(asked.track, **{name: getattr(asked, name) for name in _SETTINGS})
         out = asked.out or Path("runs") / f"track-{asked.track.stem}"
-        asyncio.run(_track(track, out, getattr(asked, "versions", None)))
+        asyncio.run(play(track, out, getattr(asked, "versions", None)))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (TrackError, ExceptionGroup) as error:
@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _track(track: Track, out: Path, versions: Sequence[int] | None) -> None:
+async def play(track: Track, out: Path, versions: Sequence[int] | None = None) -> None:
+    """Train on a track, or examine these versions of it; the report is written in any case."""
     with opened(out) as state:
         state.begin(track)
         await asyncio.to_thread(sweep)

@@ -25,11 +25,12 @@ from starlette.requests import Request as Incoming
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from examples import ROOT
 from examples.demo import DemoError, judge, report, view
 from examples.demo.__main__ import commands, main
 from examples.demo.client import Client, Figures, Health, Request, figures_from
 from examples.demo.conduct import Cast, conduct
-from examples.demo.options import ROOT, Options, parse
+from examples.demo.options import Options, parse
 from examples.demo.progress import IDLE_SESSIONS, Progress
 from examples.demo.recipe import grammar
 from examples.demo.recipe.grammar import Problem, first_message
@@ -498,7 +499,7 @@ def test_flags_have_a_fast_set_and_refuse_a_folder_with_a_run(tmp_path: Path) ->
     fast = parse(["--fast", "--out", str(tmp_path), "--steps", "6"])
     assert fast == Options(out=tmp_path, steps=6, sessions=36, eval_prompts=64)
     assert (Options(out=tmp_path).marks, Options(out=tmp_path).milestones) == ((36, 72), (0, 8, 16))
-    assert Launch.of(parse(["--port", "4711", "--out", str(tmp_path)])).port == 4711
+    assert parse(["--port", "4711", "--out", str(tmp_path)]).launch.port == 4711
     (tmp_path / "run").mkdir()
     for wrong in (["--out", str(tmp_path)], ["--steps", "0"], ["--stepz", "4"]):
         with pytest.raises(SystemExit, match="2"):

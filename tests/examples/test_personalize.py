@@ -27,9 +27,9 @@ import httpx
 import pytest
 from fastapi import FastAPI, Response
 
+from examples import ROOT
 from examples.demo import DemoError
 from examples.demo.judge import HINTS_AI, Case, create_app
-from examples.demo.options import ROOT
 from examples.demo.recipe import grammar
 from examples.demo.recipe.grammar import Problem
 from examples.demo.scoring import FIRST_WISH
