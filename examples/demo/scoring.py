@@ -14,21 +14,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 from examples.demo.client import Client, Request
-from examples.demo.recipe.grammar import NAMES, THINGS, shows_work
-from examples.demo.recipe.skills import (
-    list_correct,
-    list_question,
-    new_shopping,
-    new_sum,
-    sum_correct,
-    sum_question,
-)
+from examples.demo.homework import NAMES, THINGS, shows_work
+from examples.demo.skills import new_shopping, new_sum
 from examples.demo.user import User
 
 EXAM_SEED = 77
@@ -86,8 +78,8 @@ def demo_skills(rng: Random, count: int) -> Skills:
     sums = [new_sum(rng) for _ in range(count)]
     lists = [new_shopping(rng) for _ in range(count)]
     return {
-        "sums": [Check(sum_question(one), partial(sum_correct, task=one)) for one in sums],
-        "lists": [Check(list_question(one), partial(list_correct, task=one)) for one in lists],
+        "sums": [Check(task.question, task.is_right) for task in sums],
+        "lists": [Check(task.question, task.is_right) for task in lists],
     }
 
 

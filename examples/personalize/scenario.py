@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from examples.demo import DemoError
-from examples.demo.recipe.grammar import (
+from examples.demo.homework import (
     APPROVALS,
     TERSE_CORRECTIONS,
     Problem,

@@ -26,14 +26,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from examples import ROOT
-from examples.demo import DemoError, judge, report, view
+from examples.demo import DemoError, homework, judge, report, view
 from examples.demo.__main__ import commands, main
 from examples.demo.client import Client, Figures, Health, Request, figures_from
 from examples.demo.conduct import Cast, conduct
+from examples.demo.homework import Problem, first_message
 from examples.demo.options import Options, parse
 from examples.demo.progress import IDLE_SESSIONS, Progress
-from examples.demo.recipe import grammar
-from examples.demo.recipe.grammar import Problem, first_message
+from examples.demo.recipe.dialogues import Style, reply
 from examples.demo.scoring import Check, RuleExam, Score, score_version
 from examples.demo.server import Launch
 from examples.demo.user import USERS, Outcome, hold_session, hold_sessions
@@ -42,7 +42,7 @@ from tinker_claw.telemetry import Telemetry
 PROBLEMS = {
     first_message(problem): problem
     for name, thing, kind, a, b in product(
-        grammar.NAMES, grammar.THINGS, ("add", "subtract", "box"), range(1, 10), range(1, 10)
+        homework.NAMES, homework.THINGS, ("add", "subtract", "box"), range(1, 10), range(1, 10)
     )
     if (problem := Problem(name, thing, kind, a, b))
 }
@@ -60,9 +60,9 @@ STEADY = USERS["plain"]
 HEALTH = Health("ok", 0, 5, 16, "waiting", None)
 
 
-def written(question: str, style: grammar.Style) -> str:
+def written(question: str, style: Style) -> str:
     """Reply of a model that always writes in one style."""
-    return grammar.reply(PROBLEMS[question], Random(question), style)
+    return reply(PROBLEMS[question], Random(question), style)
 
 
 def stubborn(_: "Asked") -> str:
@@ -138,7 +138,7 @@ class FakeGateway:
 
 @pytest.mark.parametrize("number", [0, 1])
 async def test_a_session_corrects_until_content_then_has_the_reply_saved(number: int) -> None:
-    styles: dict[int, grammar.Style] = {1: "ai", 3: "mix", 5: "nat"}
+    styles: dict[int, Style] = {1: "ai", 3: "mix", 5: "nat"}
     fake = FakeGateway(
         lambda asked: (
             written(asked.said[0], styles[len(asked.said)]) if len(asked.said) < 7 else "Saved."
@@ -153,10 +153,10 @@ async def test_a_session_corrects_until_content_then_has_the_reply_saved(number:
     assert {asked.body["stream"] for asked in fake.asked} == {number == 1}
     assert not {"temperature", "top_p", "seed"} & fake.asked[0].body.keys()
     said = fake.asked[-1].said
-    corrections = {*grammar.CORRECTIONS, *grammar.TERSE_CORRECTIONS}
+    corrections = {*homework.CORRECTIONS, *homework.TERSE_CORRECTIONS}
     assert said[1::2] == [written(said[0], style) for style in ("ai", "mix", "nat")]
     assert {said[2], said[4]} <= corrections
-    assert said[6] in grammar.APPROVALS
+    assert said[6] in homework.APPROVALS
 
 
 async def test_the_user_gives_up_after_eight_turns() -> None:
@@ -173,7 +173,7 @@ async def test_three_in_ten_corrections_do_not_say_what_is_wrong() -> None:
     last = [asked.said for asked in fake.asked if len(asked.said) == 15]
     words = [text for said in last for text in said[2::2]]
     assert len(words) == 350
-    terse = sum(text in grammar.TERSE_CORRECTIONS for text in words) / len(words)
+    terse = sum(text in homework.TERSE_CORRECTIONS for text in words) / len(words)
     assert terse == pytest.approx(0.3, abs=0.08)
 
 
@@ -202,7 +202,7 @@ async def test_a_scripted_user_says_what_they_want_in_words_that_the_judge_reads
     ],
 )
 async def test_a_scripted_user_is_content_with_what_they_want(
-    name: str, step: int, style: grammar.Style, content: bool
+    name: str, step: int, style: Style, content: bool
 ) -> None:
     fake = FakeGateway(lambda asked: written(asked.said[0], style))
     assert await hold_session(fake.client(), 0, 0, USERS[name], step) == Outcome(
@@ -216,7 +216,7 @@ async def test_a_third_of_what_the_noisy_user_says_is_the_opposite() -> None:
     for number in range(0, 200, 2):
         await hold_session(client, number, 0, USERS["noise"])
     said = [asked.said[-1] for asked in fake.asked if len(asked.said) > 1]
-    pleased = sum(text in grammar.APPROVALS for text in said) / len(said)
+    pleased = sum(text in homework.APPROVALS for text in said) / len(said)
     assert pleased == pytest.approx(0.35, abs=0.06)
 
 

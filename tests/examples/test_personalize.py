@@ -28,10 +28,9 @@ import pytest
 from fastapi import FastAPI, Response
 
 from examples import ROOT
-from examples.demo import DemoError
+from examples.demo import DemoError, homework
+from examples.demo.homework import Problem
 from examples.demo.judge import HINTS_AI, Case, create_app
-from examples.demo.recipe import grammar
-from examples.demo.recipe.grammar import Problem
 from examples.demo.scoring import FIRST_WISH
 from examples.personalize import judges, report
 from examples.personalize.experiment import TINY, Experiment, Run, load
@@ -163,15 +162,15 @@ def test_an_honest_judge_knows_the_words_of_its_scenarios() -> None:
         assert think(case(said), rng) == (-1, TEACHER.hints[0])
     assert think(case(TEACHER.terse[0]), rng) == (-1, None)
     assert think(case(TEACHER.approvals[0]), rng) == (1, None)
-    value, hint = think(case(grammar.CORRECTIONS[0]), rng)
+    value, hint = think(case(homework.CORRECTIONS[0]), rng)
     assert value == -1
     assert hint is not None
 
 
 def test_a_flipped_judge_says_the_opposite_and_hints_at_another_rule() -> None:
     think, rng = judges.flipped(judges.honest([STUDENT]), STUDENT.other_hints), Random(0)
-    assert think(case(grammar.CORRECTIONS[0]), rng) == (1, None)
-    value, hint = think(case(grammar.APPROVALS[0]), rng)
+    assert think(case(homework.CORRECTIONS[0]), rng) == (1, None)
+    value, hint = think(case(homework.APPROVALS[0]), rng)
     assert value == -1
     assert hint in HINTS_AI
 
@@ -182,7 +181,7 @@ def test_a_shuffled_judge_says_as_often_what_it_says_but_of_other_replies() -> N
     truth, said = list[bool](), list[int]()
     for number in range(600):
         good = rng.random() < 0.3
-        words = grammar.APPROVALS if good else grammar.CORRECTIONS
+        words = homework.APPROVALS if good else homework.CORRECTIONS
         one = case(rng.choice(words), f"reply {number}")
         value, hint = think(one, rng)
         assert think(one, rng) == (value, hint), "its votes on one reply agree"
@@ -200,7 +199,7 @@ async def test_a_lying_judge_answers_the_products_own_prompts_the_same_each_time
     from examples.demo.judge import answer
 
     think, rng = judges.shuffled(judges.honest([STUDENT]), STUDENT.other_hints), Random(1)
-    state = NextState("user", grammar.CORRECTIONS[0])
+    state = NextState("user", homework.CORRECTIONS[0])
     for number in range(20):
         answer([dict(m) for m in ask(INCLUDED, "q", f"r{number}", state)[0]], rng, think)
     said = {
