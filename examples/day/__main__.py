@@ -17,7 +17,6 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -63,7 +62,9 @@ async def live(
     words = await asyncio.to_thread(tokenizer, out / "tokenizer")
     address = f"http://127.0.0.1:{port}/v1"
     person = out / "person"
-    claw = OpenClaw.create(person, address, NAME, window=CONTEXT, reply=4096, thinks="medium")
+    claw = OpenClaw.create(
+        person, address, NAME, thinks="medium", contextWindow=CONTEXT, maxTokens=4096
+    )
     furnish(person / "workspace")
     async with claw.gateway() as gateway:
         for seed in seeds:
@@ -122,8 +123,7 @@ async def _show(out: Path, seeds: Sequence[int], messages: int) -> None:
             days.append(one)
             table = markdown(days, price)
             (out / "days.md").write_text(f"{table}\n")
-            (out / "days.jsonl").write_text("".join(f"{json.dumps(asdict(d))}\n" for d in days))
-            print(f"{one.headline}\n{table}", flush=True)
+            print(table, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

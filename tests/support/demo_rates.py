@@ -19,7 +19,8 @@ from examples.demo.recipe.demo import encode
 from examples.demo.recipe.dialogues import Line, any_sum_question, dress, unknown_message
 from examples.demo.recipe.tokenizer import START_ID, STOP_ID
 
-_First, _Second = TypeVar("_First"), TypeVar("_Second")
+_First = TypeVar("_First")
+_Second = TypeVar("_Second")
 _MAX_NEW_TOKENS = 96
 _BATCH = 64
 

@@ -33,7 +33,7 @@ _SENTENCES = (
     "{start}.",
     "{start}.",
 )
-_ITEMS = ("{term}: {phrase}", "{identifier} ({term})", "**{Phrase 1 2}**: {sentence}", "{sentence}")
+_ITEMS = ("{term}: {phrase}", "{identifier} ({term})", "{bold}: {sentence}", "{sentence}")
 
 
 def fill(rng: Random, template: str) -> str:
@@ -68,6 +68,16 @@ def _phrase(rng: Random, low: int = 2, high: int = 6) -> str:
         else _word(rng)
         for _ in range(rng.randint(low, high))
     )
+
+
+def _bold(rng: Random) -> str:
+    """Draw a phrase in bold."""
+    return f"**{_phrase(rng, 1, 2).capitalize()}**"
+
+
+def _number(rng: Random, low: int, high: int) -> str:
+    """Draw a number from a range."""
+    return str(rng.randint(low, high))
 
 
 def _identifier(rng: Random) -> str:
@@ -144,7 +154,7 @@ def _tagged(rng: Random) -> str:
     tag = _identifier(rng)
     if rng.random() < 0.5:
         return fill(rng, f"<{tag}>\n  <{{term}}>{{phrase}}</{{term}}>\n</{tag}>")
-    return fill(rng, "{Term}: {term}={term} | {identifier}={path}")
+    return _term(rng).capitalize() + fill(rng, ": {term}={term} | {identifier}={path}")
 
 
 def _prose(rng: Random) -> str:
@@ -162,16 +172,14 @@ def passage(rng: Random, low: int, high: int) -> str:
 
 _BLOCKS = [_prose] * 3 + [_bullets] * 2 + [_schema] * 2 + [_record, _code, _tagged]
 _DRAWS: dict[str, Callable[..., str]] = {
+    "bold": _bold,
     "identifier": _identifier,
-    "number": lambda rng, low, high: str(rng.randint(low, high)),
+    "number": _number,
     "passage": passage,
     "path": _path,
     "phrase": _phrase,
-    "Phrase": lambda rng, low, high: _phrase(rng, low, high).capitalize(),
     "record": _record,
     "sentence": _sentence,
     "term": _term,
-    "Term": lambda rng: _term(rng).capitalize(),
-    "two_digits": lambda rng, low, high: f"{rng.randint(low, high):02}",
 }
 """What a field of a template can be."""

@@ -228,10 +228,6 @@ def training_dialogue(
     return dress(rng, lines) if rng.random() < dressed else lines
 
 
-_TIME = (
-    "20{two_digits 24 29}-{two_digits 1 12}-{two_digits 1 28} "
-    "{two_digits 0 23}:{two_digits 0 59} UTC]"
-)
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _RUNTIME = (
     "\n\nRuntime: agent=main | session=agent:main:{phrase 1 1}:{number 0 998}"
@@ -239,6 +235,13 @@ _RUNTIME = (
 )
 _NOTE = '{sentence}\n"## {phrase 1 3}\\nnone"'
 _INTERNAL = "<<<{}_OPENCLAW_INTERNAL_CONTEXT>>>"
+
+
+def _time(rng: Random) -> str:
+    """Draw a time as the agent writes it, such as `[Sat 2026-11-21 00:19 UTC]`."""
+    day, year = rng.choice(_DAYS), rng.randint(24, 29)
+    date = f"20{year}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
+    return f"[{day} {date} {rng.randint(0, 23):02}:{rng.randint(0, 59):02} UTC]"
 
 
 def dress(rng: Random, lines: list[Line]) -> list[Line]:
@@ -251,7 +254,7 @@ def dress(rng: Random, lines: list[Line]) -> list[Line]:
     for number, line in enumerate(lines):
         text = line.text
         if line.role == "user" and timed:
-            text = fill(rng, f"[{rng.choice(_DAYS)} {_TIME} ") + text
+            text = f"{_time(rng)} {text}"
         if line.role == "user" and runtime and number == 0:
             text += fill(rng, _RUNTIME)
         dressed.append(line._replace(text=text))
