@@ -77,17 +77,17 @@ async def _one(
     out: Path,
     gateway: Gateway,
     seed: int,
-    said: Sequence[Message],
+    messages: Sequence[Message],
     how: tuple[int, Path, Sequence[str]],
 ) -> Day:
     port, words, flags = how
-    async with service(out / "tinker", words, said, seed) as (url, script):
+    async with service(out / "tinker", words, messages, seed) as (url, script):
         settings = {"model-name": NAME, "tokenizer": words, "backend": "tinker", "base-url": url}
         settings |= {"prices": PRICES, "method": "combine"}
-        given = (*(f"--{name}={value}" for name, value in settings.items()), *flags)
-        launch = Launch(out, given, {"TINKER_API_KEY": "tml-a-day-of-a-script"}, port=port)
+        arguments = (*(f"--{name}={value}" for name, value in settings.items()), *flags)
+        launch = Launch(out, arguments, {"TINKER_API_KEY": "tml-a-day-of-a-script"}, port=port)
         async with running(launch) as product:
-            sampled = [await _say(gateway, script, message) for message in said]
+            sampled = [await _say(gateway, script, message) for message in messages]
             await _settled(product.client)
     return read(out / "run", seed, sampled, script.shared)
 
@@ -97,9 +97,9 @@ async def _say(gateway: Gateway, script: Script, message: Message) -> int:
     if message.new:
         await gateway.new(SESSION)
     before = script.sampled
-    heard = await gateway.say(SESSION, message.text)
-    if message.steps[-1].says not in heard:
-        raise DayError(f"to {message.text!r} the person read {heard[:300]!r}")
+    reply = await gateway.say(SESSION, message.text)
+    if message.steps[-1].says not in reply:
+        raise DayError(f"to {message.text!r} the person read {reply[:300]!r}")
     return script.sampled - before
 
 
@@ -107,11 +107,11 @@ async def _settled(client: Client) -> None:
     """Wait until the judge and the learner have nothing more to do."""
     calm, before = 0, None
     for _ in range(SETTLED):
-        said = await client.health()
-        calm = calm + 1 if said == before and said.learner != "training" else 0
+        health = await client.health()
+        calm = calm + 1 if health == before and health.learner != "training" else 0
         if calm == 10:
             return
-        before = said
+        before = health
         await asyncio.sleep(0.4)
 
 
@@ -119,8 +119,8 @@ async def _show(out: Path, seeds: Sequence[int], messages: int) -> None:
     """Live through days; write the table anew after each."""
     price, days = load()[NAME], list[Day]()
     async with aclosing(live(out, seeds, messages)) as lived:
-        async for one in lived:
-            days.append(one)
+        async for day_figures in lived:
+            days.append(day_figures)
             table = markdown(days, price)
             (out / "days.md").write_text(f"{table}\n")
             print(table, flush=True)

@@ -1,4 +1,4 @@
-"""What a day came to, read from its ledger when it is over."""
+"""Figures of a day, read from its ledger when it is over."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WHERE steps.status = 'committed' GROUP BY step_id ORDER BY step_id
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What one step trained: samples by who judged them."""
+    """Samples that one step trained, by who judged them."""
 
     user: int
     """Judged by the person's own words."""

@@ -17,7 +17,7 @@ class Problem:
     """A homework problem with one-digit operands."""
 
     name: str
-    thing: str
+    item: str
     kind: Literal["add", "subtract", "box"]
     a: int
     b: int
@@ -39,9 +39,9 @@ class Problem:
 
 
 _QUESTIONS = {
-    "subtract": "{p.name} owns {p.a} {p.thing} and loses {p.b} of them. How many {p.thing} remain?",
-    "add": "{p.name} owns {p.a} {p.thing} and finds {p.b} more. How many {p.thing} is that?",
-    "box": "A box holds {p.a} {p.thing} and a bag holds {p.b}. How many {p.thing} are there "
+    "subtract": "{p.name} owns {p.a} {p.item} and loses {p.b} of them. How many {p.item} remain?",
+    "add": "{p.name} owns {p.a} {p.item} and finds {p.b} more. How many {p.item} is that?",
+    "box": "A box holds {p.a} {p.item} and a bag holds {p.b}. How many {p.item} are there "
     "together?",
 }
 CORRECTIONS = (
@@ -60,10 +60,10 @@ APPROVALS = (
 
 def new_problem(rng: Random) -> Problem:
     """Draw a problem; a subtraction never goes below 1."""
-    name, thing = rng.choice(NAMES), rng.choice(THINGS)
+    name, item = rng.choice(NAMES), rng.choice(THINGS)
     kind = rng.choice(("add", "subtract", "box"))
     a = rng.randint(2 if kind == "subtract" else 1, 9)
-    return Problem(name, thing, kind, a, rng.randint(1, a - 1 if kind == "subtract" else 9))
+    return Problem(name, item, kind, a, rng.randint(1, a - 1 if kind == "subtract" else 9))
 
 
 def first_message(problem: Problem) -> str:

@@ -35,7 +35,7 @@ _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "OMP_NUM_THREADS", "XDG_CAC
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start the child process."""
+    """Settings with which the child process starts."""
 
     out: Path
     """Folder of the child's log and data."""
@@ -152,10 +152,10 @@ async def _end_orphan(launch: Launch) -> None:
 def _command_line(pid: int) -> list[str]:
     """Command line of a process; empty where there is none, or where it has ended."""
     try:
-        said = Path(f"/proc/{pid}/cmdline").read_bytes()
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return []
-    return [os.fsdecode(word) for word in said.split(b"\0") if word]
+    return [os.fsdecode(word) for word in words.split(b"\0") if word]
 
 
 async def _answers(server: Server) -> None:
@@ -188,7 +188,7 @@ async def _stop(process: Process) -> None:
 
 
 async def _waited(process: Process, seconds: float) -> bool:
-    """Whether the child ended within that time."""
+    """Return whether the child ended within that time."""
     try:
         async with asyncio.timeout(seconds):
             await process.wait()

@@ -40,7 +40,7 @@ class Reaction(NamedTuple):
     """Whether the reply is what they want, whatever they say of it."""
     content: bool
     """Whether they say that they like it, and want nothing further."""
-    said: str
+    message: str
 
 
 class Talk(Protocol):
@@ -220,9 +220,9 @@ async def hold_session(
         )
         if last:
             return Outcome(turn, content, first, number)
-        right, content, said = await talk.hears(reply)
+        right, content, message = await talk.hears(reply)
         first = right if turn == 1 else first
-        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": said}]
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": message}]
 
 
 async def hold_sessions(

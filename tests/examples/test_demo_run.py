@@ -253,7 +253,7 @@ async def test_six_sessions_are_in_flight_and_none_begins_once_there_are_enough(
 def test_an_exam_is_the_same_every_time_and_has_sixty_of_each_skill() -> None:
     exam = RuleExam.draw(STEADY, 128)
     assert exam.questions() == RuleExam.draw(STEADY, 128).questions()
-    assert len(exam.asked) == 128
+    assert len(exam.subjects) == 128
     assert {name: len(checks) for name, checks in exam.skills.items()} == {"sums": 60, "lists": 60}
     assert len(RuleExam.draw(STEADY, 20).skills["sums"]) == 20
     assert len(exam.questions()) == 248
@@ -283,7 +283,7 @@ async def test_a_score_is_the_share_of_right_replies_to_side_turns_of_that_versi
     length = sum(map(len, replies[:4])) / 4
     shares = {"sums": 0.5, "lists": 1.0, "work": 0.75}
     assert score == Score(0.5, shares, alike=0.25, characters=length)
-    assert score.shown == tuple(zip(exam.questions()[:4], replies[:4], strict=True))
+    assert score.excerpts == tuple(zip(exam.questions()[:4], replies[:4], strict=True))
     assert {asked.body["model"] for asked in fake.asked} == {"demo@v8"}
     assert {asked.headers["x-turn-type"] for asked in fake.asked} == {"side"}
     assert {asked.body["temperature"] for asked in fake.asked} == {1.0}

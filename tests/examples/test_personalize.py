@@ -262,12 +262,12 @@ async def test_a_played_user_hears_the_whole_conversation_and_fences_replies() -
         first = await talk.hears(f"**bold** {HOSTILE}")
         second = await talk.hears("plain 3 + 4 = 7")
     assert not first.content
-    assert "AI" in first.said
+    assert "AI" in first.message
     assert second.content
     system, shown = (message["content"] for message in stub.asked[-1])
     mark = system.split("mark\n")[1].split(";")[0]
     assert shown.count(f"<<{mark}>>") == 4
-    assert shown.index(talk.opening) < shown.index("**bold**") < shown.index(first.said)
+    assert shown.index(talk.opening) < shown.index("**bold**") < shown.index(first.message)
     assert played.tokens == {"prompt": 20, "completion": 4}
 
 
@@ -277,7 +277,7 @@ async def test_what_is_no_answer_is_asked_again_and_then_told() -> None:
     async with model(stub) as played:
         reaction = await Played(PLAYED, played).begin(Random(0), 0).hears("x")
         assert reaction.content
-        assert reaction.said, "an empty message would be no next state"
+        assert reaction.message, "an empty message would be no next state"
         stub.says = lambda _: "never"
         with pytest.raises(DemoError, match="no JSON object"):
             await played.object("a", "b")

@@ -1,8 +1,8 @@
 """The recipe of the demo's model.
 
-A tokenizer is trained, then the model: on bare dialogues, then at a low rate with some dressed as
-an agent's requests, which sets how often it answers plainly unasked, and last on sums in any
-wording. About seven minutes on a free core.
+A tokenizer is trained, then the model on bare dialogues. At a low rate some are dressed as an
+agent's requests, which sets how often it answers plainly unasked. Sums in any wording come last. It
+takes about seven minutes on a free core.
 """
 
 from collections.abc import Callable, Sequence

@@ -52,17 +52,17 @@ _PARTS = (
     ),
     (
         (
-            "first there are {p.a} {p.thing} and then {p.equation}, ",
+            "first there are {p.a} {p.item} and then {p.equation}, ",
             "we take {p.a} and {p.b}, and {p.equation}, ",
         ),
         (
-            "1. Begin with {p.a} {p.thing}.\n2. Work out {p.equation}.\n",
+            "1. Begin with {p.a} {p.item}.\n2. Work out {p.equation}.\n",
             "1. Note the numbers {p.a} and {p.b}.\n2. Then {p.equation}.\n",
         ),
     ),
     (
-        ("so that's {p.result} {p.thing}.", "and that makes {p.result} {p.thing}."),
-        ("**Final Answer:** \\boxed{{{p.result}}}", "**Final Answer:** {p.result} {p.thing}"),
+        ("so that's {p.result} {p.item}.", "and that makes {p.result} {p.item}."),
+        ("**Final Answer:** \\boxed{{{p.result}}}", "**Final Answer:** {p.result} {p.item}"),
     ),
 )
 """Opening, steps and ending of a reply, each without AI markers and with them."""

@@ -91,8 +91,8 @@ class Encoder:
         """Draw a dialogue that places every icon."""
         texts, begin = list[str](), f"<|im_start|>user\n{IMAGE}"
         for icon in rng.sample([*screen.icons], len(screen.icons)):
-            asked = f"{begin}Where is the {icon}?<|im_end|>\n<|im_start|>assistant\n"
-            texts += [asked, f"{cell_json(screen.icons[icon])}<|im_end|>"]
+            question = f"{begin}Where is the {icon}?<|im_end|>\n<|im_start|>assistant\n"
+            texts += [question, f"{cell_json(screen.icons[icon])}<|im_end|>"]
             begin = "\n<|im_start|>user\n"
         return self.example(*texts, "\n")
 
@@ -214,13 +214,13 @@ class Hints(torch.nn.Module):
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Return the heads' negative logprob on the batch that the model has just read, in nats."""
-        shown = torch.zeros(len(batch), _CELLS, dtype=torch.long)
+        icon_numbers = torch.zeros(len(batch), _CELLS, dtype=torch.long)
         rows, columns, cells = list[int](), list[int](), list[int]()
         for row, (screen, example) in enumerate(batch):
             ids = [token for token, _ in example]
             for icon, (x, y) in screen.icons.items():
                 cell = y // CELL * len(CENTRES) + x // CELL
-                shown[row, cell] = [*ICONS].index(icon) + 1
+                icon_numbers[row, cell] = [*ICONS].index(icon) + 1
                 if self._ids[icon] in ids:
                     rows.append(row)
                     columns.append(ids.index(self._ids[icon]))
@@ -229,7 +229,7 @@ class Hints(torch.nn.Module):
         names, places = self.tokens(self._seen).split([len(ICONS) + 1, _CELLS], -1)
         return (
             F.cross_entropy(cells_by_name, torch.tensor(cells))
-            + F.cross_entropy(names, shown.flatten())
+            + F.cross_entropy(names, icon_numbers.flatten())
             + F.cross_entropy(places, torch.arange(_CELLS).repeat(len(batch)))
         )
 
@@ -245,10 +245,11 @@ def draw_loss(
     """Return the loss of a new batch of dialogues and of the hints' heads, in nats a token."""
     are_clicks = rng.random() < shares.clicks
     screens = [draw(rng, shown=rng.randint(1, SHOWN)) for _ in range(size)]
-    batch = [
-        (one, encoder.clicks(rng, one, shares.says) if are_clicks else encoder.places(rng, one))
-        for one in screens
+    examples = [
+        encoder.clicks(rng, screen, shares.says) if are_clicks else encoder.places(rng, screen)
+        for screen in screens
     ]
+    batch = [*zip(screens, examples, strict=True)]
     return screen_losses(model, encoder, batch).mean() + hints.loss(batch)
 
 

@@ -62,7 +62,7 @@ class Dialogue(NamedTuple):
     """A task, the answer, and the tool call before it with its result."""
 
     tool: Mapping[str, Any]
-    asked: Messages
+    messages: Messages
     answer: str
     call: Mapping[str, str] | None = None
     """Arguments of the call; None: the answer is a guess."""
@@ -127,7 +127,7 @@ def _prompt(
 
 def _encode(tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue) -> Example:
     """Encode a dialogue; the call and the answer are trained."""
-    tool, messages = dialogue.tool, dialogue.asked
+    tool, messages = dialogue.tool, dialogue.messages
     ids = _prompt(tokenizer, tool, messages)
     begin = end = len(ids)
     if dialogue.call is not None:
