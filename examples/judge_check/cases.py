@@ -112,7 +112,7 @@ def _case(name: str, line: Mapping[str, Any]) -> Case:
     state = NextState.of_tools([(tool, text) for tool, text in line.get("tools", ())])
     if "user" in line:
         state = NextState("user", line["user"])
-    names = {column.name for column in fields(Case)}
+    names = {attribute.name for attribute in fields(Case)}
     return Case(name, state=state, **{key: line[key] for key in line if key in names})
 
 

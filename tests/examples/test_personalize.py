@@ -125,7 +125,7 @@ def test_a_rule_in_a_file_says_what_is_right(tmp_path: Path) -> None:
 
 async def test_whoever_changes_their_mind_has_another_rule_and_the_first_one_is_watched() -> None:
     user = of_demo("change").speaker()
-    exam = replace(of_demo("change").exam(1), asked=(PROBLEM,), skills={})
+    exam = replace(of_demo("change").exam(1), subjects=(PROBLEM,), skills={})
     plain = "so, we take 3 and 4, so 3 + 4 = 7."
     structured = "**Sum**\n1. 3 + 4 = 7\nFinal answer: 7"
     for step, wanted in ((7, plain), (8, structured)):
@@ -137,8 +137,8 @@ async def test_whoever_changes_their_mind_has_another_rule_and_the_first_one_is_
 
 
 def test_the_ceiling_asks_the_same_with_the_rule_behind_it() -> None:
-    plain, told = STUDENT.exam(3).questions(), STUDENT.exam(3, told=True).questions()
-    assert told[:3] == [f"{question}\n\n{STUDENT.told}" for question in plain[:3]]
+    plain, told = STUDENT.exam(3).questions(), STUDENT.exam(3, with_rule=True).questions()
+    assert told[:3] == [f"{question}\n\n{STUDENT.rule}" for question in plain[:3]]
     assert told[3:] == plain[3:]
 
 
@@ -252,7 +252,7 @@ def plays(messages: list[dict[str, str]]) -> str:
     return "<think>{hm}</think>Here: " + json.dumps({"content": content, "say": said})
 
 
-PLAYED = Scenario("played", persona="You are a student.", told="No bold text.", forbid=("x",))
+PLAYED = Scenario("played", persona="You are a student.", rule="No bold text.", forbid=("x",))
 
 
 async def test_a_played_user_hears_the_whole_conversation_and_fences_replies() -> None:
