@@ -1,8 +1,8 @@
 """`python -m examples.tracks.compare`: tracks trained from nothing, many times, and one table.
 
-By default the shipped beginner on both tracks that it knows, for 20 steps and three seeds, each
-once with outcome and votes as the reward of a step and once with outcomes alone. Each run has a
-gateway of its own, with the judge that comes with the beginner.
+By default the shipped beginner is trained on both tracks that it knows, for 20 steps and three
+seeds. Each is run once with outcome and votes as the reward of a step, and once with outcomes
+alone. Each run has a gateway of its own, with the judge that comes with the beginner.
 
 Rule: a run is a folder of its own, and only its state is read. The same command continues where it
 was, even in the middle of a run.
@@ -72,38 +72,41 @@ class Found:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and show all; returns the exit status."""
     os.umask(0o077)  # what agents write may be private
-    asked = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     as_ctrl_c()
-    cases = [Case(*one) for one in product(asked.tracks, asked.rewards, range(asked.seeds))]
+    cases = [
+        Case(*combination)
+        for combination in product(options.tracks, options.rewards, range(options.seeds))
+    ]
     try:
         for number, case in enumerate(cases, 1):
-            folder = case.folder(asked.out)
+            folder = case.folder(options.out)
             if found(folder) is None:
                 print(f"{number} of {len(cases)}: {folder}", flush=True)
-                asyncio.run(run(case, asked))
-        told = "\n".join(table(cases, asked.out))
+                asyncio.run(run(case, options))
+        lines = "\n".join(table(cases, options.out))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (TrackError, ExceptionGroup) as error:
         print(f"Stopped: {cause(error)}", file=sys.stderr)
         return 1
-    (asked.out / "table.md").write_text(f"{told}\n", encoding="utf-8")
-    print(told)
+    (options.out / "table.md").write_text(f"{lines}\n", encoding="utf-8")
+    print(lines)
     return 0
 
 
-async def run(case: Case, asked: argparse.Namespace) -> None:
+async def run(case: Case, options: argparse.Namespace) -> None:
     """Play one run to its end, or to where learning is paused, with a gateway of its own.
 
     Raises:
         TrackError, ExceptionGroup: the gateway did not start, or the track stopped.
     """
-    folder = case.folder(asked.out).resolve()
+    folder = case.folder(options.out).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     settings = ROOT / "configs" / "tracks" / "gateway" / f"{TRACKS[case.track]}.toml"
     flags = (f"--config={settings}", f"--seed={case.seed}", f"--episode-reward={case.reward}")
-    launch = Launch(folder, (*flags, *asked.gateway))
-    limits = {name: getattr(asked, name) for name in _LIMITS}
+    launch = Launch(folder, (*flags, *options.gateway))
+    limits = {name: getattr(options, name) for name in _LIMITS}
     try:
         async with running(launch) as gateway:
             url, file = f"{gateway.url}/v1", ROOT / "configs" / "tracks" / f"{case.track}.toml"
@@ -129,23 +132,23 @@ def found(folder: Path) -> Found | None:
 
 def table(cases: Sequence[Case], out: Path) -> list[str]:
     """Lines of a Markdown table: a row per run, and the means over seeds."""
-    told = ["| track | reward | seed | before | after | change, 95 % | steps |"]
-    told += ["|---|---|---|---|---|---|---|"]
+    lines = ["| track | reward | seed | before | after | change, 95 % | steps |"]
+    lines += ["|---|---|---|---|---|---|---|"]
     for track, reward in dict.fromkeys((case.track, case.reward) for case in cases):
         alike = [case for case in cases if (case.track, case.reward) == (track, reward)]
         ends = {case.seed: end for case in alike if (end := found(case.folder(out))) is not None}
         named = f"| {track} | {REWARDS[reward]} |"
         for seed, end in ends.items():
             held = ", then held" if end.held else ""
-            told.append(
+            lines.append(
                 f"{named} {seed} | {end.before:.2f} | {end.after:.2f} | {end.change} "
                 f"| {end.steps}{held} |"
             )
         if len(ends) > 1:
             columns = [[end.before for end in ends.values()], [end.after for end in ends.values()]]
             before, after = (f"{fmean(column):.2f} ± {stdev(column):.2f}" for column in columns)
-            told.append(f"{named} mean | {before} | {after} | | |")
-    return told
+            lines.append(f"{named} mean | {before} | {after} | | |")
+    return lines
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -59,7 +59,7 @@ def test_icons_are_drawn_where_the_task_says() -> None:
 
 def test_a_click_near_the_asked_icon_counts_and_nothing_else() -> None:
     screen = Screens(0).task(0)
-    x, y = screen.icons[screen.asked]
+    x, y = screen.icons[screen.target]
     assert screen.hit([click(str(x), str(y))])
     assert screen.hit([click(x - NEAR, y + NEAR)])
     assert not screen.hit([click(x - NEAR - 1, y)])
@@ -69,7 +69,7 @@ def test_a_click_near_the_asked_icon_counts_and_nothing_else() -> None:
         assert not screen.hit([click(wrong, y)])
     broken = {"function": {"name": "click", "arguments": "[" * 5000}}
     assert not screen.hit([broken])
-    others = [place for icon, place in screen.icons.items() if icon != screen.asked]
+    others = [place for icon, place in screen.icons.items() if icon != screen.target]
     assert not any(screen.hit([click(*place)]) for place in others)
 
 
@@ -86,7 +86,7 @@ def test_the_beginner_was_shown_what_a_request_renders_to() -> None:
     body = {"model": "m", "messages": list(screen.messages), "tools": [CLICK]}
     asked = parse_chat(json.dumps(body).encode())
     rendered = Renderer.load(str(MODEL), "qwen3-vl").prompt(asked.messages, asked.tools)
-    assert tuple(rendered.tokens) == Encoder(MODEL).ids(prompt(screen.asked))
+    assert tuple(rendered.tokens) == Encoder(MODEL).ids(prompt(screen.target))
 
 
 @torch.no_grad()
@@ -101,11 +101,11 @@ def measure(model: Any, encoder: Encoder, tasks: int = 64) -> dict[str, float]:
         answers = [form.format(cell_json(cell)) for cell in product(CENTRES, CENTRES)]
         batch = [(screen, encoder.example(begin, answer)) for answer in answers]
         nats = screen_losses(model, encoder, batch).view(len(answers), -1).sum(1)
-        right = answers.index(form.format(cell_json(screen.icons[screen.asked])))
+        right = answers.index(form.format(cell_json(screen.icons[screen.target])))
         return float(nats.neg().exp().sum()), float(nats.neg().exp()[right])
 
-    clicks = [chances(screen, prompt(screen.asked), CALL) for screen in screens]
-    places = [chances(s, asked.format(s.asked), "{}<|im_end|>") for s in screens]
+    clicks = [chances(screen, prompt(screen.target), CALL) for screen in screens]
+    places = [chances(s, asked.format(s.target), "{}<|im_end|>") for s in screens]
     return {
         "clicks": fmean(share for share, _ in clicks),
         "right clicks": fmean(right for _, right in clicks),

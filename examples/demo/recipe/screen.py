@@ -98,11 +98,11 @@ class Encoder:
 
     def clicks(self, rng: Random, screen: Screen, says: float) -> Example:
         """Draw a dialogue with the track's request: words in a share `says`, else a click."""
-        icon, form = screen.asked, "{}<|im_end|>"
+        icon, form = screen.target, "{}<|im_end|>"
         if rng.random() >= says:
             form = CALL
             icon = icon if rng.random() < _AIMS else rng.choice([*screen.icons])
-        return self.example(prompt(screen.asked), form.format(cell_json(screen.icons[icon])))
+        return self.example(prompt(screen.target), form.format(cell_json(screen.icons[icon])))
 
 
 def cell_json(place: tuple[int, int]) -> str:
@@ -244,7 +244,7 @@ def draw_loss(
 ) -> torch.Tensor:
     """Return the loss of a new batch of dialogues and of the hints' heads, in nats a token."""
     are_clicks = rng.random() < shares.clicks
-    screens = [draw(rng, shown=rng.randint(1, SHOWN)) for _ in range(size)]
+    screens = [draw(rng, count=rng.randint(1, SHOWN)) for _ in range(size)]
     examples = [
         encoder.clicks(rng, screen, shares.says) if are_clicks else encoder.places(rng, screen)
         for screen in screens
