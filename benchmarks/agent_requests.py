@@ -119,19 +119,19 @@ class Conversation:
     def body(self) -> bytes:
         """Body of the next request."""
         volatile = {"role": "user", "content": [{"type": "text", "text": _VOLATILE}]}
-        told = b",".join([self.surface.head, *self.messages, _dumps(volatile)])
-        return told + self.surface.tail
+        body = b",".join([self.surface.head, *self.messages, _dumps(volatile)])
+        return body + self.surface.tail
 
     def open(self, about: int | None = None) -> None:
         """Add the user's first message; `about`: a different one than other sessions of this key
         have."""
-        said = _said(self.key, about or 0)
+        text = _said(self.key, about or 0)
         runtime = (
             f"\n\nRuntime: agent=main | session=agent:main:explicit:{self.key} | "
             f"sessionId={self.key} | host=bench | repo=/home/user/project | os=Linux | "
             "model=bench/bench | default_model=bench/bench | shell=bash"
         )
-        self.messages.append(_dumps({"role": "user", "content": said + runtime}))
+        self.messages.append(_dumps({"role": "user", "content": text + runtime}))
 
     def answer(self, reply: Reply) -> None:
         """Append a reply to the history, and a new message after it."""
@@ -195,9 +195,9 @@ def _add(calls: list[dict[str, Any]], delta: dict[str, Any]) -> None:
     if delta["index"] == len(calls):
         function = {"name": "", "arguments": ""}
         calls.append({"id": delta.get("id"), "type": "function", "function": function})
-    told = delta.get("function", {})
+    piece = delta.get("function", {})
     for name in ("name", "arguments"):
-        calls[delta["index"]]["function"][name] += told.get(name) or ""
+        calls[delta["index"]]["function"][name] += piece.get(name) or ""
 
 
 HEADERS = (

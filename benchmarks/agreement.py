@@ -1,8 +1,8 @@
 """`python -m benchmarks.agreement`: how far sampler and trainer are apart, well and with one fault.
 
 A sampler draws replies token by token, a trainer scores them in one row, and the table has what the
-comparison of a step sees. The adapter is a random one, scaled so that it moves the policy by the
-nats a token in the column "moved" (mean |d| over replies of the base).
+comparison of a step sees. The adapter is a random one. It is scaled to move the policy by the nats
+a token in the column "moved": the mean |d| over replies of the base.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Drawn = list[tuple[list[int], list[int], list[float]]]
 
 @dataclass(frozen=True)
 class Faults:
-    """What a sampler does otherwise than it was asked to."""
+    """Faults of a sampler: deviations from what it was asked to do."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -94,30 +94,30 @@ class Bench:
     def move(self, wanted: float) -> None:
         """Scale the adapter until it moves the policy by so many nats a token."""
         for _ in range(3):
-            found = fmean(map(abs, gaps(self._of_base, self.full)))
+            shift = fmean(map(abs, gaps(self._of_base, self.full)))
             for weights in lora_b(self.full):
-                weights.mul_(wanted / found)
+                weights.mul_(wanted / shift)
         for ours, theirs in zip(lora_b(self.half), lora_b(self.full), strict=True):
             ours.copy_(theirs)
 
     def row(self, name: str, moved: float, drawn: Drawn, trainer: Any) -> None:
         """Print what a trainer finds in the replies of a sampler."""
-        found = compare(gaps(drawn, trainer))
-        verdict = "" if found.agrees else "stops"
+        agreement = compare(gaps(drawn, trainer))
+        verdict = "" if agreement.agrees else "stops"
         print(
-            f"| {name} | {moved} | {found.tokens} | {found.k3:.1e} | {verdict} |",
+            f"| {name} | {moved} | {agreement.tokens} | {agreement.k3:.1e} | {verdict} |",
             flush=True,
         )
 
     def drawn(self, model: Any, faults: Faults) -> Drawn:
         """Draw replies, with a cache of keys and values as samplers have one."""
-        return [one for asked in ASKED for one in self._replies(model, faults, asked)]
+        return [reply for question in ASKED for reply in self._replies(model, faults, question)]
 
-    def _replies(self, model: Any, faults: Faults, asked: str) -> Drawn:
+    def _replies(self, model: Any, faults: Faults, question: str) -> Drawn:
         self._seed += 1
         draw = torch.Generator().manual_seed(self._seed)
-        shown, meant = self._prompt(asked, faults), self._prompt(asked, RIGHT)
-        out = model(torch.tensor([shown] * REPLIES), use_cache=True)
+        sampled_prompt, prompt = self._prompt(question, faults), self._prompt(question, RIGHT)
+        out = model(torch.tensor([sampled_prompt] * REPLIES), use_cache=True)
         tokens, logprobs = list[torch.Tensor](), list[torch.Tensor]()
         for _ in range(TOKENS):
             scores = (out.logits[:, -1].float() / faults.temperature).log_softmax(-1)
@@ -125,31 +125,32 @@ class Bench:
             tokens.append(torch.multinomial(scores.exp(), 1, generator=draw))
             logprobs.append(scores.gather(1, tokens[-1]))
             out = model(tokens[-1], past_key_values=out.past_key_values, use_cache=True)
-        found = list[tuple[list[int], list[int], list[float]]]()
+        replies = list[tuple[list[int], list[int], list[float]]]()
         for ids, q in zip(
             torch.cat(tokens, 1).tolist(), torch.cat(logprobs, 1).tolist(), strict=True
         ):
             end = next(
                 (n + 1 for n, i in enumerate(ids) if i == self._tokenizer.eos_token_id), TOKENS
             )
-            found.append((meant, ids[:end], q[:end]))
-        return found
+            replies.append((prompt, ids[:end], q[:end]))
+        return replies
 
-    def _prompt(self, asked: str, faults: Faults) -> list[int]:
-        said = [{"role": "system", "content": SYSTEM}] if faults.system else []
-        said.append({"role": "user", "content": asked})
-        text = self._tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+    def _prompt(self, question: str, faults: Faults) -> list[int]:
+        messages = [{"role": "system", "content": SYSTEM}] if faults.system else []
+        messages.append({"role": "user", "content": question})
+        render = self._tokenizer.apply_chat_template
+        text = render(messages, tokenize=False, add_generation_prompt=True)
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def gaps(drawn: Drawn, trainer: Any) -> Sequence[float]:
     """The trainer's logprobs less the sampler's, of all tokens drawn."""
-    found = list[float]()
+    differences = list[float]()
     for prompt, reply, logprobs in drawn:
         rows = trainer(torch.tensor([[*prompt, *reply]])).logits[0, len(prompt) - 1 : -1]
         scores = rows.float().log_softmax(-1).gather(1, torch.tensor(reply)[:, None])[:, 0]
-        found += (scores - torch.tensor(logprobs)).tolist()
-    return found
+        differences += (scores - torch.tensor(logprobs)).tolist()
+    return differences
 
 
 def cut(scores: torch.Tensor, top_p: float) -> torch.Tensor:

@@ -97,9 +97,9 @@ async def measure(folder: Path, size: Size, say: Say, *, ids: int = vocabulary.F
         ):
             bare, wire = Wire(plain, cores.client), Wire(at, cores.client)
             say("a bare route and the gateway in turn: first and further turns")
-            found = await beside(bare, wire, size)
+            compared = await beside(bare, wire, size)
             relayed = await relaying(bare, size)
-            ours = [*found.ours, *await _gateway(wire, size, say)]
+            ours = [*compared.ours, *await _gateway(wire, size, say)]
             say(f"memory: twice {size.memory:,} requests")
             grown = await memory(wire, size, say)
         say(f"comparing {len(wire.sent):,} prompts with a full render")
@@ -108,8 +108,8 @@ async def measure(folder: Path, size: Size, say: Say, *, ids: int = vocabulary.F
     checked = check(directory, tokenizer, wire.sent, len(everywhere))
     return Figures(
         vocabulary=ids + len(vocabulary.ADDED),
-        beside=found,
-        bare=[*found.bare, *relayed],
+        beside=compared,
+        bare=[*compared.bare, *relayed],
         ours=ours,
         memory=grown,
         check=checked,
@@ -133,12 +133,12 @@ async def _gateway(wire: Wire, size: Size, say: Say) -> list[Row]:
 
 def show(console: Console, figures: Figures) -> None:
     """Print the tables, and how to read them."""
-    found = figures.check
+    checked = figures.check
     console.print(
-        f"Requests of {found.smallest // 1000} to {found.largest // 1000} kB, "
-        f"{found.median_tokens:,} tokens at the median, {found.bytes_per_token:.1f} bytes a token "
-        f"(OpenClaw's with Qwen3: 4.3); a vocabulary of {figures.vocabulary:,} ids, trained on "
-        "this machine's Python files in Qwen3's manner (its ids are not Qwen3's). "
+        f"Requests of {checked.smallest // 1000} to {checked.largest // 1000} kB, "
+        f"{checked.median_tokens:,} tokens at the median, {checked.bytes_per_token:.1f} bytes a "
+        f"token (OpenClaw's with Qwen3: 4.3); a vocabulary of {figures.vocabulary:,} ids, trained "
+        "on this machine's Python files in Qwen3's manner (its ids are not Qwen3's). "
         f"One core for the server; {FULL} in flight for requests/s and CPU. The bare route is "
         "FastAPI and reads the JSON."
     )
@@ -159,8 +159,9 @@ def show(console: Console, figures: Figures) -> None:
         table.add_row(point.what, f"{point.requests:,}", f"{point.rss_mb:,.0f} MB", grown)
     console.print(table)
     console.print(
-        f"ids equal to a full render by the plain package: verified {found.equal:,} of "
-        f"{found.requests:,} (all requests, but of those for memory one in {figures.memory_every})"
+        f"ids equal to a full render by the plain package: verified {checked.equal:,} of "
+        f"{checked.requests:,} (all requests, but of those for memory one in "
+        f"{figures.memory_every})"
     )
     for failure in figures.failures[:3]:
         console.print(f"failed: {failure}")
@@ -186,26 +187,26 @@ def _add(table: Table, name: str, row: Row, multiple: float | None = None) -> No
 
 
 def verdicts(figures: Figures) -> dict[str, bool]:
-    """Whether each goal that spans several rows was met, by the figures found."""
-    found = dict[str, bool]()
-    for one in figures.beside.multiples:
-        most = MOST[one.what]
-        for how, multiple in (("median", one.clock), ("CPU", one.cpu)):
-            found[f"{one.what}, {how}: {multiple:.2f} times bare, at most {most}"] = (
+    """Return whether each goal that spans several rows was met."""
+    met = dict[str, bool]()
+    for multiples in figures.beside.multiples:
+        most = MOST[multiples.what]
+        for how, multiple in (("median", multiples.clock), ("CPU", multiples.cpu)):
+            met[f"{multiples.what}, {how}: {multiple:.2f} times bare, at most {most}"] = (
                 multiple <= most
             )
     quiet, bare = figures.beside.silence_ms, figures.beside.bare_silence_ms
-    found[
+    met[
         f"longest silence: {quiet:.0f} ms, the bare route's {bare:.0f} ms, at most that or "
         f"{SILENCE_MS:.0f} ms"
     ] = quiet <= max(bare, SILENCE_MS)
     grown = figures.memory[-1].rss_mb / figures.memory[0].rss_mb
-    found[f"memory: {grown:.2f} times that after warming up, at most {FLAT}"] = grown <= FLAT
+    met[f"memory: {grown:.2f} times that after warming up, at most {FLAT}"] = grown <= FLAT
     ids = figures.check
-    found[f"ids equal to a full render: {ids.equal:,} of {ids.requests:,}, all"] = (
+    met[f"ids equal to a full render: {ids.equal:,} of {ids.requests:,}, all"] = (
         ids.equal == ids.requests
     )
-    return found
+    return met
 
 
 def _shown(ms: float) -> str:

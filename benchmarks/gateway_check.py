@@ -51,19 +51,19 @@ def check(directory: Path, vocabulary: Path, bodies: Sequence[bytes], workers: i
     stored = _stored(directory)
     if len(bodies) < _FEW:
         _load(str(vocabulary))
-        found = [_render(body) for body in bodies]
+        rendered = [_render(body) for body in bodies]
     else:
         with ProcessPoolExecutor(
             workers, get_context("spawn"), initializer=_load, initargs=(str(vocabulary),)
         ) as pool:
-            found = list(pool.map(_render, bodies, chunksize=16))
-    equal = stored & Counter(digest for digest, _ in found)
+            rendered = list(pool.map(_render, bodies, chunksize=16))
+    equal = stored & Counter(digest for digest, _ in rendered)
     return Check(
         requests=len(bodies),
         equal=equal.total(),
         stored=stored.total(),
-        median_tokens=int(statistics.median(length for _, length in found)),
-        bytes_per_token=sum(map(len, bodies)) / sum(length for _, length in found),
+        median_tokens=int(statistics.median(length for _, length in rendered)),
+        bytes_per_token=sum(map(len, bodies)) / sum(length for _, length in rendered),
         smallest=min(map(len, bodies)),
         largest=max(map(len, bodies)),
     )
@@ -71,16 +71,16 @@ def check(directory: Path, vocabulary: Path, bodies: Sequence[bytes], workers: i
 
 def _stored(directory: Path) -> Counter[str]:
     """Count the digests of all prompts of the ledger."""
-    ledger, found = Ledger(directory), Counter[str]()
+    ledger, digests = Ledger(directory), Counter[str]()
     turn = 1
     while True:
         try:
-            found[_digest(ledger.turns.get(turn).prompt)] += 1
+            digests[_digest(ledger.turns.get(turn).prompt)] += 1
         except KeyError:
             break
         turn += 1
     ledger.close()
-    return found
+    return digests
 
 
 def _load(vocabulary: str) -> None:

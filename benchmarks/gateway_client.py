@@ -66,8 +66,8 @@ class Connection:
         async with asyncio.timeout(_PATIENCE_S):
             started = time.perf_counter()
             self._writer.write(head + body)
-            status, told = await self._status()
-            length = told.get("content-length")
+            status, headers = await self._status()
+            length = headers.get("content-length")
             if length is not None:
                 return Answer(
                     status,
@@ -165,8 +165,8 @@ def server(module: str, core: int, *arguments: str) -> Generator[Measured]:
 @contextmanager
 def pulse(url: str, core: int) -> Generator[list[float]]:
     """Ask /healthz every 20 ms from another process; the list is filled at the end."""
-    asked = url.removesuffix("/v1") + "/healthz"
-    command = pinned(core, [sys.executable, "-m", "benchmarks.gateway_pulse", asked])
+    health = url.removesuffix("/v1") + "/healthz"
+    command = pinned(core, [sys.executable, "-m", "benchmarks.gateway_pulse", health])
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         waits: list[float] = []

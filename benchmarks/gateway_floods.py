@@ -44,16 +44,16 @@ def _user(text: str | list[Json]) -> Json:
 
 
 def _said(count: int) -> Body:
-    said = [_user(f"{n} is a number") for n in range(count)]
-    return lambda wire: wire.body([_user("go"), *said, _user("go on")])
+    messages = [_user(f"{n} is a number") for n in range(count)]
+    return lambda wire: wire.body([_user("go"), *messages, _user("go on")])
 
 
 def _calls(count: int) -> Body:
     """Calls of one message of the assistant."""
     function = {"name": "tool_1", "arguments": '{"a":1}'}
     calls = [{"id": f"call{n}", "type": "function", "function": function} for n in range(count)]
-    said = {"role": "assistant", "content": "", "tool_calls": calls}
-    return lambda wire: wire.body([_user("go"), said, _user("go on")])
+    message = {"role": "assistant", "content": "", "tool_calls": calls}
+    return lambda wire: wire.body([_user("go"), message, _user("go on")])
 
 
 def _text(text: str) -> Body:
@@ -69,8 +69,8 @@ def _prose(length: int) -> str:
 def _nested(depth: int) -> Body:
     def body(wire: Spoken) -> bytes:
         tool = {"name": "deep", "description": "It digs.", "parameters": "HERE"}
-        made = wire.body([_user("go")], [tool])
-        return made.replace(b'"HERE"', b'{"a":' * depth + b"1" + b"}" * depth)
+        request = wire.body([_user("go")], [tool])
+        return request.replace(b'"HERE"', b'{"a":' * depth + b"1" + b"}" * depth)
 
     return body
 
@@ -120,7 +120,7 @@ FLOODS: dict[str, Body] = {
 
 @dataclass(frozen=True)
 class Silence:
-    """What one body did."""
+    """Effects of one body."""
 
     wire: str
     what: str
@@ -206,9 +206,9 @@ async def measure(
                 for what, body in FLOODS.items():
                     if not floods or what in floods:
                         say(f"{wire.name}: {what}")
-                        found = await flood(at, cores.client, wire, what, body(wire))
-                        say(f"  {found.status}, silence {found.silence_s:.2f} s")
-                        silences.append(found)
+                        silence = await flood(at, cores.client, wire, what, body(wire))
+                        say(f"  {silence.status}, silence {silence.silence_s:.2f} s")
+                        silences.append(silence)
                 say(f"{wire.name}: {at_once} at once")
                 silences.append(await crowd(at, cores.client, wire, at_once))
     finally:
@@ -219,16 +219,16 @@ async def measure(
 def show(console: Console, silences: Sequence[Silence]) -> None:
     """Print the table."""
     table = Table("body", "wire", "MB", "HTTP", "time", "CPU", "silence", "goal")
-    for one in silences:
+    for silence in silences:
         table.add_row(
-            one.what,
-            one.wire,
-            f"{one.megabytes:.1f}",
-            str(one.status),
-            f"{one.seconds:.2f} s",
-            f"{one.cpu_s:.2f} s",
-            f"{one.silence_s:.2f} s",
-            "met" if one.silence_s <= SILENCE_S else "not met",
+            silence.what,
+            silence.wire,
+            f"{silence.megabytes:.1f}",
+            str(silence.status),
+            f"{silence.seconds:.2f} s",
+            f"{silence.cpu_s:.2f} s",
+            f"{silence.silence_s:.2f} s",
+            "met" if silence.silence_s <= SILENCE_S else "not met",
         )
     console.print(table)
 

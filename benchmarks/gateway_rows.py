@@ -1,7 +1,7 @@
 """Measurements of a server: the requests sent, and the figures of its process meanwhile.
 
-Rule: every row says what one request costs three ways: as the client sees it when it is alone (or
-among so many), as processor time of the server, and as requests a second when its core is full.
+Rule: every row has the cost of one request in three ways. The client sees a time, when it is alone
+or among so many. The server spends processor time. A full core answers so many requests a second.
 """
 
 from __future__ import annotations
@@ -220,12 +220,12 @@ async def first_turns(wire: Wire, size: Size, name: str = "first") -> tuple[Timi
 
 async def further_turns(wire: Wire, size: Size, name: str) -> tuple[Timing, Timing]:
     """Time further turns, each with the volatile message dropped and appended anew."""
-    found: list[Timing] = []
+    timings: list[Timing] = []
     for count, width in ((size.alone, 1), (size.together, FULL)):
         sessions = -(-count // size.rounds // size.further)
         begun = await _begun(wire, sessions, f"{name}-further-{width}")
-        found.append(await run(wire, [_going_on(wire, it, size.further) for it in begun], width))
-    return found[0], found[1]
+        timings.append(await run(wire, [_going_on(wire, it, size.further) for it in begun], width))
+    return timings[0], timings[1]
 
 
 async def beside(bare: Wire, ours: Wire, size: Size) -> Beside:
@@ -243,23 +243,23 @@ async def beside(bare: Wire, ours: Wire, size: Size) -> Beside:
                 with pulse(sides[side].at.url, ours.client_core) as waited:
                     alone, full = await send(sides[side], size, f"round-{number}")
                 waits[side].extend(waited)
-                for timing, one in zip(sums[what, side], (alone, full), strict=True):
-                    timing.add(one)
+                for timing, measured in zip(sums[what, side], (alone, full), strict=True):
+                    timing.add(measured)
                 rows[side] = alone.row(what, full)
-            one, other = rows[1], rows[0]
+            ours_row, bare_row = rows[1], rows[0]
             # Processor time comes in ticks: a few quick turns of the bare route may take none.
-            times = one.cpu_ms / other.cpu_ms if other.cpu_ms else math.inf
-            ratios[what].append((one.median_ms / other.median_ms, times))
+            times = ours_row.cpu_ms / bare_row.cpu_ms if bare_row.cpu_ms else math.inf
+            ratios[what].append((ours_row.median_ms / bare_row.median_ms, times))
     bare_rows, our_rows = (
         [sums[what, side][0].row(what, sums[what, side][1]) for what in kinds] for side in (0, 1)
     )
     multiples = [
         Multiple(
             what,
-            clock=statistics.median(clock for clock, _ in found),
-            cpu=statistics.median(cpu for _, cpu in found),
+            clock=statistics.median(clock for clock, _ in pairs),
+            cpu=statistics.median(cpu for _, cpu in pairs),
         )
-        for what, found in ratios.items()
+        for what, pairs in ratios.items()
     ]
     bare_silence, silence = (1e3 * max(some) for some in waits)
     return Beside(bare_rows, our_rows, multiples, bare_silence, silence)
@@ -358,7 +358,7 @@ async def crowd(wire: Wire, size: Size, what: str, talks: Sequence[Talk]) -> Row
 
 async def memory(wire: Wire, size: Size, say: Callable[[str], None]) -> list[Memory]:
     """Measure memory over turns that nothing follows, then over sessions of one turn."""
-    found = [Memory("after warming up", wire.answered, wire.at.rss_mb())]
+    measured = [Memory("after warming up", wire.answered, wire.at.rss_mb())]
     half = size.memory // 2
     for what, turns_each in (("turns without a successor", 100), ("sessions", 1)):
         for part in range(2):
@@ -367,6 +367,6 @@ async def memory(wire: Wire, size: Size, say: Callable[[str], None]) -> list[Mem
                 for n in range(part * half, (part + 1) * half)
             ]
             await run(wire, talks, FULL)
-            found.append(Memory(what, (part + 1) * half, wire.at.rss_mb()))
-            say(f"{found[-1].requests:,} {what}: {found[-1].rss_mb:,.0f} MB")
-    return found
+            measured.append(Memory(what, (part + 1) * half, wire.at.rss_mb()))
+            say(f"{measured[-1].requests:,} {what}: {measured[-1].rss_mb:,.0f} MB")
+    return measured

@@ -32,8 +32,8 @@ class Spoken:
             tools: functions, with name, description and parameters.
             more: further fields of this wire.
         """
-        made = _BODIES[self.name]([*messages], [*tools]) | {"model": MODEL} | more
-        return json.dumps(made, ensure_ascii=False, separators=(",", ":")).encode()
+        fields = _BODIES[self.name]([*messages], [*tools]) | {"model": MODEL} | more
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
 
     def reply(self, answer: bytes) -> Json:
         """Return a whole reply as a message of chat completions."""
@@ -58,26 +58,26 @@ def _items(message: Json) -> list[Json]:
         return [{"type": "function_call_output", "call_id": call, "output": content}]
     kind = "output_text" if role == "assistant" else "input_text"
     parts = [{"type": kind, "text": text} for text in _texts(content)]
-    said = [{"type": "message", "role": role, "content": parts}] if parts else []
+    items = [{"type": "message", "role": role, "content": parts}] if parts else []
     calls = (call["function"] | {"call_id": call["id"]} for call in message.get("tool_calls", ()))
-    return [*said, *({"type": "function_call", **call} for call in calls)]
+    return [*items, *({"type": "function_call", **call} for call in calls)]
 
 
 def _messages(messages: list[Json], tools: list[Json]) -> Json:
     system = [m for m in messages if m["role"] == "system"]
-    said: list[Json] = []
+    turns: list[Json] = []
     for message in messages[len(system) :]:
-        made = _blocks(message)
-        if said and said[-1]["role"] == made["role"] == "user" and message["role"] == "tool":
-            said[-1]["content"] += made["content"]  # the results of one turn are one message
+        turn = _blocks(message)
+        if turns and turns[-1]["role"] == turn["role"] == "user" and message["role"] == "tool":
+            turns[-1]["content"] += turn["content"]  # the results of one turn are one message
         else:
-            said.append(made)
+            turns.append(turn)
     offered = [
         {"name": t["name"], "description": t["description"], "input_schema": t["parameters"]}
         for t in tools
     ]
     head = {"system": [b for m in system for b in _text_blocks(m["content"])]} if system else {}
-    return head | {"messages": said, "max_tokens": MAX_TOKENS, "tools": offered}
+    return head | {"messages": turns, "max_tokens": MAX_TOKENS, "tools": offered}
 
 
 def _blocks(message: Json) -> Json:

@@ -4,9 +4,10 @@ The loop is silent while a session is forgotten.
 
     python -m benchmarks.ledger [--turns 100000] [--directory DIR]
 
-Turns as OpenClaw's: sessions that begin with the same ten thousand tokens and grow by what is said
-and done, replies of about 300 tokens with the four candidates per token that the default method
-needs, logprobs as a model's (float32). Written with `TurnTable.add`, one transaction each.
+Turns are as OpenClaw's: sessions begin with the same ten thousand tokens and grow by what is said
+and done. Replies have about 300 tokens, with the four candidates per token that the default method
+needs, and logprobs as a model's (float32). They are written with `TurnTable.add`, one transaction
+each.
 """
 
 from __future__ import annotations
@@ -89,9 +90,9 @@ class Talk:
             RequestKind.USER,
             trace=f"{rng.getrandbits(128):032x}",
         )
-        said = "please " * rng.randint(5, 40)
+        text = "please " * rng.randint(5, 40)
         turn = Outcome(
-            Place(who, self._session, tuple(self._history), said),
+            Place(who, self._session, tuple(self._history), text),
             "me",
             0,
             Prompt(prompt, len(prompt) - 9),
@@ -196,12 +197,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Size and speed of a long ledger.")
     parser.add_argument("--turns", type=int, default=100_000)
     parser.add_argument("--directory", type=Path, default=None, help="kept; else a temporary one")
-    given = parser.parse_args()
-    if given.directory is not None:
-        print(json.dumps(asdict(measure(given.directory, given.turns)), indent=2))
+    options = parser.parse_args()
+    if options.directory is not None:
+        print(json.dumps(asdict(measure(options.directory, options.turns)), indent=2))
         return
     with tempfile.TemporaryDirectory() as place:
-        print(json.dumps(asdict(measure(Path(place), given.turns)), indent=2))
+        print(json.dumps(asdict(measure(Path(place), options.turns)), indent=2))
 
 
 if __name__ == "__main__":

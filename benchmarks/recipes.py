@@ -90,7 +90,7 @@ async def draw(trainer: LocalTrainer, seed: int) -> list[Drawn]:
     """Sample until there are enough replies of both kinds."""
     rng, renderer = Random(seed), Renderer.load(str(MODEL_DIR), "qwen3")
     sampler, base = await trainer.publish(), await trainer.base()
-    left, found = {True: ACCEPTED, False: BATCH - ACCEPTED}, list[Drawn]()
+    left, drawn = {True: ACCEPTED, False: BATCH - ACCEPTED}, list[Drawn]()
     while any(left.values()):
         first, second = rng.randint(1, 9), rng.randint(1, 9)
         messages = [{"role": "user", "content": QUESTION.format(first, second)}]
@@ -103,11 +103,11 @@ async def draw(trainer: LocalTrainer, seed: int) -> list[Drawn]:
         if not left[good]:
             continue
         left[good] -= 1
-        at, hints = len(found), list[HintScores]()
+        at, hints = len(drawn), list[HintScores]()
         for hint in () if good else HINTS:
-            told = renderer.splice(prompt.tokens, prompt.hint_at or 0, hint)
+            hinted = renderer.splice(prompt.tokens, prompt.hint_at or 0, hint)
             scores = await base.logprobs(
-                told + done.tokens, start=len(told), targets=done.topk_ids, top_k=4
+                hinted + done.tokens, start=len(hinted), targets=done.topk_ids, top_k=4
             )
             pairs = zip(done.topk_ids, scores.topk_ids, strict=True)
             hints.append(
@@ -121,17 +121,18 @@ async def draw(trainer: LocalTrainer, seed: int) -> list[Drawn]:
                 )
             )
         reward = 1.0 if good else -1.0
-        found.append(Drawn(Sample(at, at, at, 0, 0, prompt.tokens, done, reward, None), hints))
-    return found
+        drawn.append(Drawn(Sample(at, at, at, 0, 0, prompt.tokens, done, reward, None), hints))
+    return drawn
 
 
 def reward_row(rewards: Callable[[Sequence[float]], Sequence[float]]) -> Row:
     """Make a row whose rewards become other advantages."""
 
     def row(drawn: Sequence[Drawn]) -> Batch:
-        given = [each.sample.reward or 0.0 for each in drawn]
+        values = [each.sample.reward or 0.0 for each in drawn]
         samples = [each.told() for each in drawn]
-        return [(s, spread(s, a, 1.0, PAPER)) for s, a in zip(samples, rewards(given), strict=True)]
+        pairs = zip(samples, rewards(values), strict=True)
+        return [(sample, spread(sample, reward, 1.0, PAPER)) for sample, reward in pairs]
 
     return row
 
@@ -148,22 +149,18 @@ def hint_row(choice: int | None = None, *, own: bool = False) -> Row:
 
 def spared(drawn: Sequence[Drawn]) -> Batch:
     """Multiply negative advantages by 1 - p of their token."""
-    return [
-        (
-            s,
-            replace(
-                found, tokens=spread(replace(s, teacher=None), found.sample, 0.0, DEFAULT).tokens
-            ),
-        )
-        for s, found in PAPERS(drawn)
-    ]
+    batch = list[tuple[Sample, Advantages]]()
+    for sample, advantages in PAPERS(drawn):
+        own = spread(replace(sample, teacher=None), advantages.sample, 0.0, DEFAULT)
+        batch.append((sample, replace(advantages, tokens=own.tokens)))
+    return batch
 
 
 def default(drawn: Sequence[Drawn]) -> Batch:
     """Compute the default recipe as the learner does, with one hint and all +1 from users."""
     samples = [each.told(0, own=True) for each in drawn]
-    found, _ = build("combine").advantages([BatchItem(s) for s in samples], DEFAULT, None)
-    return list(zip(samples, found, strict=True))
+    advantages, _ = build("combine").advantages([BatchItem(s) for s in samples], DEFAULT, None)
+    return list(zip(samples, advantages, strict=True))
 
 
 PAPERS: Final = hint_row()
@@ -181,8 +178,8 @@ ROWS: Final[dict[str, Row]] = {
 
 async def gradient(trainer: LocalTrainer, folder: Path, batch: Batch) -> torch.Tensor:
     """Return the gradient of a step over the batch, as one vector, in float64."""
-    samples, found = zip(*batch, strict=True)
-    passes = loss_passes([BatchItem(s) for s in samples], found, PAPER, REPLY_TOKENS)
+    samples, advantages = zip(*batch, strict=True)
+    passes = loss_passes([BatchItem(s) for s in samples], advantages, PAPER, REPLY_TOKENS)
 
     async def weights(name: str) -> dict[str, torch.Tensor]:
         await trainer.export_adapter(folder / name)
@@ -203,12 +200,14 @@ async def cosines(folder: Path, seed: int) -> dict[str, float]:
     try:
         drawn = await draw(trainer, seed)
         papers = await gradient(trainer, folder, PAPERS(drawn))
-        found = {name: await gradient(trainer, folder, row(drawn)) for name, row in ROWS.items()}
+        gradients = {
+            name: await gradient(trainer, folder, row(drawn)) for name, row in ROWS.items()
+        }
     finally:
         await trainer.aclose()
     return {
         name: float(papers @ other / (papers.norm() * other.norm()))
-        for name, other in found.items()
+        for name, other in gradients.items()
     }
 
 
