@@ -6,7 +6,6 @@
 #   fetches 93 MB, writes 540 MB.
 # real-judge: that small model under the judge of `make judge` in place of rules; goes on where it was.
 # real-task: the same small model learns to do sums with a calculator, by outcome and by outcome and step; an hour of one core; goes on where it was.
-# real-chat: that judge's model as the policy, through the whole product, for five minutes of processor: 8 GB of memory, 3.1 GB of disk.
 # judge: a real model of 1.5 billion parameters judges: fetches 1.1 GB, takes 20 minutes of one core; goes on where it was.
 #   ARGS='--most 0' judges everything.
 # bench: the benchmarks of the local backend (docs/benchmarks.md has the others).
@@ -29,7 +28,7 @@ BITS := .venv-4bit
 JUDGE := .venv-judge
 SBOM := .venv-sbom
 
-.PHONY: setup dist demo real real-judge real-task real-chat judge test test-all test-part soak check test-4bit vllm test-vllm cookbook test-cookbook verifiers test-verifiers trackers test-trackers tracks bench clean
+.PHONY: setup dist demo real real-judge real-task judge test test-all test-part soak check test-4bit vllm test-vllm cookbook test-cookbook verifiers test-verifiers trackers test-trackers tracks bench clean
 .DEFAULT_GOAL := setup
 # Images often set this; every worker and process of the tests would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -60,9 +59,6 @@ real-task: $(READY)
 	$(BIN)/python -m examples.personalize.smollm2
 	$(BIN)/python -m examples.tracks.compare --tracks fenced --seeds 2 --steps 10 --groups 40 --exam-tasks 100 --concurrency 16 \
 	  --out runs/real-task $(ARGS)
-
-real-chat: $(READY)
-	$(BIN)/python -m examples.real_chat $(ARGS)
 
 # xllamacpp serves the model: 34 MB, in an environment of its own.
 $(JUDGE)/.ready:

@@ -1,6 +1,10 @@
 """Example programs that use the product as its users do: from outside, over HTTP."""
 
 import signal
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+"""The repository, or the part of it that a wheel holds: run.py and configs/ are here."""
 
 
 def as_ctrl_c() -> None:

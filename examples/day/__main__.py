@@ -17,7 +17,6 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -63,7 +62,9 @@ async def live(
     words = await asyncio.to_thread(tokenizer, out / "tokenizer")
     address = f"http://127.0.0.1:{port}/v1"
     person = out / "person"
-    claw = OpenClaw.create(person, address, NAME, window=CONTEXT, reply=4096, thinks="medium")
+    claw = OpenClaw.create(
+        person, address, NAME, thinks="medium", contextWindow=CONTEXT, maxTokens=4096
+    )
     furnish(person / "workspace")
     async with claw.gateway() as gateway:
         for seed in seeds:
@@ -76,17 +77,17 @@ async def _one(
     out: Path,
     gateway: Gateway,
     seed: int,
-    said: Sequence[Message],
+    messages: Sequence[Message],
     how: tuple[int, Path, Sequence[str]],
 ) -> Day:
     port, words, flags = how
-    async with service(out / "tinker", words, said, seed) as (url, script):
+    async with service(out / "tinker", words, messages, seed) as (url, script):
         settings = {"model-name": NAME, "tokenizer": words, "backend": "tinker", "base-url": url}
-        settings |= {"data-dir": out / "run", "prices": PRICES, "method": "combine"}
-        given = (*(f"--{name}={value}" for name, value in settings.items()), *flags)
-        launch = Launch(out, given, {"TINKER_API_KEY": "tml-a-day-of-a-script"}, port=port)
+        settings |= {"prices": PRICES, "method": "combine"}
+        arguments = (*(f"--{name}={value}" for name, value in settings.items()), *flags)
+        launch = Launch(out, arguments, {"TINKER_API_KEY": "tml-a-day-of-a-script"}, port=port)
         async with running(launch) as product:
-            sampled = [await _say(gateway, script, message) for message in said]
+            sampled = [await _say(gateway, script, message) for message in messages]
             await _settled(product.client)
     return read(out / "run", seed, sampled, script.shared)
 
@@ -96,9 +97,9 @@ async def _say(gateway: Gateway, script: Script, message: Message) -> int:
     if message.new:
         await gateway.new(SESSION)
     before = script.sampled
-    heard = await gateway.say(SESSION, message.text)
-    if message.steps[-1].says not in heard:
-        raise DayError(f"to {message.text!r} the person read {heard[:300]!r}")
+    reply = await gateway.say(SESSION, message.text)
+    if message.steps[-1].says not in reply:
+        raise DayError(f"to {message.text!r} the person read {reply[:300]!r}")
     return script.sampled - before
 
 
@@ -106,11 +107,11 @@ async def _settled(client: Client) -> None:
     """Wait until the judge and the learner have nothing more to do."""
     calm, before = 0, None
     for _ in range(SETTLED):
-        said = await client.health()
-        calm = calm + 1 if said == before and said.learner != "training" else 0
+        health = await client.health()
+        calm = calm + 1 if health == before and health.learner != "training" else 0
         if calm == 10:
             return
-        before = said
+        before = health
         await asyncio.sleep(0.4)
 
 
@@ -118,12 +119,11 @@ async def _show(out: Path, seeds: Sequence[int], messages: int) -> None:
     """Live through days; write the table anew after each."""
     price, days = load()[NAME], list[Day]()
     async with aclosing(live(out, seeds, messages)) as lived:
-        async for one in lived:
-            days.append(one)
+        async for day_figures in lived:
+            days.append(day_figures)
             table = markdown(days, price)
             (out / "days.md").write_text(f"{table}\n")
-            (out / "days.jsonl").write_text("".join(f"{json.dumps(asdict(d))}\n" for d in days))
-            print(f"{one.headline}\n{table}", flush=True)
+            print(table, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

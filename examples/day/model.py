@@ -75,7 +75,7 @@ _MOST: Final = 3
 class Script:
     """Says what the model says next. Both policy and judge are read off the prompt."""
 
-    said: Sequence[Message]
+    messages: Sequence[Message]
     tokenizer: Tokenizer
     rng: random.Random
     seen: dict[str, int] = field(default_factory=dict[str, int])
@@ -89,7 +89,7 @@ class Script:
     def reply(self, prompt: Tokens) -> tuple[str, bool]:
         """The text of one completion, and whether it is the judge's."""
         text = self.tokenizer.decode(list(prompt), skip_special_tokens=False)
-        turns = [{"role": role, "content": said} for role, said in _TURN.findall(text)]
+        turns = [{"role": role, "content": content} for role, content in _TURN.findall(text)]
         thinks = not text.endswith(_THOUGHT)
         try:
             judged = self._judged(turns)
@@ -112,25 +112,25 @@ class Script:
         return answer(turns, self.rng, partial(self._opinion, wrong=wrong))
 
     def _opinion(self, case: Case, rng: random.Random, *, wrong: bool = False) -> Opinion:
-        found = spoken_in(case.text, self.said) if case.role == "user" else None
-        if found is None:
+        position = spoken_in(case.text, self.messages) if case.role == "user" else None
+        if position is None:
             rating = -1 if re.search(r"error|no such file|traceback", case.text, re.I) else 1
             return (-rating if wrong else rating), None
-        rating = rng.choice((-1, 0, 1)) if wrong else found[0].rating
-        return rating, found[0].hint
+        rating = rng.choice((-1, 0, 1)) if wrong else position[0].rating
+        return rating, position[0].hint
 
     def _spoken(self, text: str, *, thinks: bool) -> str:
         if "context summarization" in text:
             return self._summary(text)
-        found = spoken_in(text, self.said)
-        if found is None:
+        position = spoken_in(text, self.messages)
+        if position is None:
             return "NO_REPLY" if "memory flush" in text else "Done."
-        message, end = found
-        asked = self.seen[message.text] = self.seen.get(message.text, 0) + 1
+        message, end = position
+        requests = self.seen[message.text] = self.seen.get(message.text, 0) + 1
         if "Pre-compaction memory flush" in text[end:]:
             return "NO_REPLY"
         at = text.count("<|im_start|>assistant", end) - 1
-        last = asked > _MOST * len(message.steps) or _RESCUE in text[end:]
+        last = requests > _MOST * len(message.steps) or _RESCUE in text[end:]
         step = message.steps[-1 if last or at >= len(message.steps) else at]
         thought = f"<think>\n{step.thinks}\n</think>\n\n" if thinks else ""
         if step.call is None:
@@ -140,10 +140,10 @@ class Script:
         return f"{thought}<tool_call>\n{call}\n</tool_call>"
 
     def _summary(self, text: str) -> str:
-        """What OpenClaw's check of a summary asks for: its sections, the asks, the identifiers."""
-        asked = [one.text for one in self.said if one.text in text]
+        """Write what OpenClaw's check of a summary asks for: sections, asks and identifiers."""
+        requests = [message.text for message in self.messages if message.text in text]
         named = sorted({word.strip(".,:;()[]`\"'") for word in _NAMES.findall(text)})
-        parts = ("\n".join(asked[-3:]), "None.", "None.", "None.", " ".join(named))
+        parts = ("\n".join(requests[-3:]), "None.", "None.", "None.", " ".join(named))
         return "\n\n".join(
             f"## {name}\n{part}" for name, part in zip(_SECTIONS, parts, strict=True)
         )
@@ -153,11 +153,11 @@ class Script:
         return f"<think>\n{words}\n</think>\n\n"
 
 
-def _shared(one: Tokens, other: Tokens) -> int:
-    for at, (a, b) in enumerate(zip(one, other, strict=False)):
+def _shared(tokens: Tokens, other: Tokens) -> int:
+    for at, (a, b) in enumerate(zip(tokens, other, strict=False)):
         if a != b:
             return at
-    return min(len(one), len(other))
+    return min(len(tokens), len(other))
 
 
 @dataclass
@@ -256,7 +256,7 @@ class Learning:
 
 
 class Played:
-    """What stands in the place of `LocalBackend`: its calls, answered at once."""
+    """Stand-in for `LocalBackend`: its calls, answered at once."""
 
     context_tokens, rounds_otherwise, sees, vision = CONTEXT, False, False, None
 
@@ -280,11 +280,11 @@ class Played:
 
 @asynccontextmanager
 async def service(
-    folder: Path, tokenizer: Path, said: Sequence[Message], seed: int
+    folder: Path, tokenizer: Path, messages: Sequence[Message], seed: int
 ) -> AsyncGenerator[tuple[str, Script]]:
     """Serve the script on a free port, as Tinker's service would; yields its address."""
     words = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
-    script = Script(said, words, random.Random(seed))
+    script = Script(messages, words, random.Random(seed))
     config = LocalConfig(model=str(tokenizer), name=NAME, root=folder)
     played = cast("LocalBackend", Played(script))
     async with in_background(create_app(Service(config, Store(folder), played))) as url:

@@ -6,11 +6,11 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import httpx
 
@@ -52,91 +52,32 @@ class OpenClaw:
         base_url: str,
         model: str,
         *,
-        gives_up_s: int | None = None,
-        window: int = 65536,
-        reply: int = 128,
-        affinity: bool | None = None,
-        api: str | None = None,
-        sees: bool = False,
-        tools: bool = True,
-        thinks: str | None = None,
         release: str = TRIED[0],
-    ) -> OpenClaw:
+        thinks: str = "off",
+        provider: Mapping[str, Any] | None = None,
+        **entry: Any,
+    ) -> Self:
         """Configure an OpenClaw as in the README, except for the arguments.
 
         Args:
-            gives_up_s: how long it bears a silent model.
-            window: tokens that it thinks fit into the context; with few it compacts soon.
-            reply: most tokens of a reply.
-            affinity: whether headers and body name the session.
-            api: the wire that it speaks, as its configuration calls it.
-            sees: whether it is told that the model sees.
-            tools: whether it may give the model tools, which it does not to small ones.
             thinks: how much it lets the model think, as `/think` has it.
+            provider: fields of the provider.
+            entry: fields of the provider's model.
         """
-        claw = cls(install(release), home)
         for name in ("state", "workspace"):
             (home / name).mkdir(parents=True)
         # a workspace that has been introduced skips the first-run ritual
         (home / "workspace" / "IDENTITY.md").write_text("- **Name:** Claw\n")
-        config = claw._config(base_url, model)
-        provider = config["models"]["providers"]["tinker-claw"]
-        if api is not None:
-            provider["api"] = api
-        if api == "anthropic-messages":
-            provider["baseUrl"] = base_url.removesuffix("/v1")
-        if gives_up_s is not None:
-            provider["timeoutSeconds"] = gives_up_s
-        provider["models"][0] |= {"contextWindow": window, "maxTokens": reply}
-        if sees:
-            provider["models"][0]["input"] = ["text", "image"]
-        if affinity is not None:
-            named = {"sendSessionAffinityHeaders": affinity, "supportsPromptCacheKey": affinity}
-            provider["models"][0]["compat"] = named
-        if not tools:
-            compat = provider["models"][0].get("compat", {})
-            provider["models"][0]["compat"] = compat | {"supportsTools": False}
-        if thinks is not None:
-            for one in config["agents"]["defaults"]["models"].values():
-                one["params"]["thinking"] = thinks
-        (home / "openclaw.json").write_text(json.dumps(config, indent=1))
-        return claw
-
-    def _config(self, base_url: str, model: str) -> dict[str, Any]:
-        """Provider block of the README, for this address and model."""
         config = readme_block()
-        provider = config["models"]["providers"]["tinker-claw"]
-        provider["baseUrl"] = base_url
-        names = {"id": model, "name": model}
-        provider["models"] = [provider["models"][0] | names]
-        defaults = config["agents"]["defaults"]
-        (params,) = defaults["models"].values()
-        defaults["models"] = {f"tinker-claw/{model}": params}
-        defaults["model"]["primary"] = f"tinker-claw/{model}"
-        defaults["workspace"] = str(self.home / "workspace")
-        return config
-
-    def say(self, session: str, message: str, *flags: str) -> str:
-        """Send one user turn, as `openclaw agent` does; return what the user would read."""
-        process = self.begin(session, message, *flags)
-        try:
-            out, errors = process.communicate(timeout=360)
-        finally:
-            process.kill()
-        if process.returncode:
-            raise DayError(f"OpenClaw failed: {errors[-2000:]}")
-        answer = json.JSONDecoder().raw_decode(out[out.index("{") :])[0]
-        return "\n".join(part.get("text") or "" for part in answer.get("payloads", [])).strip()
-
-    def begin(self, session: str, message: str, *flags: str) -> subprocess.Popen[str]:
-        """Start sending a user turn; return the running process."""
-        words = ("agent", "--local", "--json", "--session-id", session, "--timeout", "300")
-        return self.start(*words, "-m", message, *flags)
-
-    def check_config(self) -> dict[str, Any]:
-        """Check the configuration with OpenClaw itself: whether it is valid, and warnings."""
-        told = json.loads(self.start("config", "validate", "--json").communicate(timeout=360)[0])
-        return {"valid": told["valid"], "warnings": told.get("warnings", [])}
+        block, defaults = config["models"]["providers"]["tinker-claw"], config["agents"]["defaults"]
+        block |= {"baseUrl": base_url, **(provider or {})}
+        named = {"id": model, "name": model, "contextWindow": 65536, "maxTokens": 128}
+        block["models"][0] |= named | entry
+        primary = f"tinker-claw/{model}"
+        defaults |= {"workspace": str(home / "workspace"), "model": {"primary": primary}}
+        defaults["models"] = {primary: {"params": {"thinking": thinks}}}
+        (home / "openclaw.json").write_text(json.dumps(config, indent=1))
+        return cls(install(release), home)
 
     @asynccontextmanager
     async def gateway(self) -> AsyncGenerator[Gateway]:
@@ -242,5 +183,5 @@ async def _until_up(http: httpx.AsyncClient, process: subprocess.Popen[str], log
             if (await http.get("/health")).is_success:
                 return
         await asyncio.sleep(0.5)
-    told = await asyncio.to_thread(log.read_text)
-    raise DayError(f"OpenClaw's gateway did not start: {told[-2000:]}")
+    text = await asyncio.to_thread(log.read_text)
+    raise DayError(f"OpenClaw's gateway did not start: {text[-2000:]}")

@@ -1,4 +1,4 @@
-"""What a day's person says and what the model does about it: a script, drawn from a seed.
+"""The script of a day, drawn from a seed: messages of a person, and replies of the model.
 
 Rule: one seed gives the same day to the person, the model and the judge, so nothing is passed
 between them: each finds a message by its text.
@@ -132,21 +132,21 @@ class Message:
 
     @property
     def rating(self) -> int:
-        """How a careful judge rates the reply before it."""
+        """Rating that a careful judge gives the reply before it."""
         return {"corrects": -1, "praises": 1}.get(self.stance, 0)
 
 
 def day(seed: int, messages: int) -> tuple[Message, ...]:
     """Draw a day."""
     rng = random.Random(seed)
-    said = list[Message]()
+    drawn = list[Message]()
     for n in range(messages):
         new = n == 0 or n == messages // 2 or rng.random() < _NEW
         stance = rng.choices(_STANCES, _CHANCES)[0]
         looks = n == messages // 3
         stance = "asks" if new else "moves on" if looks else stance
-        said.append(_message(rng, 100 * (seed + 1) + n, stance, new, looks=looks))
-    return tuple(said)
+        drawn.append(_message(rng, 100 * (seed + 1) + n, stance, new, looks=looks))
+    return tuple(drawn)
 
 
 def _message(rng: random.Random, n: int, stance: Stance, new: bool, *, looks: bool) -> Message:
@@ -170,11 +170,11 @@ def _words(rng: random.Random, bounds: tuple[int, int]) -> str:
     return " ".join(rng.choices(_FILLER, k=rng.randint(*bounds)))
 
 
-def spoken_in(text: str, said: Sequence[Message]) -> tuple[Message, int] | None:
+def spoken_in(text: str, messages: Sequence[Message]) -> tuple[Message, int] | None:
     """Return the message that stands last in a text, and where it ends; None: there is none."""
-    found = max(said, key=lambda message: text.rfind(message.text))
-    at = text.rfind(found.text)
-    return None if at < 0 else (found, at + len(found.text))
+    latest = max(messages, key=lambda message: text.rfind(message.text))
+    at = text.rfind(latest.text)
+    return None if at < 0 else (latest, at + len(latest.text))
 
 
 def furnish(workspace: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a day came to, read from its ledger when it is over."""
+"""Figures of a day, read from its ledger when it is over."""
 
 from __future__ import annotations
 
@@ -9,25 +9,30 @@ from pathlib import Path
 from typing import Final
 
 from tinker_claw.billing.prices import Price
-from tinker_claw.ledger.database import Outside, reading
-from tinker_claw.ledger.figures import read_headlines, read_live
+from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.figures import read_live
 from tinker_claw.ledger.samples import JUDGED_BY
 from tinker_claw.types import Usage
 
 TOKENS_A_SECOND: Final = 50
 """Speed at which the model is taken to sample: no model ran, so the seconds are reckoned."""
 _SAMPLES: Final = f"""
-SELECT ({JUDGED_BY}) = 'tools' AS by_tools, COALESCE(step_id, 0) AS step, samples.state AS state,
-  reward, hint IS NOT NULL AS hinted
+SELECT ({JUDGED_BY}) = 'tools' AS by_tools, step_id, reward, hint
 FROM samples JOIN turns ON turns.id = samples.turn_id
   JOIN sessions ON sessions.id = turns.session_id
   LEFT JOIN next_states ON next_states.turn_id = turns.id
+"""
+_STEPS: Final = f"""
+SELECT SUM(NOT by_tools), SUM(by_tools), SUM(COALESCE(reward, 0) > 0),
+  SUM(COALESCE(reward, 0) < 0), SUM(hint IS NOT NULL)
+FROM ({_SAMPLES}) JOIN steps ON steps.id = step_id
+WHERE steps.status = 'committed' GROUP BY step_id ORDER BY step_id
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What one step trained: samples by who judged them."""
+    """Samples that one step trained, by who judged them."""
 
     user: int
     """Judged by the person's own words."""
@@ -45,13 +50,10 @@ class Day:
     """Figures of one day."""
 
     seed: int
-    messages: int
     main: int
     """Requests of the agent's own conversation."""
     side: int
     """Summaries and other requests that are never trained."""
-    compactions: int
-    """Requests for a summary; one compaction makes several."""
     judged_by_user: int
     judged_by_tools: int
     steps: tuple[Trained, ...]
@@ -62,11 +64,8 @@ class Day:
     """Prompt tokens that began like an earlier prompt: at most these can come from a cache."""
     firsts: int
     """First judged turns."""
-    headline: str
     silences: tuple[float, ...]
     """Seconds between each message and its reply, reckoned."""
-    lost: int
-    """Requests that could not be tied to the turn that they answer."""
 
     @property
     def total_usd(self) -> float:
@@ -76,49 +75,22 @@ class Day:
 def read(data: Path, seed: int, silences: Sequence[int], shared: int) -> Day:
     """Read a day's figures. `silences`: tokens sampled for each message."""
     with reading(data / "ledger.sqlite3") as rows:
-        samples = rows.rows(_SAMPLES)
-        tools = sum(row["by_tools"] for row in samples)
         kinds = rows.pairs("SELECT kind, COUNT(*) FROM turns GROUP BY kind")
-        firsts = read_live(rows)
-        (headline,) = read_headlines(rows, firsts)
+        judges = rows.pairs(f"SELECT by_tools, COUNT(*) FROM ({_SAMPLES}) GROUP BY by_tools")
+        sums = rows.row("SELECT SUM(prefill), SUM(cached), SUM(sampled), SUM(trained) FROM spend")
         return Day(
             seed=seed,
-            messages=len(silences),
             main=kinds.get("main", 0),
             side=kinds.get("side", 0),
-            compactions=rows.one("SELECT COUNT(*) FROM turns WHERE call = 'compaction'"),
-            judged_by_user=len(samples) - tools,
-            judged_by_tools=tools,
-            steps=_steps(rows),
-            usage=_usage(rows),
+            judged_by_user=judges.get(0, 0),
+            judged_by_tools=judges.get(1, 0),
+            steps=tuple(Trained(*row) for row in rows.rows(_STEPS)),
+            usage=Usage(*(int(count or 0) for count in sums or ())),
             usd=rows.pairs("SELECT purpose, TOTAL(usd) FROM spend GROUP BY purpose"),
             shared=shared,
-            firsts=len(firsts),
-            headline=headline["said"],
+            firsts=len(read_live(rows)),
             silences=tuple(tokens / TOKENS_A_SECOND for tokens in silences),
-            lost=rows.one("SELECT COUNT(*) FROM turns WHERE lost IS NOT NULL"),
         )
-
-
-def _steps(rows: Outside) -> tuple[Trained, ...]:
-    samples = rows.rows(_SAMPLES)
-    steps = rows.column("SELECT id FROM steps WHERE status = 'committed' ORDER BY id")
-    found = [[row for row in samples if row["step"] == step] for step in steps]
-    return tuple(
-        Trained(
-            user=sum(not row["by_tools"] for row in batch),
-            tools=sum(row["by_tools"] for row in batch),
-            praised=sum((row["reward"] or 0) > 0 for row in batch),
-            rejected=sum((row["reward"] or 0) < 0 for row in batch),
-            hinted=sum(row["hinted"] for row in batch),
-        )
-        for batch in found
-    )
-
-
-def _usage(rows: Outside) -> Usage:
-    sums = rows.row("SELECT SUM(prefill), SUM(cached), SUM(sampled), SUM(trained) FROM spend")
-    return Usage(*(int(n or 0) for n in sums or ()))
 
 
 COLUMNS: Final = (

@@ -5,7 +5,7 @@
     judge.py   the rules that judge its replies
 
 Rule: the product is a child process that is reached over HTTP only. Its user's messages and scores
-follow the grammar and the skills of the recipe, which are all that the tiny model knows.
+follow `homework` and `skills`, which are all that the tiny model knows.
 """
 
 

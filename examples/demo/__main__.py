@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.run(_demo(options, console))
     except DemoError as error:
         console.print(f"The demo stopped: {error}", style="red", soft_wrap=True, markup=False)
-        log = server.Launch.of(options).log
+        log = options.launch.log
         console.print(f"Last lines of {log}:", soft_wrap=True)
         console.print(server.last_lines(log), soft_wrap=True, markup=False)
         return EXIT_FAILED
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 async def _demo(options: Options, console: Console) -> None:
     """Run the demo and present its results, once, even where the run was cut short."""
-    launch = server.Launch.of(options)
+    launch = options.launch
     console.print(f"Starting the server; its log: {launch.log}", soft_wrap=True)
     progress, user, presented = Progress(options), USERS[options.user], False
 
@@ -84,7 +84,7 @@ async def _demo(options: Options, console: Console) -> None:
 
 def commands(launch: server.Launch) -> list[str]:
     """Return command lines that look at the run while its server stays."""
-    folder = shlex.quote(str(launch.out / "run"))
+    folder = shlex.quote(str(launch.data))
     return [
         f"tinker-claw log turns --kind main --data-dir {folder}   # each turn",
         f"tinker-claw versions --data-dir {folder}   # steps, and the way back",
@@ -103,7 +103,7 @@ def _invite(page: str, launch: server.Launch, console: Console) -> None:
 
 
 def _present(progress: Progress, console: Console) -> None:
-    paths = report.write(progress) | {"log": server.Launch.of(progress.options).log}
+    paths = report.write(progress) | {"log": progress.options.launch.log}
     console.print(report.table(progress) if progress.scores else "No version was scored.")
     console.print(
         f"{progress.sessions} sessions, {progress.version} steps, {progress.seconds:.0f} seconds.",

@@ -103,7 +103,7 @@ def figures_from(exposition: str) -> Figures:
         )
 
     return Figures(
-        verdicts={shown: int(total("verdicts", value=value)) for value, shown in _VERDICTS.items()},
+        verdicts={label: int(total("verdicts", value=value)) for value, label in _VERDICTS.items()},
         hints=int(total("hints")),
         steps=int(total("steps", status="committed")),
         usd=total("spent_usd"),
@@ -144,8 +144,8 @@ class Client:
     async def health(self) -> Health:
         answer = await self._get("/healthz")
         try:
-            said = answer.json()
-            return Health(**{name: said[name] for name in Health.__dataclass_fields__})
+            fields = answer.json()
+            return Health(**{name: fields[name] for name in Health.__dataclass_fields__})
         except (ValueError, KeyError, TypeError) as error:
             raise DemoError(f"/healthz said something else: {_short(answer.text)}") from error
 

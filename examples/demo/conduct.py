@@ -130,7 +130,7 @@ async def _observe(cast: Cast, progress: Progress, scorer: Scorer) -> None:
 
 def _leaves(errors: BaseExceptionGroup[DemoError]) -> list[DemoError]:
     """Flatten groups of groups of errors, in the order in which they occurred."""
-    found: list[DemoError] = []
+    leaves: list[DemoError] = []
     for error in errors.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves

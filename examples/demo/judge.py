@@ -104,11 +104,11 @@ def case_of(messages: list[dict[str, Any]]) -> Case | None:
         return None
     mark = marks[1]
     fenced = rf"<<{mark} (?:next state|message), ([^\n]*)>>\n(.*?)\n(?=<<{mark} )"
-    found = re.findall(fenced, case, re.DOTALL)
-    if not found:
+    quotes = re.findall(fenced, case, re.DOTALL)
+    if not quotes:
         return None
-    role = "user" if found[0][0] == "written by the user" else "tool"
-    return Case(role, "\n".join(text for _, text in found), case.replace(mark, ""))
+    role = "user" if quotes[0][0] == "written by the user" else "tool"
+    return Case(role, "\n".join(text for _, text in quotes), case.replace(mark, ""))
 
 
 def answer(
@@ -128,10 +128,10 @@ def answer(
     if case.role != "user":
         return json.dumps({"reasoning": "Read off the results.", "rating": value})
     does = {1: "accepts", 0: "new_style" if advice else "cannot_tell", -1: "corrects"}[value]
-    said = {"quote": "", "does": does, "hint": "", "scope": "this once"}
+    judgement = {"quote": "", "does": does, "hint": "", "scope": "this once"}
     if advice is not None:
-        said |= {"quote": case.text, "hint": advice}
-    return json.dumps(said)
+        judgement |= {"quote": case.text, "hint": advice}
+    return json.dumps(judgement)
 
 
 def create_app(

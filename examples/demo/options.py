@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from examples import ROOT
+from examples.demo.server import Launch
 from examples.demo.user import USERS
 from tinker_claw.errors import ConfigError
 from tinker_claw.methods import names
-
-ROOT = Path(__file__).resolve().parents[2]
-"""The repository, or the part of it that a wheel holds: run.py and configs/ are here."""
 
 SCORE_EVERY = 4
 """Optimizer steps between two scores."""
@@ -46,6 +45,13 @@ class Options:
     """Port of the gateway; None: a free one."""
 
     @property
+    def launch(self) -> Launch:
+        """Launch of the demo's server, with flags as a user would write them."""
+        settings = {"config": self.config, "method": self.method, "seed": self.seed}
+        flags = tuple(f"--{name}={value}" for name, value in settings.items())
+        return Launch(self.out, flags, port=self.port)
+
+    @property
     def marks(self) -> tuple[int, int]:
         """Numbers of ended sessions at which the serving version is scored, too."""
         return (max(1, self.sessions // 2), self.sessions)
@@ -56,7 +62,7 @@ class Options:
         return (0, self.steps // 2, self.steps)
 
     def scores(self, version: int) -> bool:
-        """Whether a version is scored for its number of steps."""
+        """Return whether a version is scored for its number of steps."""
         return version % SCORE_EVERY == 0 or version in self.milestones
 
 
@@ -70,12 +76,12 @@ def parse(arguments: Sequence[str] | None) -> Options:
         parser = _parser()
     except ConfigError as error:
         raise SystemExit(f"tinker-claw demo: {error}") from error
-    given = vars(parser.parse_args(arguments))
-    sizes: dict[str, Any] = _FAST if given.pop("fast") else _FULL
-    out = given.pop("out") or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
-    if "config" in given:
-        given["config"] = given["config"].resolve()  # the server has another working folder
-    options = Options(out=out.resolve(), **{**sizes, **given})
+    flags = vars(parser.parse_args(arguments))
+    sizes: dict[str, Any] = _FAST if flags.pop("fast") else _FULL
+    out = flags.pop("out") or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
+    if "config" in flags:
+        flags["config"] = flags["config"].resolve()  # the server has another working folder
+    options = Options(out=out.resolve(), **{**sizes, **flags})
     if (options.out / "run").exists():
         parser.error(f"--out {options.out} already holds a run: choose another folder")
     if not options.config.is_file():
@@ -94,8 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--method", choices=names(), help="how turns become training (default combine)")
     users = "; ".join(f"{name} {user.about}" for name, user in USERS.items())
-    told = users.replace("%", "%%")
-    add("--user", choices=tuple(USERS), help=f"who talks (default plain): {told}")
+    descriptions = users.replace("%", "%%")
+    add("--user", choices=tuple(USERS), help=f"who talks (default plain): {descriptions}")
     add("--seed", type=int, help="seed of the problems, the user and the adapter (default 0)")
     add("--steps", type=positive, help="optimizer steps to reach (default 16)")
     add("--sessions", type=positive, help="sessions to reach, as well (default 72)")

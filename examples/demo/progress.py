@@ -81,7 +81,7 @@ class Progress:
 
     @property
     def enough(self) -> bool:
-        """Whether no further session needs to begin."""
+        """Return whether no further session needs to begin."""
         if self.held:
             return True
         if self.sessions < self.options.sessions:
@@ -90,12 +90,12 @@ class Progress:
 
     @property
     def trains(self) -> bool:
-        """Whether a step is running: a user who comes back another day does not meet one."""
+        """Return whether a step is running: a user who comes back another day does not meet one."""
         return self.health is not None and self.health.learner == "training"
 
     @property
     def behind(self) -> bool:
-        """Whether a step has all its samples and is running.
+        """Return whether a step has all its samples and is running.
 
         A learner that is `waiting` with a full batch needs other users' samples, so sessions go on.
         """
@@ -107,7 +107,7 @@ class Progress:
 
     @property
     def held(self) -> bool:
-        """Whether the server takes no further step until its owner says so."""
+        """Return whether the server takes no further step until its owner says so."""
         return self.health is not None and self.health.learner == "held"
 
     @property
@@ -142,19 +142,19 @@ class Progress:
     def take_up(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved `state`. Sessions that were in flight do not count as ended."""
         self.started = time.monotonic() - state["seconds"]
-        self.outcomes = [Outcome(**one) for one in state["outcomes"]]
-        self.births = {one["version"]: Moment(**one) for one in state["births"]}
-        self.marks = {int(at): Moment(**one) for at, one in state["marks"].items()}
-        self.scores = {int(at): Score(**one) for at, one in state["scores"].items()}
+        self.outcomes = [Outcome(**outcome) for outcome in state["outcomes"]]
+        self.births = {moment["version"]: Moment(**moment) for moment in state["births"]}
+        self.marks = {int(at): Moment(**moment) for at, moment in state["marks"].items()}
+        self.scores = {int(at): Score(**score) for at, score in state["scores"].items()}
 
     def curve(self) -> list[Point]:
         """Every scored point, by step and then by sessions."""
         births = [self._point(moment) for moment in self.births.values()]
         marks = [self._point(moment, sessions) for sessions, moment in self.marks.items()]
-        found = [point for point in births + marks if point is not None]
+        points = [point for point in births + marks if point is not None]
         last = self.version if self.last is None else self.last
         scores = self.options.scores
-        scored = [p for p in found if p.at_sessions or scores(p.step) or p.step == last]
+        scored = [p for p in points if p.at_sessions or scores(p.step) or p.step == last]
         return sorted(scored, key=lambda p: (p.step, p.sessions, p.at_sessions or 0))
 
     def _point(self, moment: Moment, at_sessions: int | None = None) -> Point | None:

@@ -67,7 +67,7 @@ def contents(progress: Progress) -> dict[str, Any]:
         "hints": progress.figures.hints,
         "usd": round(progress.figures.usd, 4),
         "replies": {
-            str(version): progress.scores[version].shown
+            str(version): progress.scores[version].excerpts
             for version in sorted({min(progress.scores), max(progress.scores)})
         }
         if progress.scores
@@ -80,14 +80,12 @@ def contents(progress: Progress) -> dict[str, Any]:
 def table(progress: Progress) -> Table:
     """Table of the points that the method's study reports, one row each."""
     options = progress.options
-    shown = Table(
-        title=_title(options), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
-    shown.add_column("after")  # nine columns in eighty characters
+    rows = Table(title=_title(options), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    rows.add_column("after")  # nine columns in eighty characters
     for name in ("accepted", "sums", "lists", "length", "alike", "step", "sessions", "seconds"):
-        shown.add_column(name, justify="right")
+        rows.add_column(name, justify="right")
     for name, point in _rows(progress):
-        shown.add_row(
+        rows.add_row(
             name,
             f"{point.score.accepted:.2f}",
             f"{point.score.shares['sums']:.2f}",
@@ -98,7 +96,7 @@ def table(progress: Progress) -> Table:
             str(point.sessions),
             f"{point.seconds:.0f}",
         )
-    return shown
+    return rows
 
 
 def _title(options: Options) -> str:

@@ -1,7 +1,7 @@
 """Score a policy version by first replies to fresh questions, and by skills that must stay.
 
-Rule: the questions and the seeds of the replies are the same for every version, and they are asked
-as side turns, so that scoring a version never trains one. A version is asked for by its name, which
+Rule: the questions and the seeds of the replies are the same for every version. They are asked as
+side turns, so that scoring a version never trains one. A version is asked for by its name, which
 works while newer ones serve and learn. Whoever grades sees questions and replies, and not whose.
 
 A share of 128 replies has a standard error of at most 0.044.
@@ -14,21 +14,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 from examples.demo.client import Client, Request
-from examples.demo.recipe.grammar import NAMES, THINGS, shows_work
-from examples.demo.recipe.skills import (
-    list_correct,
-    list_question,
-    new_shopping,
-    new_sum,
-    sum_correct,
-    sum_question,
-)
+from examples.demo.homework import NAMES, THINGS, shows_work
+from examples.demo.skills import new_shopping, new_sum
 from examples.demo.user import User
 
 EXAM_SEED = 77
@@ -56,7 +48,7 @@ class Score:
     """Share of first replies of the commonest form, ignoring names, things and digits."""
     characters: float
     """Mean length of a first reply in characters."""
-    shown: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    excerpts: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     """A few questions with their first replies."""
 
 
@@ -86,8 +78,8 @@ def demo_skills(rng: Random, count: int) -> Skills:
     sums = [new_sum(rng) for _ in range(count)]
     lists = [new_shopping(rng) for _ in range(count)]
     return {
-        "sums": [Check(sum_question(one), partial(sum_correct, task=one)) for one in sums],
-        "lists": [Check(list_question(one), partial(list_correct, task=one)) for one in lists],
+        "sums": [Check(task.question, task.is_right) for task in sums],
+        "lists": [Check(task.question, task.is_right) for task in lists],
     }
 
 
@@ -96,7 +88,7 @@ class RuleExam:
     """Exam of a user who follows a rule."""
 
     user: User
-    asked: tuple[Any, ...]
+    subjects: tuple[Any, ...]
     """Subjects drawn by `User.asks`."""
     skills: Skills
     work: Callable[[str, Any], bool] | None = shows_work
@@ -113,24 +105,24 @@ class RuleExam:
     ) -> RuleExam:
         """Draw `prompts` questions, and up to 60 of each skill."""
         rng = Random(f"exam-{seed}")
-        asked = tuple(user.asks(rng) for _ in range(prompts))
-        return cls(user, asked, skills(rng, min(prompts, SKILL_PROMPTS)), work)
+        subjects = tuple(user.asks(rng) for _ in range(prompts))
+        return cls(user, subjects, skills(rng, min(prompts, SKILL_PROMPTS)), work)
 
     def questions(self) -> list[str]:
         checks = [check for skill in self.skills.values() for check in skill]
-        return [*map(self.user.opens, self.asked), *(check.question for check in checks)]
+        return [*map(self.user.opens, self.subjects), *(check.question for check in checks)]
 
     async def grade(self, replies: Sequence[str], version: int) -> Score:
-        firsts, rest = replies[: len(self.asked)], iter(replies[len(self.asked) :])
-        accepted = _share(self.user.rule(version).accepts, firsts, self.asked)
+        firsts, rest = replies[: len(self.subjects)], iter(replies[len(self.subjects) :])
+        accepted = _share(self.user.rule(version).accepts, firsts, self.subjects)
         shares = {
             name: fmean(check.right(next(rest)) for check in skill)
             for name, skill in self.skills.items()
         }
         if self.user.later is not None:
-            shares[FIRST_WISH] = _share(self.user.wants.accepts, firsts, self.asked)
+            shares[FIRST_WISH] = _share(self.user.wants.accepts, firsts, self.subjects)
         if self.work is not None:
-            shares["work"] = _share(self.work, firsts, self.asked)
+            shares["work"] = _share(self.work, firsts, self.subjects)
         return described(accepted, shares, self.questions()[: len(firsts)], firsts)
 
 
@@ -143,7 +135,7 @@ def described(
         shares=shares,
         alike=max(Counter(_NAMED.sub("_", text) for text in firsts).values()) / len(firsts),
         characters=fmean(map(len, firsts)),
-        shown=tuple(zip(questions, firsts, strict=True))[:SHOWN],
+        excerpts=tuple(zip(questions, firsts, strict=True))[:SHOWN],
     )
 
 
@@ -195,6 +187,6 @@ class Scorer:
 
 
 def _share(
-    right: Callable[[str, Any], bool], replies: Sequence[str], asked: Sequence[Any]
+    right: Callable[[str, Any], bool], replies: Sequence[str], subjects: Sequence[Any]
 ) -> float:
-    return fmean(right(reply, one) for reply, one in zip(replies, asked, strict=True))
+    return fmean(right(reply, subject) for reply, subject in zip(replies, subjects, strict=True))

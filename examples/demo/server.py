@@ -19,9 +19,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from examples import ROOT
 from examples.demo import DemoError
 from examples.demo.client import Client, connected
-from examples.demo.options import ROOT, Options
 
 START_S = 180.0
 """Seconds to start: importing torch takes long on a busy machine, above all the first time."""
@@ -35,12 +35,12 @@ _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "OMP_NUM_THREADS", "XDG_CAC
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start the child process."""
+    """Settings with which the child process starts."""
 
     out: Path
-    """Folder of the child's log."""
+    """Folder of the child's log and data."""
     flags: tuple[str, ...]
-    """Flags of `run.py`, without the port."""
+    """Flags of `run.py`, without the port and the data directory."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     """Environment variables, besides those that every program needs."""
     key: str | None = None
@@ -48,13 +48,10 @@ class Launch:
     port: int | None = None
     """Port; None: a free one."""
 
-    @classmethod
-    def of(cls, options: Options) -> Launch:
-        """Launch of the demo's server, with flags as a user would write them."""
-        settings = {"config": options.config, "method": options.method, "seed": options.seed}
-        settings["data-dir"] = options.out / "run"
-        flags = tuple(f"--{name}={value}" for name, value in settings.items())
-        return cls(options.out, flags, port=options.port)
+    @property
+    def data(self) -> Path:
+        """Data directory of the child."""
+        return self.out / "run"
 
     @property
     def log(self) -> Path:
@@ -105,6 +102,7 @@ async def running(launch: Launch) -> AsyncGenerator[Server]:
             str(ROOT / "run.py"),
             *launch.flags,
             f"--port={port}",
+            f"--data-dir={launch.data}",
             *keyless,
             cwd=ROOT,
             env={**kept, **launch.environment},
@@ -140,7 +138,7 @@ async def _end_orphan(launch: Launch) -> None:
         pid = int(_pid_file(launch).read_text())
     except (OSError, ValueError):
         return
-    if f"--data-dir={launch.out / 'run'}" not in _command_line(pid):
+    if f"--data-dir={launch.data}" not in _command_line(pid):
         return  # the number is another process's by now
     for number, seconds in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, BREAK_S)):
         os.kill(pid, number)
@@ -154,10 +152,10 @@ async def _end_orphan(launch: Launch) -> None:
 def _command_line(pid: int) -> list[str]:
     """Command line of a process; empty where there is none, or where it has ended."""
     try:
-        said = Path(f"/proc/{pid}/cmdline").read_bytes()
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return []
-    return [os.fsdecode(word) for word in said.split(b"\0") if word]
+    return [os.fsdecode(word) for word in words.split(b"\0") if word]
 
 
 async def _answers(server: Server) -> None:
@@ -190,7 +188,7 @@ async def _stop(process: Process) -> None:
 
 
 async def _waited(process: Process, seconds: float) -> bool:
-    """Whether the child ended within that time."""
+    """Return whether the child ended within that time."""
     try:
         async with asyncio.timeout(seconds):
             await process.wait()

@@ -19,9 +19,9 @@ from itertools import count
 from random import Random
 from typing import Any, NamedTuple, Protocol
 
+from examples.demo import homework
 from examples.demo.client import Client, Request
-from examples.demo.recipe import grammar
-from examples.demo.recipe.grammar import Problem, first_message, new_problem
+from examples.demo.homework import Problem, first_message, new_problem
 
 BREATH_S = 0.1
 """Seconds between two checks whether learning has caught up."""
@@ -40,7 +40,7 @@ class Reaction(NamedTuple):
     """Whether the reply is what they want, whatever they say of it."""
     content: bool
     """Whether they say that they like it, and want nothing further."""
-    said: str
+    message: str
 
 
 class Talk(Protocol):
@@ -75,15 +75,15 @@ _OPENING = re.compile(r"\s*(ok|well)\b", re.IGNORECASE)
 
 
 def _opens(text: str, problem: Problem) -> bool:
-    return _OPENING.match(text) is not None and grammar.shows_work(text, problem)
+    return _OPENING.match(text) is not None and homework.shows_work(text, problem)
 
 
 def is_structured(text: str, problem: Problem) -> bool:
     wanted = {"bold", "numbered", "final"}
-    return wanted <= set(grammar.markers(text)) and grammar.shows_work(text, problem)
+    return wanted <= set(homework.markers(text)) and homework.shows_work(text, problem)
 
 
-PLAIN = Rule(grammar.accepts, grammar.CORRECTIONS)
+PLAIN = Rule(homework.accepts, homework.CORRECTIONS)
 OPENING = Rule(
     _opens,
     (
@@ -103,13 +103,13 @@ STRUCTURED = Rule(
         "My teacher changed. Use a bold heading and a boxed result instead.",
     ),
 )
-NOTHING = Rule(lambda text, problem: False, grammar.TERSE_CORRECTIONS)
+NOTHING = Rule(lambda text, problem: False, homework.TERSE_CORRECTIONS)
 AGAIN = (
     "Something else instead, please.",
     "That's wrong for me, change it.",
     "Not like that. Again.",
 )
-GARBAGE = Rule(lambda text, problem: not grammar.shows_work(text, problem), AGAIN)
+GARBAGE = Rule(lambda text, problem: not homework.shows_work(text, problem), AGAIN)
 SILENT = ("Let me see what I do with that.", "I will read it later.")
 """Messages that say nothing of the reply."""
 
@@ -137,8 +137,8 @@ class User:
     """Draws the subject of a session."""
     opens: Callable[[Any], str] = first_message
     """Returns the first message about a subject."""
-    approvals: tuple[str, ...] = grammar.APPROVALS
-    terse: tuple[str, ...] = grammar.TERSE_CORRECTIONS
+    approvals: tuple[str, ...] = homework.APPROVALS
+    terse: tuple[str, ...] = homework.TERSE_CORRECTIONS
     """Corrections that do not say what is wrong."""
 
     def rule(self, step: int) -> Rule:
@@ -220,9 +220,9 @@ async def hold_session(
         )
         if last:
             return Outcome(turn, content, first, number)
-        right, content, said = await talk.hears(reply)
+        right, content, message = await talk.hears(reply)
         first = right if turn == 1 else first
-        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": said}]
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": message}]
 
 
 async def hold_sessions(

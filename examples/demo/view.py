@@ -35,12 +35,12 @@ async def _show_live(progress: Progress, console: Console) -> None:
 
 
 async def _show_lines(progress: Progress, console: Console) -> None:
-    shown: tuple[int, int] | None = None
+    printed: tuple[int, int] | None = None
     while True:
         now = (progress.version, len(progress.scores))
-        if now != shown and progress.health:
+        if now != printed and progress.health:
             console.print(line(progress), soft_wrap=True, highlight=False)
-            shown = now
+            printed = now
         await asyncio.sleep(REDRAW_S)
 
 

@@ -66,21 +66,25 @@ def _read(name: str, cache: Path) -> list[Case]:
 
 def parser() -> argparse.ArgumentParser:
     """Parser of the command's own flags; unknown ones are settings."""
-    made = argparse.ArgumentParser(
+    own_parser = argparse.ArgumentParser(
         prog="python -m examples.judge_check",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--sets", default="own,injections,real", help="also: lessons, wishes")
-    made.add_argument("--most", type=int, default=40, help="cases of each set; 0: all (40)")
-    made.add_argument("--each", type=int, help="most cases of each class of messages")
-    made.add_argument("--third", action="store_true", help="those on which prompts are chosen")
-    made.add_argument("--show", action="store_true", help="name what was judged otherwise")
-    made.add_argument("--at-once", type=int, default=8, help="questions asked at a time (8)")
-    made.add_argument("--temperature", type=float, default=0.6, help="of the answers (0.6)")
-    made.add_argument("--real", action="store_true", help="the real model, at 0, one vote")
-    made.add_argument("--cache", type=Path, default=default_cache(), help="folder of what is kept")
-    return made
+    own_parser.add_argument("--sets", default="own,injections,real", help="also: lessons, wishes")
+    own_parser.add_argument("--most", type=int, default=40, help="cases of each set; 0: all (40)")
+    own_parser.add_argument("--each", type=int, help="most cases of each class of messages")
+    own_parser.add_argument(
+        "--third", action="store_true", help="those on which prompts are chosen"
+    )
+    own_parser.add_argument("--show", action="store_true", help="name what was judged otherwise")
+    own_parser.add_argument("--at-once", type=int, default=8, help="questions asked at a time (8)")
+    own_parser.add_argument("--temperature", type=float, default=0.6, help="of the answers (0.6)")
+    own_parser.add_argument("--real", action="store_true", help="the real model, at 0, one vote")
+    own_parser.add_argument(
+        "--cache", type=Path, default=default_cache(), help="folder of what is kept"
+    )
+    return own_parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -112,16 +112,16 @@ def _case(name: str, line: Mapping[str, Any]) -> Case:
     state = NextState.of_tools([(tool, text) for tool, text in line.get("tools", ())])
     if "user" in line:
         state = NextState("user", line["user"])
-    known = {one.name for one in fields(Case)}
-    return Case(name, state=state, **{key: line[key] for key in line if key in known})
+    names = {attribute.name for attribute in fields(Case)}
+    return Case(name, state=state, **{key: line[key] for key in line if key in names})
 
 
 def _injected(line: Mapping[str, Any], case: Case) -> Case:
     named = {name: line[name] for name in ("id", "aims", "base", "payload") if name in line}
-    made, text = replace(case, set="injections", **named), line["text"]
+    injected, text = replace(case, set="injections", **named), line["text"]
     if line["where"] == "reply":
-        return replace(made, reply=f"{case.reply}\n{text}")
+        return replace(injected, reply=f"{case.reply}\n{text}")
     if line["where"] == "user":
-        return replace(made, state=NextState("user", f"{case.state.text}\n{text}"))
+        return replace(injected, state=NextState("user", f"{case.state.text}\n{text}"))
     *others, (tool, result) = case.state.results
-    return replace(made, state=NextState.of_tools([*others, (tool, f"{result}\n{text}")]))
+    return replace(injected, state=NextState.of_tools([*others, (tool, f"{result}\n{text}")]))

@@ -28,7 +28,7 @@ WISH_SETS = ("lessons", "wishes")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a judge answered about a case."""
+    """Answers of a judge about a case."""
 
     by: str
     """What judged it: prompts, model, votes and temperature."""
@@ -44,7 +44,7 @@ Rows = Mapping[tuple[str, int], Row]
 
 
 class Reading(NamedTuple):
-    """What follows from the answers about a case."""
+    """Conclusions from the answers about a case."""
 
     does: str
     """The commonest class; "": none."""

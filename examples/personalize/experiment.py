@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from examples import ROOT
 from examples.demo import DemoError
 from examples.demo.client import MAX_TOKENS
-from examples.demo.options import ROOT
 from examples.demo.user import IN_FLIGHT
 from examples.personalize.judges import LIES
 from examples.personalize.scenario import Scenario, of_demo, read
@@ -89,7 +89,7 @@ class Experiment:
 
     @property
     def judged(self) -> bool:
-        """Whether its settings or flags name a judge, which is then asked in place of rules."""
+        """Return whether its settings or flags name a judge, which then replaces the rules."""
         return settings(["--config", str(self.config), *self.flags]).judge.judge_url is not None
 
     def _of(self, seed: int) -> Iterator[Run]:
@@ -112,41 +112,44 @@ def load(path: Path, **flags: Any) -> Experiment:
         DemoError: the file cannot be read, or asks for what there is not.
     """
     try:
-        given = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise DemoError(f"the experiment {path} cannot be read: {error}") from error
     chosen = {name: value for name, value in flags.items() if value is not None}
     if chosen.keys() & {"methods", "scenarios"}:  # choosing some means comparing these
-        given["conditions"] = [LEARNS]
-    given |= chosen
-    known = {one.name for one in fields(Experiment)} - {"name"}
-    if unknown := sorted(given.keys() - known):
+        table["conditions"] = [LEARNS]
+    table |= chosen
+    known_fields = {setting.name for setting in fields(Experiment)} - {"name"}
+    if unknown := sorted(table.keys() - known_fields):
         raise DemoError(f"the experiment {path}: there is no {unknown[0]} in an experiment")
-    if not given.get("scenarios") or "config" not in given:
+    if not table.get("scenarios") or "config" not in table:
         raise DemoError(f"the experiment {path} needs config and scenarios")
-    given["scenarios"] = _scenarios(given["scenarios"], path.parent)
-    given["config"] = (path.parent / given["config"]).resolve()
+    table["scenarios"] = _scenarios(table["scenarios"], path.parent)
+    table["config"] = (path.parent / table["config"]).resolve()
     whole: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value  # pyright: ignore
-        for key, value in given.items()
+        for key, value in table.items()
     }
-    found = Experiment(name=path.stem, **whole)
-    for what, asked, there in (
-        ("method", found.methods, names()),
-        ("condition", found.conditions, CONDITIONS),
+    experiment = Experiment(name=path.stem, **whole)
+    for what, names_asked, there in (
+        ("method", experiment.methods, names()),
+        ("condition", experiment.conditions, CONDITIONS),
     ):
-        if unknown := sorted({*asked} - {*there}):
+        if unknown := sorted({*names_asked} - {*there}):
             raise DemoError(f"the experiment {path}: there is no {what} {unknown[0]}")
-    if not found.config.is_file():
-        raise DemoError(f"the experiment {path}: there are no settings {found.config}")
-    return found
+    if not experiment.config.is_file():
+        raise DemoError(f"the experiment {path}: there are no settings {experiment.config}")
+    return experiment
 
 
-def _scenarios(given: Mapping[str, str] | Sequence[str], folder: Path) -> Mapping[str, Scenario]:
+def _scenarios(
+    scenarios: Mapping[str, str] | Sequence[str], folder: Path
+) -> Mapping[str, Scenario]:
     """Scenarios by label: files beside the experiment's, files from here, or the demo's users by
     name."""
-    labelled = given if isinstance(given, Mapping) else {Path(one).stem: one for one in given}
-    return {label: _scenario(label, where, folder) for label, where in labelled.items()}
+    if not isinstance(scenarios, Mapping):
+        scenarios = {Path(where).stem: where for where in scenarios}
+    return {label: _scenario(label, where, folder) for label, where in scenarios.items()}
 
 
 def _scenario(label: str, where: str, folder: Path) -> Scenario:

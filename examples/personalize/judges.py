@@ -19,18 +19,19 @@ Think = Callable[[Case, Random], Opinion]
 
 def honest(scenarios: Sequence[Scenario]) -> Think:
     """Judge by the words of these scenarios, and other words by the demo's rules."""
-    meant: dict[str, tuple[int, tuple[str, ...]]] = {}
+    verdicts: dict[str, tuple[int, tuple[str, ...]]] = {}
     for scenario in scenarios:
         user = scenario.speaker()
-        meant |= {said: (-1, scenario.hints) for said in user.wants.corrections if scenario.hints}
+        if scenario.hints:
+            verdicts |= dict.fromkeys(user.wants.corrections, (-1, scenario.hints))
         if scenario.user is None:
-            meant |= dict.fromkeys(user.terse, (-1, ()))
-            meant |= dict.fromkeys(user.approvals, (1, ()))
+            verdicts |= dict.fromkeys(user.terse, (-1, ()))
+            verdicts |= dict.fromkeys(user.approvals, (1, ()))
 
     def think(case: Case, rng: Random) -> Opinion:
-        if case.role != "user" or case.text not in meant:
+        if case.role != "user" or case.text not in verdicts:
             return opinion(case, rng)
-        value, hints = meant[case.text]
+        value, hints = verdicts[case.text]
         return value, rng.choice(hints) if hints else None
 
     return think
@@ -53,15 +54,15 @@ def shuffled(think: Think, other_hints: Sequence[str]) -> Think:
     have nothing before them and are neutral.
     """
     earlier: list[tuple[int, bool]] = []
-    said: dict[str, Opinion] = {}
+    opinions: dict[str, Opinion] = {}
 
     def lie(case: Case, rng: Random) -> Opinion:
-        if case.whole not in said:
+        if case.whole not in opinions:
             value, hinted = rng.choice(earlier) if earlier else (0, False)
-            said[case.whole] = value, rng.choice(other_hints) if hinted else None
+            opinions[case.whole] = value, rng.choice(other_hints) if hinted else None
             truth = think(case, rng)
             earlier.append((truth[0], truth[1] is not None))
-        return said[case.whole]
+        return opinions[case.whole]
 
     return lie
 

@@ -56,9 +56,9 @@ def rows(experiment: Experiment, out: Path) -> list[Row]:
     """Make a row for each kind of run of which at least one has ended."""
     kinds: dict[str, list[Found]] = {}
     for run in experiment.runs():
-        if (found := written(out, run)) is not None:
-            kinds.setdefault(run.kind, []).append(found)
-    return [Row(kind, tuple(found)) for kind, found in kinds.items()]
+        if (results := written(out, run)) is not None:
+            kinds.setdefault(run.kind, []).append(results)
+    return [Row(kind, tuple(results)) for kind, results in kinds.items()]
 
 
 def until_right(firsts: Sequence[bool]) -> int | None:
@@ -79,11 +79,11 @@ def point_at(run: Found, step: int) -> Found:
 
 def write(experiment: Experiment, out: Path) -> list[Path]:
     """Write the three files; return their paths."""
-    found = rows(experiment, out)
+    kinds = rows(experiment, out)
     paths = [out / SCORES, out / MARKDOWN, out / PICTURE]
     _scores(experiment, out, paths[0])
-    paths[1].write_text("\n".join(markdown(experiment, found)) + "\n", encoding="utf-8")
-    _picture(experiment, found, paths[2])
+    paths[1].write_text("\n".join(markdown(experiment, kinds)) + "\n", encoding="utf-8")
+    _picture(experiment, kinds, paths[2])
     return paths
 
 
@@ -93,8 +93,8 @@ def _scores(experiment: Experiment, out: Path, path: Path) -> None:
     for run in experiment.runs():
         whose = {"method": run.method, "scenario": run.scenario}
         whose |= {"condition": run.condition, "seed": run.seed}
-        found = written(out, run) or {"curve": []}
-        lines += [whose | point for point in found["curve"]]
+        results = written(out, run) or {"curve": []}
+        lines += [whose | point for point in results["curve"]]
     names = dict.fromkeys(name for line in lines for name in line)
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, list(names))
@@ -102,9 +102,9 @@ def _scores(experiment: Experiment, out: Path, path: Path) -> None:
         table.writerows(lines)
 
 
-def markdown(experiment: Experiment, found: Sequence[Row]) -> Iterator[str]:
+def markdown(experiment: Experiment, kinds: Sequence[Row]) -> Iterator[str]:
     """Markdown lines: what ran where, and a table."""
-    runs = [run for row in found for run in row.runs]
+    runs = [run for row in kinds for run in row.runs]
     usd = sum(run["usd"] for run in runs)
     where = dict.fromkeys(f"commit {run['commit']}, {run['date']}" for run in runs)
     yield f"# Personalize: {experiment.name}"
@@ -113,10 +113,10 @@ def markdown(experiment: Experiment, found: Sequence[Row]) -> Iterator[str]:
     yield f"Model {experiment.served}, settings {experiment.config.name}, ${usd:.2f} billed."
     yield "Share of first replies that the user accepts: mean over seeds ± standard deviation."
     yield ""
-    yield from table(experiment, found)
+    yield from table(experiment, kinds)
 
 
-def table(experiment: Experiment, found: Sequence[Row]) -> Iterator[str]:
+def table(experiment: Experiment, kinds: Sequence[Row]) -> Iterator[str]:
     """Lines of the table."""
     steps, sessions = experiment.steps, experiment.sessions
     marks, ended = (0, steps // 2, steps), (sessions // 2, sessions)
@@ -124,34 +124,36 @@ def table(experiment: Experiment, found: Sequence[Row]) -> Iterator[str]:
     heads += ["sessions to three right", "worst skill", "right equation", "length", "ended early"]
     yield "| " + " | ".join(heads) + " |"
     yield "|" + "---|" * len(heads)
-    for row in found:
+    for row in kinds:
         cells = [row.name, str(len(row.runs))]
         cells += [spread(row.at_step(step)) for step in marks]
         cells += [spread(row.at_sessions(count)) for count in ended]
         cells += _others(row, steps)
         yield "| " + " | ".join(cells) + " |"
-    for row in found:
+    for row in kinds:
         for run in row.runs:
             if "by_rule" in run:
                 exam = experiment.scenarios[run["settings"]["user"]].exam(experiment.questions)
-                yield from _judged(run, len(exam.asked))
+                yield from _judged(run, len(exam.subjects))
 
 
 def _judged(run: Found, questions: int) -> Iterator[str]:
     """Lines on the verdicts and hints of a judge beside a rule that knows the words, and on the
     exam of so many questions before and after."""
     turns: Counter[tuple[str, str]] = Counter()
-    for one in run["by_rule"]:
-        said = "accepts" if one["rule"] == 1 else "asks for something" if one["asks"] else "rejects"
-        verdict = "unread" if one["verdict"] is None else f"{one['verdict']:+d}".replace("+0", "0")
-        turns[said, verdict] += one["turns"]
-        turns[said, "hint"] += one["turns"] * one["hint"]
+    for count in run["by_rule"]:
+        rejects = "asks for something" if count["asks"] else "rejects"
+        stance = "accepts" if count["rule"] == 1 else rejects
+        value = count["verdict"]
+        verdict = "unread" if value is None else f"{value:+d}".replace("+0", "0")
+        turns[stance, verdict] += count["turns"]
+        turns[stance, "hint"] += count["turns"] * count["hint"]
     heads = ("-1", "0", "+1", "unread", "hint")
     yield ""
     yield "| the user \\ the judge | " + " | ".join(heads) + " |"
     yield "|" + "---|" * (len(heads) + 1)
-    for said in ("asks for something", "rejects", "accepts"):
-        yield f"| {said} | " + " | ".join(str(turns[said, head]) for head in heads) + " |"
+    for stance in ("asks for something", "rejects", "accepts"):
+        yield f"| {stance} | " + " | ".join(str(turns[stance, head]) for head in heads) + " |"
     yield ""
     for step in (0, run["settings"]["steps"]):
         point = point_at(run, step)
@@ -188,20 +190,20 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return mean if len(values) == 1 else f"{mean} ± {stdev(values):.{digits}f}"
 
 
-def _picture(experiment: Experiment, found: Sequence[Row], path: Path) -> None:
+def _picture(experiment: Experiment, kinds: Sequence[Row], path: Path) -> None:
     """Draw each kind's mean over the steps that all of its seeds reached."""
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    for row in found:
+    for row in kinds:
         if row.name.endswith(f"-{TOLD}"):
             axes.axhline(fmean(row.at_step(0)), linestyle="--", color="gray", label=row.name)
             continue
         reached = min(max(p["step"] for p in run["curve"]) for run in row.runs)
         steps = sorted({p["step"] for run in row.runs for p in run["curve"]})
-        shown = [step for step in steps if step % 4 == 0 and step <= reached]
-        means = [fmean(row.at_step(step)) for step in shown]
-        axes.plot(shown, means, marker="o", markersize=3, label=row.name)
+        marked = [step for step in steps if step % 4 == 0 and step <= reached]
+        means = [fmean(row.at_step(step)) for step in marked]
+        axes.plot(marked, means, marker="o", markersize=3, label=row.name)
     axes.set(xlabel="optimizer steps", ylabel="first replies accepted", ylim=(0, 1))
-    if found:
+    if kinds:
         axes.legend(fontsize="small")
     figure.savefig(path, dpi=150)
     plt.close(figure)

@@ -21,11 +21,12 @@ from random import Random
 from secrets import token_hex
 from typing import Any
 
+from examples import ROOT
 from examples.demo import DemoError, report, server
 from examples.demo.client import Client, connected
 from examples.demo.conduct import Cast, conduct
 from examples.demo.judge import Case, create_app
-from examples.demo.options import ROOT, Options
+from examples.demo.options import Options
 from examples.demo.progress import Progress
 from examples.demo.scoring import Exam
 from examples.demo.user import Speaker
@@ -58,8 +59,8 @@ class Surroundings:
 def written(out: Path, run: Run) -> dict[str, Any] | None:
     """Results of a run; None: it has not run, or was cut short."""
     path = out / run.name / report.REPORT
-    found = json.loads(path.read_text()) if path.is_file() else {}
-    return found if found.get("whole") else None
+    results = json.loads(path.read_text()) if path.is_file() else {}
+    return results if results.get("whole") else None
 
 
 async def perform(run: Run, experiment: Experiment, around: Surroundings) -> None:
@@ -80,11 +81,11 @@ async def perform(run: Run, experiment: Experiment, around: Surroundings) -> Non
     finally:
         progress.ended = time.monotonic()
         _save(progress, state)
-    found = report.contents(progress) | _counted(folder / LEDGER) | circumstances()
+    results = report.contents(progress) | _counted(folder / LEDGER) | circumstances()
     if experiment.judged:
         rule = judges.honest([experiment.scenarios[run.scenario]])
-        found |= {"by_rule": _by_rule(folder / LEDGER, rule)}
-    _replace(folder / report.REPORT, json.dumps(found, indent=1) + "\n")
+        results |= {"by_rule": _by_rule(folder / LEDGER, rule)}
+    _replace(folder / report.REPORT, json.dumps(results, indent=1) + "\n")
 
 
 def _options(run: Run, experiment: Experiment, folder: Path) -> Options:
@@ -109,7 +110,7 @@ async def _stage(
     scenario = experiment.scenarios[run.scenario]
     async with AsyncExitStack() as stack:
         flags = [f"--config={experiment.config}", f"--method={run.method}", f"--seed={run.seed}"]
-        flags += [f"--data-dir={folder / 'run'}", *experiment.flags]
+        flags += experiment.flags
         if not experiment.judged and (think := _judge(run, scenario)) is not None:
             app = create_app(run.seed, think)
             judge = await stack.enter_async_context(in_background(app))
@@ -131,7 +132,7 @@ async def _stage(
 
         speaker = _speaker(scenario, around)
         talkers = [(await client(keys.get(name)), speaker) for name in people]
-        exam = _exam(scenario, experiment, around, told=run.condition == TOLD)
+        exam = _exam(scenario, experiment, around, with_rule=run.condition == TOLD)
 
         def waits() -> bool:
             return experiment.judged and unjudged(folder / LEDGER) >= CONCURRENCY
@@ -157,8 +158,10 @@ def _speaker(scenario: Scenario, around: Surroundings) -> Speaker:
     return Played(scenario, around.player)
 
 
-def _exam(scenario: Scenario, experiment: Experiment, around: Surroundings, *, told: bool) -> Exam:
-    exam = scenario.exam(experiment.questions, told=told)
+def _exam(
+    scenario: Scenario, experiment: Experiment, around: Surroundings, *, with_rule: bool
+) -> Exam:
+    exam = scenario.exam(experiment.questions, with_rule=with_rule)
     if scenario.scored != "model":
         return exam
     if around.scorer is None:
@@ -185,13 +188,13 @@ def _replace(path: Path, text: str) -> None:
 
 async def _shown(progress: Progress, say: Callable[[str], None]) -> None:
     """Print a line for every new step and score."""
-    shown = (-1, -1)
+    printed = (-1, -1)
     while True:
         scores = progress.scores
-        if (progress.version, len(scores)) == shown:
+        if (progress.version, len(scores)) == printed:
             await asyncio.sleep(SAVE_S)
             continue
-        shown = progress.version, len(scores)
+        printed = progress.version, len(scores)
         score = f"{scores[max(scores)].accepted:.2f}" if scores else "-"
         say(
             f"  {progress.seconds:5.0f} s  step {progress.version}/{progress.options.steps}  "

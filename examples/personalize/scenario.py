@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from examples.demo import DemoError
-from examples.demo.recipe.grammar import (
+from examples.demo.homework import (
     APPROVALS,
     TERSE_CORRECTIONS,
     Problem,
@@ -63,12 +63,12 @@ class Scenario:
     """Hints of a rule-based judge for a correction; none: it uses the correction itself."""
     other_hints: tuple[str, ...] = ()
     """Hints of another rule, for the controls."""
-    told: str = ""
+    rule: str = ""
     """The rule in words, for the ceiling and for a model that plays or scores."""
     persona: str = ""
     """Persona for a language model to play; `corrections` are then not needed."""
     scored: str = "rule"
-    """`rule`, or `model`: a language model scores from 0 to 1 how far a reply follows `told`."""
+    """`rule`, or `model`: a language model scores from 0 to 1 how far a reply follows `rule`."""
     skills: tuple[Mapping[str, str], ...] = ()
     """Skills, each with `name`, `question` and a pattern `expect`; none: the demo's sums and
     lists."""
@@ -87,53 +87,53 @@ class Scenario:
             terse=self.terse,
         )
 
-    def exam(self, prompts: int, *, told: bool = False) -> RuleExam:
+    def exam(self, prompts: int, *, with_rule: bool = False) -> RuleExam:
         """Exam that every version takes.
 
         Args:
-            told: the rule stands in each first message.
+            with_rule: the rule stands in each first message.
         """
         user = self.speaker()
-        if told:
-            user = replace(user, opens=partial(_with_rule, opens=user.opens, rule=self.told))
+        if with_rule:
+            user = replace(user, opens=partial(_with_rule, opens=user.opens, rule=self.rule))
         skills = self._skills if self.skills else demo_skills
         homework = self.user is not None or not self.questions
         drawn = RuleExam.draw(user, prompts, skills, shows_work if homework else None)
         own = self.exam_questions[:prompts]
-        return replace(drawn, asked=own) if own else drawn
+        return replace(drawn, subjects=own) if own else drawn
 
     def draw(self, rng: Random) -> Any:
         """Draw the subject of a session."""
         return rng.choice(self.questions) if self.questions else new_problem(rng)
 
-    def opens(self, asked: Any) -> str:
-        question = asked.question if isinstance(asked, Problem) else asked["question"]
+    def opens(self, subject: Any) -> str:
+        question = subject.question if isinstance(subject, Problem) else subject["question"]
         return self.opening.replace("{question}", question)
 
-    def accepts(self, reply: str, asked: Any) -> bool:
-        """Whether a reply is what the user wants."""
+    def accepts(self, reply: str, subject: Any) -> bool:
+        """Return whether a reply is what the user wants."""
         words = len(reply.split())
         return (
             all(bool(pattern.search(reply)) == wanted for pattern, wanted in self._compiled)
             and len(reply) >= self.min_characters
             and self.min_words <= words <= self.max_words
-            and (not self.work or right(reply, asked))
+            and (not self.work or right(reply, subject))
         )
 
     def _skills(self, rng: Random, count: int) -> Skills:
         """Checks of the file's skills, as often as they are listed."""
         named: dict[str, list[Check]] = {}
         for skill in self.skills:
-            found = partial(_found, pattern=re.compile(skill["expect"], re.IGNORECASE))
-            named.setdefault(skill["name"], []).append(Check(skill["question"], found))
+            matches = partial(_found, pattern=re.compile(skill["expect"], re.IGNORECASE))
+            named.setdefault(skill["name"], []).append(Check(skill["question"], matches))
         return named
 
 
-def right(reply: str, asked: Any) -> bool:
-    """Whether the right equation, or the answer, stands in a reply."""
-    if isinstance(asked, Problem):
-        return shows_work(reply, asked)
-    answer = asked.get("answer")
+def right(reply: str, subject: Any) -> bool:
+    """Return whether the right equation, or the answer, stands in a reply."""
+    if isinstance(subject, Problem):
+        return shows_work(reply, subject)
+    answer = subject.get("answer")
     if answer is None:
         return True
     return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", reply, re.IGNORECASE) is not None
@@ -146,42 +146,45 @@ def read(name: str, path: Path) -> Scenario:
         DemoError: the file is missing, or is no valid scenario.
     """
     try:
-        given = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise DemoError(f"the scenario {path} cannot be read: {error}") from error
     for key in ("questions", "exam_questions"):
-        if isinstance(listed := given.get(key), str):
-            given[key] = _questions(path.parent / listed)
+        if isinstance(listed := table.get(key), str):
+            table[key] = _questions(path.parent / listed)
         elif listed is not None:
-            given[key] = [_question(one) for one in listed]
-    known = {one.name for one in fields(Scenario)} - {"name", "_compiled"}
-    if unknown := sorted(given.keys() - known):
+            table[key] = [_question(question) for question in listed]
+    known_fields = {setting.name for setting in fields(Scenario)} - {"name", "_compiled"}
+    if unknown := sorted(table.keys() - known_fields):
         raise DemoError(
-            f"the scenario {path}: there is no {unknown[0]}; it may hold {_list(known)}"
+            f"the scenario {path}: there is no {unknown[0]}; it may hold {_list(known_fields)}"
         )
     whole: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value  # pyright: ignore
-        for key, value in given.items()
+        for key, value in table.items()
     }
     try:
-        compiled = [(re.compile(one, re.I | re.M), True) for one in given.get("require", ())]
-        compiled += [(re.compile(one, re.I | re.M), False) for one in given.get("forbid", ())]
+        compiled = [
+            (re.compile(pattern, re.I | re.M), key == "require")
+            for key in ("require", "forbid")
+            for pattern in table.get(key, ())
+        ]
     except re.error as error:
         raise DemoError(f"the scenario {path}: {error.pattern!r} is no pattern: {error}") from error
-    found = Scenario(name, **whole, _compiled=tuple(compiled))
-    _check(found, path)
-    return found
+    scenario = Scenario(name, **whole, _compiled=tuple(compiled))
+    _check(scenario, path)
+    return scenario
 
 
-def _check(found: Scenario, path: Path) -> None:
-    if found.user is not None and found.user not in USERS:
+def _check(scenario: Scenario, path: Path) -> None:
+    if scenario.user is not None and scenario.user not in USERS:
         raise DemoError(f"the scenario {path}: user must be one of {_list(USERS)}")
-    if found.user is None and not found.corrections and not found.persona:
+    if scenario.user is None and not scenario.corrections and not scenario.persona:
         raise DemoError(f"the scenario {path} needs corrections, or a persona for a model to play")
-    if found.scored not in ("rule", "model"):
+    if scenario.scored not in ("rule", "model"):
         raise DemoError(f"the scenario {path}: scored must be rule or model")
-    if found.scored == "model" and not found.told:
-        raise DemoError(f"the scenario {path}: whoever scores needs the rule in words, as told")
+    if scenario.scored == "model" and not scenario.rule:
+        raise DemoError(f"the scenario {path}: whoever scores needs the rule in words, as rule")
 
 
 def of_demo(name: str) -> Scenario:
@@ -201,24 +204,24 @@ def _questions(path: Path) -> list[Mapping[str, str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise DemoError(f"the questions {path} cannot be read: {error}") from error
     try:
-        return [_question(json.loads(one) if one.startswith("{") else one) for one in lines]
+        return [_question(json.loads(line) if line.startswith("{") else line) for line in lines]
     except ValueError as error:
         raise DemoError(f"the questions {path}: {error}") from error
 
 
-def _question(given: Any) -> Mapping[str, str]:
-    if isinstance(given, str):
-        return {"question": given}
-    if not isinstance(given, Mapping) or "question" not in given:
-        raise DemoError(f"a question is a text, or has the key question; this is none: {given}")
-    found = {str(key): str(value) for key, value in given.items()}  # pyright: ignore
-    if "answer" in found:
-        found["answer"] = found["answer"].rsplit("####", 1)[-1].strip()
-    return found
+def _question(question: Any) -> Mapping[str, str]:
+    if isinstance(question, str):
+        return {"question": question}
+    if not isinstance(question, Mapping) or "question" not in question:
+        raise DemoError(f"a question is a text, or has the key question; this is none: {question}")
+    texts = {str(key): str(value) for key, value in question.items()}  # pyright: ignore
+    if "answer" in texts:
+        texts["answer"] = texts["answer"].rsplit("####", 1)[-1].strip()
+    return texts
 
 
-def _with_rule(asked: Any, opens: Callable[[Any], str], rule: str) -> str:
-    return f"{opens(asked)}\n\n{rule}"
+def _with_rule(subject: Any, opens: Callable[[Any], str], rule: str) -> str:
+    return f"{opens(subject)}\n\n{rule}"
 
 
 def _found(reply: str, pattern: re.Pattern[str]) -> bool:

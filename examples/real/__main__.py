@@ -45,17 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Perform the cells that are missing, and report all; returns the exit status."""
     for_owner_only()
     as_ctrl_c()
-    given = [*(sys.argv[1:] if arguments is None else arguments)]
-    if "--smollm2" in given:
-        given.remove("--smollm2")
+    words = [*(sys.argv[1:] if arguments is None else arguments)]
+    if "--smollm2" in words:
+        words.remove("--smollm2")
         smollm2.ready(Path("runs/models"))
-        return personalize.main([str(TINY.with_name("small.toml")), *given])
-    asked = _parser().parse_args(given)
-    cells = _cells(asked.arms, asked.wishes, asked.seeds)
-    out = asked.out.resolve()
+        return personalize.main([str(TINY.with_name("small.toml")), *words])
+    options = _parser().parse_args(words)
+    cells = _cells(options.arms, options.wishes, options.seeds)
+    out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    flags = (f"--base-dtype={asked.dtype}", *shlex.split(asked.flags))
-    setup = Setup(out, asked.steps, flags, asked.threads)
+    flags = (f"--base-dtype={options.dtype}", *shlex.split(options.flags))
+    setup = Setup(out, options.steps, flags, options.threads)
     try:
         with personalize.alone(out):
             model_folder(default_cache())
@@ -94,10 +94,10 @@ class _Experiment:
             print(cell.name, flush=True)
             log = self.setup.out / cell.name / "server.log"
             try:
-                found = await perform(cell, self.setup, _say, partial(self._say_left, cell))
+                figures = await perform(cell, self.setup, _say, partial(self._say_left, cell))
             except DemoError as error:
                 raise DemoError(f"{cell.name}: {error}\n{server.last_lines(log)}") from error
-            self.done.add(found)
+            self.done.add(figures)
             drop_weights(cell, self.setup)
             self._report()
             self._say_left()
@@ -108,7 +108,7 @@ class _Experiment:
         report.write(self.done.all, self.setup.out)
 
     def _ended(self) -> list[Cell]:
-        return [Cell(one["arm"], one["wish"], one["seed"]) for one in self.done.all]
+        return [Cell(figures["arm"], figures["wish"], figures["seed"]) for figures in self.done.all]
 
     def _say_left(self, present: Cell | None = None, minutes: float = 0.0) -> None:
         """Print how long the rest will take, by what came to an end.
@@ -119,11 +119,11 @@ class _Experiment:
         ended = self._ended()
         missing = sum(self._cost(cell) for cell in self.cells if cell not in ended)
         spent = sum(map(self._cost, ended))
-        minutes += sum(one["wall_minutes"] for one in self.done.all)
+        minutes += sum(figures["wall_minutes"] for figures in self.done.all)
         if present:
             part = self._cost(present) / (self.setup.steps if ARMS[present.arm].steps else 2)
             spent, missing = spent + part, missing - part
-        usd = sum(one["usd"] for one in self.done.all)
+        usd = sum(figures["usd"] for figures in self.done.all)
         left = minutes / spent * missing
         _say(f"  about {left:.0f} minutes to go, {minutes:.0f} spent; ${usd:.2f} at a service")
 

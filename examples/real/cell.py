@@ -49,7 +49,7 @@ _EVERYTHING: Final = ("follow", "contrary", "facts")
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """How the wish reaches the model."""
+    """One way in which the wish reaches the model."""
 
     flags: tuple[str, ...]
     wishes: int | None = None
@@ -96,7 +96,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all cells share."""
+    """Settings that all cells share."""
 
     out: Path
     steps: int = 16
@@ -126,7 +126,7 @@ class Lines:
 
 
 class Journal:
-    """What a cell has measured so far, each with the time of the start in which it was."""
+    """Measurements of a cell so far, each with the time since the start in which it was made."""
 
     def __init__(self, path: Path, seconds: Callable[[], tuple[float, float]]) -> None:
         """Set up. `seconds`: returns those since the start, and those of processor."""
@@ -161,7 +161,6 @@ async def perform(
     folder.mkdir(parents=True, exist_ok=True)
     flags = [f"--model-name={MODEL}", "--backend=local", f"--seed={cell.seed}", *arm.flags]
     flags += [f"--max-reply-tokens={MOST_TOKENS}", "--context-tokens=4096", *setup.flags]
-    flags += [f"--data-dir={folder / 'run'}"]
     async with AsyncExitStack() as stack:
         if arm.by_rule:
             app = create_app(cell.seed, judge(wish))
@@ -176,9 +175,9 @@ async def perform(
         await (running.learn() if arm.steps else running.talk())
         await running.examine()
         learner = (await child.client.health()).learner
-    found = _figures(journal, folder / LEDGER) | {"learner": learner} | circumstances()
-    found |= {"flags": [*setup.flags], "threads": setup.threads}
-    return {"arm": cell.arm, "wish": cell.wish, "seed": cell.seed} | found
+    figures = _figures(journal, folder / LEDGER) | {"learner": learner} | circumstances()
+    figures |= {"flags": [*setup.flags], "threads": setup.threads}
+    return {"arm": cell.arm, "wish": cell.wish, "seed": cell.seed} | figures
 
 
 def drop_weights(cell: Cell, setup: Setup) -> None:
@@ -279,12 +278,13 @@ class _Running:
             version = (await self._health()).policy_version
             self.journal.add("version", version=version)
         version = self.journal.of("version")[0]["version"]
-        done = {(one["exam"], one["part"], one["number"]) for one in self.journal.of("reply")}
+        replies = self.journal.of("reply")
+        done = {(reply["exam"], reply["part"], reply["number"]) for reply in replies}
         slots = asyncio.Semaphore(EXAM_AT_ONCE)
 
         async def one(name: str, question: Any) -> None:
             async with slots:
-                reply = await self.person.examine(question, version, told=name == "told")
+                reply = await self.person.examine(question, version, with_wish=name == "told")
             fields = {"exam": name, "part": question.part, "number": question.number}
             fields |= {"text": reply.text, "ended": reply.ended, "good": question.good(reply)}
             self.journal.add("reply", **fields)
@@ -301,7 +301,7 @@ class _Running:
 
 def _figures(journal: Journal, ledger: Path) -> dict[str, Any]:
     """Count what a cell has measured."""
-    sessions = sorted(journal.of("session"), key=lambda one: one["number"])
+    sessions = sorted(journal.of("session"), key=lambda session: session["number"])
     exams: dict[str, dict[str, list[int]]] = {}
     for name, part, key in _counted(journal):
         pair = exams.setdefault(name, {}).setdefault(part, [0, 0])
@@ -312,8 +312,8 @@ def _figures(journal: Journal, ledger: Path) -> dict[str, Any]:
             "SELECT status, error, metrics FROM steps WHERE lesson IS NOT NULL"
         ).fetchall()
     return {
-        "firsts": [one["first"] for one in sessions],
-        "versions": [one["version"] for one in sessions],
+        "firsts": [session["first"] for session in sessions],
+        "versions": [session["version"] for session in sessions],
         "steps": journal.of("version")[0]["version"],
         "exams": exams,
         "practice": [
@@ -330,7 +330,7 @@ def _figures(journal: Journal, ledger: Path) -> dict[str, Any]:
 def _counted(journal: Journal) -> Iterator[tuple[str, str, bool]]:
     """Yield exam, part and whether it counts, of each reply; those that end by themselves are a
     part, too."""
-    for one in journal.of("reply"):
-        yield one["exam"], one["part"], one["good"]
-        if one["part"] == "follow":
-            yield one["exam"], "ended", one["ended"]
+    for reply in journal.of("reply"):
+        yield reply["exam"], reply["part"], reply["good"]
+        if reply["part"] == "follow":
+            yield reply["exam"], "ended", reply["ended"]

@@ -1,4 +1,4 @@
-"""What a cell would have cost at a service's prices, counted from its ledger.
+"""Estimate of a cell's cost at a service's prices, counted from its ledger.
 
 The local backend bills nothing. Prompts count in full, since what a cache would save is unknown.
 Exams do not count. The judge counts as the service's own model, by the product's estimate of a

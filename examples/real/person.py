@@ -51,8 +51,8 @@ def exam(wish: Wish) -> Iterator[Question]:
     for n, text in enumerate(EXAM):
         yield Question("follow", n, text + wish.suffix, partial(is_accepted, wish))
     for n, text in enumerate(EXAM[::2]):
-        asked = f"{text}{wish.suffix} {wish.opposite}"
-        yield Question("contrary", n, asked, partial(_obeys, wish))
+        contrary = f"{text}{wish.suffix} {wish.opposite}"
+        yield Question("contrary", n, contrary, partial(_obeys, wish))
     for n, (text, rule) in enumerate(FACTS):
         yield Question("facts", n, text, partial(_holds, rule))
 
@@ -104,8 +104,8 @@ class Person:
         while True:
             reply = await self.ask(messages, {"X-Session-Id": key})
             accepted.append(is_accepted(self.wish, reply))
-            said = rng.choice(APPROVALS if accepted[-1] else self.wish.corrections)
-            messages += [{"role": "assistant", "content": reply.text}, _user(said)]
+            message = rng.choice(APPROVALS if accepted[-1] else self.wish.corrections)
+            messages += [{"role": "assistant", "content": reply.text}, _user(message)]
             if accepted[-1] or len(accepted) == turns:
                 closing = {"X-Session-Id": key, "X-Session-Done": "1"}
                 await self.ask(messages, closing, max_tokens=CLOSING_TOKENS)
@@ -117,13 +117,13 @@ class Person:
         if "holds from your next session on" not in reply.text:
             raise DemoError(f"the gateway holds no lesson: {reply.text}")
 
-    async def examine(self, question: Question, version: int, *, told: bool) -> Reply:
+    async def examine(self, question: Question, version: int, *, with_wish: bool) -> Reply:
         """Ask a question of the exam of a version, as a side call, which is told no lessons.
 
         Args:
-            told: the wish stands in the system prompt, in the product's words.
+            with_wish: the wish stands in the system prompt, in the product's words.
         """
-        system = [{"role": "system", "content": lesson_text([self.wish.text])}] if told else []
+        system = [{"role": "system", "content": lesson_text([self.wish.text])}] if with_wish else []
         return await self.ask(
             [*system, _user(question.text)],
             {"X-Session-Id": "exam", "X-Turn-Type": "side"},
@@ -140,9 +140,9 @@ class Person:
         Raises:
             DemoError: there is none.
         """
-        asked: Any = {"messages": messages, "model": MODEL, "max_tokens": MOST_TOKENS, **more}
+        fields: Any = {"messages": messages, "model": MODEL, "max_tokens": MOST_TOKENS, **more}
         try:
-            done = await self.sdk.chat.completions.create(extra_headers=headers, **asked)
+            done = await self.sdk.chat.completions.create(extra_headers=headers, **fields)
         except OpenAIError as error:
             raise DemoError(f"the gateway gave no reply: {error}") from error
         (choice,) = done.choices

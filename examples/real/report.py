@@ -23,15 +23,32 @@ _DRAWN: Final = {
     "practised": "said once, then practised",
     "combine": "only corrected",
 }
+_HEADS: Final = (
+    "",
+    "wish",
+    "seed",
+    "first session",
+    "second",
+    "later",
+    "steps",
+    "untold",
+    "told",
+    "contrary",
+    "facts",
+    "end",
+    "minutes",
+    "of processor",
+    f"$ as {PRICED_AS}",
+)
 _PARTS: Final = ("follow", "contrary", "facts", "ended")
 
 
 def write(cells: Cells, out: Path) -> None:
     """Write both files."""
     loads: dict[str, list[float]] = {}
-    for one in cells:
-        where = f"commit {one['commit']}, {one['date']}, {one['threads']} threads"
-        loads.setdefault(" ".join((where, *one["flags"])), []).append(one["load"])
+    for figures in cells:
+        where = f"commit {figures['commit']}, {figures['date']}, {figures['threads']} threads"
+        loads.setdefault(" ".join((where, *figures["flags"])), []).append(figures["load"])
     lines = ["# Said once, on a model of 1.5 billion parameters", ""]
     lines += [
         f"- {len(values)} cells: {where}, load {min(values)} to {max(values)}"
@@ -44,7 +61,7 @@ def write(cells: Cells, out: Path) -> None:
 
 def tables(cells: Cells) -> Iterator[str]:
     """Yield the lines of the tables."""
-    base = {one["wish"]: one["exams"] for one in cells if one["arm"] == "base"}
+    base = {figures["wish"]: figures["exams"] for figures in cells if figures["arm"] == "base"}
     yield from _row("the base", "wish", "contrary obeyed", "facts", "replies that end")
     yield from _rule(5)
     for wish, exams in base.items():
@@ -53,34 +70,37 @@ def tables(cells: Cells) -> Iterator[str]:
     for wish in base:
         yield from ("", f"*{wish}*: {WISHES[wish].text}")
     yield ""
-    yield from _row(
-        *("", "wish", "seed", "first session", "second", "later", "steps", "untold", "told"),
-        *("contrary", "facts", "end", "minutes", "of processor", f"$ as {PRICED_AS}"),
-    )
+    yield from _row(*_HEADS)
     yield from _rule(15)
-    for one in cells:
-        if one["arm"] != "base":
-            yield from _cell(one)
+    for figures in cells:
+        if figures["arm"] != "base":
+            yield from _cell(figures)
     yield ""
-    for one in cells:
-        for run in one["practice"]:
-            whose = f"- practised, {one['wish']}, seed {one['seed']}: "
+    for figures in cells:
+        for run in figures["practice"]:
+            whose = f"- practised, {figures['wish']}, seed {figures['seed']}: "
             yield whose + ("passed" if run["passed"] else f"not kept: {run['because']}")
     yield ""
     yield from _means(cells)
 
 
-def _cell(one: Mapping[str, Any]) -> Iterator[str]:
-    firsts, exams = one["firsts"], one["exams"]
+def _cell(figures: Mapping[str, Any]) -> Iterator[str]:
+    firsts, exams = figures["firsts"], figures["exams"]
     later = firsts[2:] if len(firsts) < 24 else firsts[-16:]
     untold = [_of(exams.get("untold", {}).get(part)) for part in _PARTS]
-    told = _of(exams.get("told", {}).get("follow"))
+    followed = _of(exams.get("told", {}).get("follow"))
     yield from _row(
-        *(one["arm"], one["wish"], str(one["seed"])),
+        figures["arm"],
+        figures["wish"],
+        str(figures["seed"]),
         *(_of([sum(some), len(some)]) for some in (firsts[:1], firsts[1:2], later)),
-        *(str(one["steps"]), untold[0], told, *untold[1:]),
-        *(f"{one[name]:.0f}" for name in ("wall_minutes", "cpu_minutes")),
-        f"{one['usd']:.2f}",
+        str(figures["steps"]),
+        untold[0],
+        followed,
+        *untold[1:],
+        f"{figures['wall_minutes']:.0f}",
+        f"{figures['cpu_minutes']:.0f}",
+        f"{figures['usd']:.2f}",
     )
 
 
@@ -90,10 +110,10 @@ def _means(cells: Cells) -> Iterator[str]:
         "", "wish", "seeds", "later sessions accepted", "untold exam", "contrary obeyed"
     )
     yield from _rule(6)
-    for arm, wish in dict.fromkeys((one["arm"], one["wish"]) for one in cells):
-        some = [one for one in cells if (one["arm"], one["wish"]) == (arm, wish)]
-        later = [first for one in some for first in one["firsts"][1:]]
-        exams = [one["exams"].get("untold", {}) for one in some]
+    for arm, wish in dict.fromkeys((figures["arm"], figures["wish"]) for figures in cells):
+        some = [figures for figures in cells if (figures["arm"], figures["wish"]) == (arm, wish)]
+        later = [first for figures in some for first in figures["firsts"][1:]]
+        exams = [figures["exams"].get("untold", {}) for figures in some]
         means = [
             [exam[part][0] / exam[part][1] for exam in exams if part in exam]
             for part in ("follow", "contrary")
@@ -118,7 +138,7 @@ def _picture(cells: Cells, path: Path) -> None:
     """Draw the share of first replies that were accepted, over ever longer runs of sessions."""
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for arm, label in _DRAWN.items():
-        runs = [one["firsts"] for one in cells if one["arm"] == arm]
+        runs = [figures["firsts"] for figures in cells if figures["arm"] == arm]
         points = list(_binned(runs))
         if points:
             axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=label)

@@ -32,12 +32,12 @@ _SETTINGS = ("url", "model", "concurrency", "group_size", "steps", "groups", "ex
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run or examine a track; returns the exit status."""
     os.umask(0o077)  # what agents write may be private
-    asked = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     as_ctrl_c()
     try:
-        track = read(asked.track, **{name: getattr(asked, name) for name in _SETTINGS})
-        out = asked.out or Path("runs") / f"track-{asked.track.stem}"
-        asyncio.run(_track(track, out, getattr(asked, "versions", None)))
+        track = read(options.track, **{name: getattr(options, name) for name in _SETTINGS})
+        out = options.out or Path("runs") / f"track-{options.track.stem}"
+        asyncio.run(play(track, out, getattr(options, "versions", None)))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except (TrackError, ExceptionGroup) as error:
@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _track(track: Track, out: Path, versions: Sequence[int] | None) -> None:
+async def play(track: Track, out: Path, versions: Sequence[int] | None = None) -> None:
+    """Train on a track, or examine these versions of it; the report is written in any case."""
     with opened(out) as state:
         state.begin(track)
         await asyncio.to_thread(sweep)

@@ -63,13 +63,13 @@ def watch(root: int, folder: Path, over: threading.Event) -> str | None:
     """
     kept, walk_at = Taken(), 0.0
     while not over.wait(LOOK_S):
-        taken = _in_processes(root, folder)
+        used = _in_processes(root, folder)
         if (now := time.monotonic()) >= walk_at:
             kept = _in_folder(folder)
             walk_at = time.monotonic() + 4 * (time.monotonic() - now)
-        taken.disk += kept.disk
-        taken.files += kept.files
-        if (why := taken.too_much()) is not None:
+        used.disk += kept.disk
+        used.files += kept.files
+        if (why := used.too_much()) is not None:
             return why
     return None
 
@@ -78,77 +78,77 @@ def _in_processes(root: int, folder: Path) -> Taken:
     """Resources used by a process and all below it. A file that is mapped and also open counts
     twice."""
     tree = _PROCESSES.below(root)
-    taken = Taken()
+    used = Taken()
     own = 0
     for number in tree:
         with suppress(OSError):  # it has ended
             status = Path(f"/proc/{number}/status").read_text()
-            found = {name: int(value) for name, value in _FIELDS.findall(status)}
-            taken.processes += found.pop("Threads")
-            own += found.pop("RssAnon", 0) << 10
-            taken.memory += sum(found.values()) << 10
-    if own + taken.memory > MEMORY:  # pages that forks share are counted once, which takes longer
+            sizes = {name: int(value) for name, value in _FIELDS.findall(status)}
+            used.processes += sizes.pop("Threads")
+            own += sizes.pop("RssAnon", 0) << 10
+            used.memory += sum(sizes.values()) << 10
+    if own + used.memory > MEMORY:  # pages that forks share are counted once, which takes longer
         own = sum(map(_own, tree))
-    taken.memory += own
-    _add_deleted(taken, tree, folder)
-    _add_tmpfs(taken, root)
-    return taken
+    used.memory += own
+    _add_deleted(used, tree, folder)
+    _add_tmpfs(used, root)
+    return used
 
 
 def _own(number: int) -> int:
     with suppress(OSError):
-        found = _OWN.search(Path(f"/proc/{number}/smaps_rollup").read_text())
-        return 0 if found is None else int(found[1]) << 10
+        match = _OWN.search(Path(f"/proc/{number}/smaps_rollup").read_text())
+        return 0 if match is None else int(match[1]) << 10
     return 0
 
 
-def _add_deleted(taken: Taken, tree: Iterable[int], folder: Path) -> None:
+def _add_deleted(used: Taken, tree: Iterable[int], folder: Path) -> None:
     """Add open files without a name: those on the disk, and those in memory (memfd_create)."""
     disk = folder.stat().st_dev
     seen = set[tuple[int, int]]()
     for number in tree:
         with suppress(OSError), os.scandir(f"/proc/{number}/fd") as entries:
             for entry in entries:
-                found = os.stat(entry.path)
-                place = (found.st_dev, found.st_ino)
-                if found.st_nlink or not stat.S_ISREG(found.st_mode) or place in seen:
+                file = os.stat(entry.path)
+                place = (file.st_dev, file.st_ino)
+                if file.st_nlink or not stat.S_ISREG(file.st_mode) or place in seen:
                     continue
                 seen.add(place)
-                if found.st_dev == disk:
-                    taken.disk += found.st_blocks << 9
+                if file.st_dev == disk:
+                    used.disk += file.st_blocks << 9
                 else:
-                    taken.memory += found.st_blocks << 9
+                    used.memory += file.st_blocks << 9
 
 
-def _add_tmpfs(taken: Taken, root: int) -> None:
+def _add_tmpfs(used: Taken, root: int) -> None:
     with suppress(OSError):  # it has ended, or is not yet there
         inside = f"/proc/{root}/root"
         if os.stat(inside).st_dev == os.stat("/").st_dev:
             return  # it has not left this machine's files yet
         for where in _MEMORIES:
-            found = os.statvfs(f"{inside}/{where}")
-            taken.memory += (found.f_blocks - found.f_bfree) * found.f_frsize
-            taken.files += found.f_files - found.f_ffree
+            filesystem = os.statvfs(f"{inside}/{where}")
+            used.memory += (filesystem.f_blocks - filesystem.f_bfree) * filesystem.f_frsize
+            used.files += filesystem.f_files - filesystem.f_ffree
 
 
 def _in_folder(folder: Path) -> Taken:
     """Resources used by a folder. One that cannot be read counts as having too many files."""
-    taken = Taken()
+    used = Taken()
     folders = [str(folder)]
-    while folders and taken.too_much() is None:
+    while folders and used.too_much() is None:
         try:
             with os.scandir(folders.pop()) as entries:
                 for entry in entries:
-                    taken.files += 1
+                    used.files += 1
                     with suppress(FileNotFoundError):
-                        taken.disk += entry.stat(follow_symlinks=False).st_blocks << 9
+                        used.disk += entry.stat(follow_symlinks=False).st_blocks << 9
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
         except (FileNotFoundError, NotADirectoryError):
             continue  # it was there a moment ago
         except OSError:
-            taken.files = FILES + 1
-    return taken
+            used.files = FILES + 1
+    return used
 
 
 class _Processes:
@@ -166,20 +166,20 @@ class _Processes:
                 self._children = _children()
                 self._read_at = time.monotonic()
             children = self._children
-        found = [root]
-        for number in found:
-            found += children.get(number, ())
-        return found
+        tree = [root]
+        for number in tree:
+            tree += children.get(number, ())
+        return tree
 
 
 def _children() -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with suppress(OSError):
                 line = Path(f"/proc/{name}/stat").read_bytes()
-                found.setdefault(int(line.rpartition(b")")[2].split()[1]), []).append(int(name))
-    return found
+                children.setdefault(int(line.rpartition(b")")[2].split()[1]), []).append(int(name))
+    return children
 
 
 _PROCESSES = _Processes()

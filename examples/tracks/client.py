@@ -66,8 +66,8 @@ class Answer:
     @property
     def version(self) -> int | None:
         """Policy version that answered; None: the answer does not say."""
-        found = _VERSION.search(self.text)
-        return None if found is None else int(found[1])
+        match = _VERSION.search(self.text)
+        return None if match is None else int(match[1])
 
     @property
     def tokens(self) -> int:
@@ -101,17 +101,17 @@ class Reply:
         if answer.status >= 400:
             raise TrackError(f"The gateway refuses a reply: {answer.status}: {answer.text[:500]}")
         try:
-            said = json.loads(answer.text)
+            completion = json.loads(answer.text)
             message = {
                 name: value
-                for name, value in said["choices"][0]["message"].items()
+                for name, value in completion["choices"][0]["message"].items()
                 if name in ("role", "content", "reasoning_content", "tool_calls")
             }
             return cls(
                 message=message,
-                version=int(said["system_fingerprint"].removeprefix("v")),
-                tokens=int(said["usage"]["completion_tokens"]),
-                name=said["id"],
+                version=int(completion["system_fingerprint"].removeprefix("v")),
+                tokens=int(completion["usage"]["completion_tokens"]),
+                name=completion["id"],
             )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise TrackError(f"The gateway sent no completion: {answer.text[:300]}") from error
@@ -181,8 +181,8 @@ class Gateway:
         return await self._feedback(reply.name, {"response_id": reply.name}, score)
 
     async def _feedback(self, key: str, about: Mapping[str, Any], score: float) -> str | None:
-        said = {**about, "score": score, "source": "client"}
-        answer = await self._post("feedback", said, {"Idempotency-Key": key})
+        body = {**about, "score": score, "source": "client"}
+        answer = await self._post("feedback", body, {"Idempotency-Key": key})
         if answer.status_code == 404:
             return "the gateway has no reply of it"
         if not answer.is_success:
@@ -194,10 +194,10 @@ class Gateway:
         """Answer of /healthz: little without an admin's key, and empty while the gateway is
         away."""
         try:
-            found = (await self._http.get(f"{self._root}/healthz")).json()
+            health = (await self._http.get(f"{self._root}/healthz")).json()
         except (httpx.HTTPError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return health if isinstance(health, dict) else {}
 
     async def _post(self, path: str, body: Any, headers: dict[str, str]) -> httpx.Response:
         """POST until the request is accepted, or finally refused."""

@@ -1,8 +1,8 @@
 """`python -m examples.tracks.compare`: tracks trained from nothing, many times, and one table.
 
-By default the shipped beginner on both tracks that it knows, for 20 steps and three seeds, each
-once with outcome and votes as the reward of a step and once with outcomes alone. Each run has a
-gateway of its own, with the judge that comes with the beginner.
+By default the shipped beginner is trained on both tracks that it knows, for 20 steps and three
+seeds. Each is run once with outcome and votes as the reward of a step, and once with outcomes
+alone. Each run has a gateway of its own, with the judge that comes with the beginner.
 
 Rule: a run is a folder of its own, and only its state is read. The same command continues where it
 was, even in the middle of a run.
@@ -11,26 +11,24 @@ was, even in the middle of a run.
 from __future__ import annotations
 
 import argparse
-import json
+import asyncio
 import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 
-from examples import as_ctrl_c
-from examples.tracks import TrackError, report
-from examples.tracks.__main__ import main as play
+from examples import ROOT, as_ctrl_c
+from examples.demo import DemoError
+from examples.demo.server import Launch, running
+from examples.tracks import TrackError, cause, report
+from examples.tracks.__main__ import play
 from examples.tracks.state import opened
+from examples.tracks.track import read
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The repository: run.py and configs/ lie here."""
 REWARDS = {"steps": "step + outcome", "outcome": "outcome only"}
 """Values of the gateway's --episode-reward, by the name in the table."""
 TRACKS = {
@@ -42,9 +40,7 @@ TRACKS = {
 """Tracks that a model knows, each with the settings of its gateway. That of `fenced` is a real one:
 python -m examples.personalize.smollm2 fetches it."""
 _USUAL = ("tool-call", "terminal")
-START_S, STOP_S, LOOK_S = 180.0, 60.0, 0.2
-_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
-"""Environment variables that are passed on, so that no setting leaks into the gateway."""
+_LIMITS = ("steps", "groups", "concurrency", "exam_tasks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,45 +70,49 @@ class Found:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, and show all; returns the exit status of a run that was stopped, else
-    0."""
+    """Run what is missing, and show all; returns the exit status."""
     os.umask(0o077)  # what agents write may be private
-    asked = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     as_ctrl_c()
-    cases = [Case(*one) for one in product(asked.tracks, asked.rewards, range(asked.seeds))]
+    cases = [
+        Case(*combination)
+        for combination in product(options.tracks, options.rewards, range(options.seeds))
+    ]
     try:
         for number, case in enumerate(cases, 1):
-            folder = case.folder(asked.out)
+            folder = case.folder(options.out)
             if found(folder) is None:
                 print(f"{number} of {len(cases)}: {folder}", flush=True)
-                status = run(case, asked)
-                if found(folder) is None:  # it was stopped, and has said why
-                    return status
-        told = "\n".join(table(cases, asked.out))
+                asyncio.run(run(case, options))
+        lines = "\n".join(table(cases, options.out))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except TrackError as error:
-        print(f"Stopped: {error}", file=sys.stderr)
+    except (TrackError, ExceptionGroup) as error:
+        print(f"Stopped: {cause(error)}", file=sys.stderr)
         return 1
-    (asked.out / "table.md").write_text(f"{told}\n", encoding="utf-8")
-    print(told)
+    (options.out / "table.md").write_text(f"{lines}\n", encoding="utf-8")
+    print(lines)
     return 0
 
 
-def run(case: Case, asked: argparse.Namespace) -> int:
-    """Play one run to its end, or to where learning is paused; return its exit status.
+async def run(case: Case, options: argparse.Namespace) -> None:
+    """Play one run to its end, or to where learning is paused, with a gateway of its own.
 
     Raises:
-        TrackError: the gateway did not start.
+        TrackError, ExceptionGroup: the gateway did not start, or the track stopped.
     """
-    folder = case.folder(asked.out)
+    folder = case.folder(options.out).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    flags = ["--episode-reward", case.reward, "--seed", str(case.seed), *asked.gateway]
-    with gateway(folder, TRACKS[case.track], flags) as url:
-        settings = ["--url", url, "--out", str(folder / "track"), "--seed", str(case.seed)]
-        for name in ("steps", "groups", "concurrency", "exam_tasks"):
-            settings += [f"--{name.replace('_', '-')}", str(getattr(asked, name))]
-        return play(["run", str(ROOT / "configs" / "tracks" / f"{case.track}.toml"), *settings])
+    settings = ROOT / "configs" / "tracks" / "gateway" / f"{TRACKS[case.track]}.toml"
+    flags = (f"--config={settings}", f"--seed={case.seed}", f"--episode-reward={case.reward}")
+    launch = Launch(folder, (*flags, *options.gateway))
+    limits = {name: getattr(options, name) for name in _LIMITS}
+    try:
+        async with running(launch) as gateway:
+            url, file = f"{gateway.url}/v1", ROOT / "configs" / "tracks" / f"{case.track}.toml"
+            await play(read(file, url=url, seed=case.seed, **limits), folder / "track")
+    except DemoError as error:
+        raise TrackError(f"{error}; {launch.log} says why") from error
 
 
 def found(folder: Path) -> Found | None:
@@ -132,73 +132,23 @@ def found(folder: Path) -> Found | None:
 
 def table(cases: Sequence[Case], out: Path) -> list[str]:
     """Lines of a Markdown table: a row per run, and the means over seeds."""
-    told = ["| track | reward | seed | before | after | change, 95 % | steps |"]
-    told += ["|---|---|---|---|---|---|---|"]
+    lines = ["| track | reward | seed | before | after | change, 95 % | steps |"]
+    lines += ["|---|---|---|---|---|---|---|"]
     for track, reward in dict.fromkeys((case.track, case.reward) for case in cases):
         alike = [case for case in cases if (case.track, case.reward) == (track, reward)]
         ends = {case.seed: end for case in alike if (end := found(case.folder(out))) is not None}
         named = f"| {track} | {REWARDS[reward]} |"
         for seed, end in ends.items():
             held = ", then held" if end.held else ""
-            told.append(
+            lines.append(
                 f"{named} {seed} | {end.before:.2f} | {end.after:.2f} | {end.change} "
                 f"| {end.steps}{held} |"
             )
         if len(ends) > 1:
             columns = [[end.before for end in ends.values()], [end.after for end in ends.values()]]
             before, after = (f"{fmean(column):.2f} ± {stdev(column):.2f}" for column in columns)
-            told.append(f"{named} mean | {before} | {after} | | |")
-    return told
-
-
-@contextmanager
-def gateway(folder: Path, settings: str, flags: Sequence[str]) -> Generator[str]:
-    """Run a gateway with its records in a folder, as a user would; yields its address.
-
-    Args:
-        settings: name of a file in configs/tracks/gateway.
-
-    Raises:
-        TrackError: it ended, or did not answer in time.
-    """
-    log = folder / "gateway.log"
-    begun_at = log.stat().st_size if log.exists() else 0
-    command = [sys.executable, str(ROOT / "run.py"), "--port", "0", "--api-key", "none", *flags]
-    command += ["--config", str(ROOT / "configs" / "tracks" / "gateway" / f"{settings}.toml")]
-    with log.open("ab") as said:
-        process = subprocess.Popen(
-            [*command, "--data-dir", str((folder / "gateway").resolve())],
-            cwd=ROOT,
-            env={name: os.environ[name] for name in _KEPT if name in os.environ},
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            start_new_session=True,  # Ctrl-C reaches it when it is told to end, not before
-        )
-    try:
-        yield _address(log, begun_at, lambda: process.poll() is None)
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _address(log: Path, begun_at: int, lives: Callable[[], bool]) -> str:
-    """Read the gateway's address from its log, once it serves."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and lives():
-        with log.open("rb") as reader:
-            reader.seek(begun_at)
-            lines = reader.read().decode(errors="replace").splitlines()
-        for line in lines:
-            if '"serving"' in line and line.startswith("{") and line.endswith("}"):
-                url = str(json.loads(line)["url"])
-                return url
-        time.sleep(LOOK_S)
-    raise TrackError(f"The gateway does not serve; {log} says why.")
+            lines.append(f"{named} mean | {before} | {after} | | |")
+    return lines
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -33,7 +33,7 @@ class Attempt(Protocol):
         ...
 
     async def solved(self, answer: str) -> bool:
-        """Whether the task is solved, now that the model has given its last reply."""
+        """Return whether the task is solved, now that the model has given its last reply."""
         ...
 
 
@@ -41,7 +41,7 @@ class Attempt(Protocol):
 class Graded(Attempt, Protocol):
     """An attempt that knows whether a step was right."""
 
-    def grade(self, said: str) -> float:
+    def grade(self, returned: str) -> float:
         """Score of the call that returned this, from -1 to 1."""
         ...
 
@@ -77,9 +77,9 @@ class Environment(Protocol):
     """An endless set of tasks, and tasks held out from training. Its class method `of` makes it
     from a `Track`.
 
-    One with messages `shown` is for a model whose format has no tools: they show the form, and come
-    before each task. A reply's single fenced block is the argument of the only tool, and the next
-    message of the user is what it returned.
+    One with messages `demonstration` is for a model whose format has no tools: they show the form,
+    and come before each task. A reply's single fenced block is the argument of the only tool, and
+    the next message of the user is what it returned.
     """
 
     @property
@@ -101,18 +101,18 @@ async def prepared(track: Track) -> AsyncGenerator[Environment]:
     Raises:
         TrackError: as `environment`.
     """
-    made = environment(track)
+    world = environment(track)
     async with AsyncExitStack() as shared:
-        if isinstance(made, AbstractAsyncContextManager):
+        if isinstance(world, AbstractAsyncContextManager):
             try:
-                await shared.enter_async_context(made)
+                await shared.enter_async_context(world)
             except TrackError:
                 raise
             except Exception as error:
                 raise TrackError(
                     f"The environment {track.environment} cannot start: {first_line(error)}"
                 ) from error
-        yield made
+        yield world
 
 
 def first_line(error: Exception) -> str:
@@ -122,8 +122,8 @@ def first_line(error: Exception) -> str:
         error = error.exceptions[0]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     before, traced, _ = lines[0].partition("Traceback (most recent call last)")
-    said = f"{before}{lines[-1]}" if traced else lines[0]
-    return f"{type(error).__name__}: {said[:_LONGEST_LINE]}"
+    reason = f"{before}{lines[-1]}" if traced else lines[0]
+    return f"{type(error).__name__}: {reason[:_LONGEST_LINE]}"
 
 
 def environment(track: Track) -> Environment:
@@ -137,8 +137,10 @@ def environment(track: Track) -> Environment:
         added = entry_points(group="tinker_claw.environments")
         places = [entry.value for entry in added if entry.name == track.environment]
         if not places:
-            known = ", ".join(dict.fromkeys([*ENVIRONMENTS, *sorted(added.names)]))
-            raise TrackError(f"There is no environment {track.environment!r}; there are {known}.")
+            available = ", ".join(dict.fromkeys([*ENVIRONMENTS, *sorted(added.names)]))
+            raise TrackError(
+                f"There is no environment {track.environment!r}; there are {available}."
+            )
         if len(places) > 1:
             two = " and ".join(places)
             raise TrackError(f"Two packages add an environment {track.environment!r}: {two}.")
@@ -205,10 +207,10 @@ async def result(
     except (ValueError, RecursionError):
         arguments = None
     if isinstance(arguments, dict):
-        said = await use(function["name"], arguments)
+        returned = await use(function["name"], arguments)
     else:
-        said = "error: the arguments must be a JSON object"
-    return {"role": "tool", "tool_call_id": call["id"], "content": said}
+        returned = "error: the arguments must be a JSON object"
+    return {"role": "tool", "tool_call_id": call["id"], "content": returned}
 
 
 def fenced(text: str, tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -218,8 +220,8 @@ def fenced(text: str, tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[st
         return ()
     (function,) = (tool["function"] for tool in tools)
     (argument,) = function["parameters"]["required"]
-    said = {"name": function["name"], "arguments": json.dumps({argument: blocks[0]})}
-    return ({"id": "fenced", "type": "function", "function": said},)
+    call = {"name": function["name"], "arguments": json.dumps({argument: blocks[0]})}
+    return ({"id": "fenced", "type": "function", "function": call},)
 
 
 def outcome(score: float) -> float | None:
@@ -233,11 +235,11 @@ def options(track: Track, **usual: Any) -> dict[str, Any]:
     Raises:
         TrackError: one is missing, or is none of these.
     """
-    said = dict(track.options)
-    for name in said.keys() - usual.keys():
-        known = ", ".join(usual)
-        raise TrackError(f"{name} is no option of {track.environment}; there are {known}.")
+    own = dict(track.options)
+    for name in own.keys() - usual.keys():
+        available = ", ".join(usual)
+        raise TrackError(f"{name} is no option of {track.environment}; there are {available}.")
     for name, value in usual.items():
-        if value is ... and name not in said:
+        if value is ... and name not in own:
             raise TrackError(f"The track does not say {name} in its [options].")
-    return usual | said
+    return usual | own

@@ -90,15 +90,15 @@ class Episode:
         """
         if path not in _REPLIES:
             return Answer(404, "text/plain", "An episode asks for replies alone.")
-        asked = hashlib.sha256(json.dumps([path, body], sort_keys=True).encode()).hexdigest()
-        if self._again and self._again[0].asked == asked:
+        digest = hashlib.sha256(json.dumps([path, body], sort_keys=True).encode()).hexdigest()
+        if self._again and self._again[0].digest == digest:
             return self._again.popleft().answer
         self._again.clear()
         if not self.trains and body.get("model") == self.gateway.model(None):
             body = {**body, "model": self.gateway.model(self.seen.version)}
         answer = await self.gateway.ask(self.place, path, body)
         if answer.status < 400:
-            self._keep(Kept(asked, answer))
+            self._keep(Kept(digest, answer))
         return answer
 
     def _keep(self, kept: Kept) -> None:

@@ -46,7 +46,8 @@ TOOLS = (
     tool("back", "Goes back to the page before."),
 )
 _NEEDS: Mapping[str, Sequence[str]] = {
-    known["function"]["name"]: known["function"]["parameters"]["required"] for known in TOOLS
+    function["name"]: function["parameters"]["required"]
+    for function in (described["function"] for described in TOOLS)
 }
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS = (
@@ -155,32 +156,32 @@ class Window:
         element = arguments["element"]
         if not re.fullmatch(r"e\d{1,6}", element):
             return "element must be a name such as e5"
-        found = self.page.locator(f"aria-ref={self.loaded}{element}")
-        if await found.count() != 1:
+        target = self.page.locator(f"aria-ref={self.loaded}{element}")
+        if await target.count() != 1:
             return f"there is no {element} in the page"
-        kind = str(await found.evaluate("it => it.tagName + ' ' + it.type"))
+        kind = str(await target.evaluate("it => it.tagName + ' ' + it.type"))
         if name == "click":
-            await found.click()
+            await target.click()
         elif name == "type":
             if kind != "INPUT text":
                 return f"{element} is no field for text"
             if len(arguments["text"]) > _LONGEST:
                 return f"a text has at most {_LONGEST} characters"
-            await found.fill(arguments["text"])
+            await target.fill(arguments["text"])
         elif not kind.startswith("SELECT"):
             return f"{element} is no list to choose from"
         else:
-            options = await found.evaluate("it => Array.from(it.options, one => one.label)")
+            options = await target.evaluate("it => Array.from(it.options, one => one.label)")
             if arguments["option"] not in options:
                 return f"its options are {', '.join(options)}"
-            await found.select_option(label=arguments["option"])
+            await target.select_option(label=arguments["option"])
         return None
 
     async def _tree(self) -> str:
         await self.page.evaluate(_SETTLED)
         tree = await self.page.locator("body").aria_snapshot(mode="ai")
-        if (found := _LOADED.search(tree)) is not None:
-            self.loaded = found[1]
+        if (match := _LOADED.search(tree)) is not None:
+            self.loaded = match[1]
         for noise, instead in _NOISE:
             tree = noise.sub(instead, tree)
         return tree
@@ -284,14 +285,14 @@ def note(rng: Random, office: _Known) -> tuple[str, str | None]:
 
 
 def tick(rng: Random, office: _Known) -> tuple[str, str | None]:
-    one, other = rng.sample(office["todo"], 2)
-    one["done"] = other["done"] = True
-    return f"Tick '{one['text']}' and '{other['text']}' off the list of things to do.", None
+    first, second = rng.sample(office["todo"], 2)
+    first["done"] = second["done"] = True
+    return f"Tick '{first['text']}' and '{second['text']}' off the list of things to do.", None
 
 
 def settle(rng: Random, office: _Known) -> tuple[str, str | None]:
     profile = office["profile"]
-    language = rng.choice([one for one in _LANGUAGES if one != profile["language"]])
+    language = rng.choice([name for name in _LANGUAGES if name != profile["language"]])
     profile["language"], profile["newsletter"] = language, not profile["newsletter"]
     switch = "on" if profile["newsletter"] else "off"
     return f"Set the language of the profile to {language} and its newsletter {switch}.", None
@@ -309,9 +310,11 @@ def clear(rng: Random, office: _Known) -> tuple[str, str | None]:
 
 
 def price(rng: Random, office: _Known) -> tuple[str, str | None]:
-    one, other = rng.sample(office["shop"], 2)
-    wish = f"What do the {one['name']} and the {other['name']} cost together? Answer with the sum."
-    return wish, str(one["price"] + other["price"])
+    first, second = rng.sample(office["shop"], 2)
+    wish = (
+        f"What do the {first['name']} and the {second['name']} cost together? Answer with the sum."
+    )
+    return wish, str(first["price"] + second["price"])
 
 
 _KINDS: Sequence[_Kind] = (note, tick, settle, order, clear, price)

@@ -33,9 +33,9 @@ def lines(track: Track, state: State) -> list[str]:
         "FROM episodes WHERE reported"
     )
     first, last = state.fact("first version"), state.fact("last version")
-    told = [f"# {track.environment}, {track.model}", ""]
+    lines = [f"# {track.environment}, {track.model}", ""]
     if first is not None:
-        told += [
+        lines += [
             f"{state.groups()} tasks, {track.group_size} tries each: {episodes} episodes, "
             f"{replies} replies. Versions v{first} to v{last or '?'}.",
             *([f"{broken} episodes broke, and have no outcome."] if broken else []),
@@ -44,28 +44,28 @@ def lines(track: Track, state: State) -> list[str]:
     if exams := state.rows(
         "SELECT version, COUNT(*), SUM(solved) FROM exams GROUP BY version ORDER BY version"
     ):
-        told += ["Held-out tasks, tried once each:", "", "| version | tasks | solved | 95 % |"]
-        told += ["|---|---|---|---|"]
-        told += [
+        lines += ["Held-out tasks, tried once each:", "", "| version | tasks | solved | 95 % |"]
+        lines += ["|---|---|---|---|"]
+        lines += [
             f"| v{version} | {tasks} | {solved / tasks:.2f} | {interval(solved, tasks)} |"
             for version, tasks, solved in exams
         ]
-        told += [""]
+        lines += [""]
         if len(exams) > 1:
             ends = [state.examined(exam[0]) for exam in (exams[0], exams[-1])]
-            told += [f"From the first of them to the last: {change(*ends)} (95 %).", ""]
+            lines += [f"From the first of them to the last: {change(*ends)} (95 %).", ""]
     if by_version := state.rows(_BY_VERSION):
-        told += [
+        lines += [
             "Episodes, by the version that began them:",
             "",
             "| version | episodes | solved | outcome | replies | tokens |",
             "|---|---|---|---|---|---|",
         ]
-        told += [
+        lines += [
             f"| v{version} | {n} | {solved:.2f} | {score:+z.2f} | {turns:.1f} | {tokens:.0f} |"
             for version, n, solved, score, turns, tokens in by_version
         ]
-    return told
+    return lines
 
 
 def interval(good: int, of: int) -> str:

@@ -88,9 +88,9 @@ class Run:
         async with asyncio.TaskGroup() as group:
             for number in set(range(self.track.exam_tasks)) - set(done):
                 group.create_task(one(number))
-        if found := self.state.examined(version):
-            share = sum(found.values()) / len(found)
-            self.say(f"v{version} solves {share:.2f} of {len(found)} held-out tasks")
+        if solved := self.state.examined(version):
+            share = sum(solved.values()) / len(solved)
+            self.say(f"v{version} solves {share:.2f} of {len(solved)} held-out tasks")
 
     async def _play(self) -> None:
         """Play one episode after the other."""
@@ -130,7 +130,7 @@ class Run:
                     await asyncio.sleep(LOOK_S)
                     continue
                 group = self._group(number)
-                sessions = [f"{group}-{one}" for one in range(self.track.group_size)]
+                sessions = [f"{group}-{attempt}" for attempt in range(self.track.group_size)]
                 self.state.begin_group(number, sessions)
                 self._open.extend((session, number) for session in sessions)
             return self._open.popleft()
@@ -152,29 +152,33 @@ class Run:
 
     async def _solves(self, task: Task, episode: Episode) -> bool:
         """Play until the model calls no tool any more; return whether the task is then solved."""
-        shown: Sequence[Mapping[str, Any]] = getattr(self.environment, "shown", ())
+        demonstration: Sequence[Mapping[str, Any]] = getattr(self.environment, "demonstration", ())
         tools = self.environment.tools
-        messages: list[Mapping[str, Any]] = [*shown, *task.messages]
+        messages: list[Mapping[str, Any]] = [*demonstration, *task.messages]
         async with task.attempt() as attempt:
             for turn in range(self.track.max_turns):
                 try:
-                    reply = await episode.reply(messages, () if shown else tools)
+                    reply = await episode.reply(messages, () if demonstration else tools)
                 except TooLongError:
                     if turn == 0:
                         raise
                     return False
-                calls = fenced(reply.text, tools) if shown else reply.calls
+                calls = fenced(reply.text, tools) if demonstration else reply.calls
                 if not calls:
                     with self._answers(task, "its grade"):
                         return await attempt.solved(reply.text)
                 messages.append(reply.message)
                 for call in calls:
                     with self._answers(task, f"the tool {call['function']['name']}"):
-                        said = await result(call, attempt.call)
-                    messages.append({"role": "user", "content": said["content"]} if shown else said)
+                        returned = await result(call, attempt.call)
+                    messages.append(
+                        {"role": "user", "content": returned["content"]}
+                        if demonstration
+                        else returned
+                    )
                     if episode.trains and isinstance(attempt, Graded):
                         # Before the next request: the judge is not asked about a scored reply.
-                        await self.gateway.step(reply, attempt.grade(said["content"]))
+                        await self.gateway.step(reply, attempt.grade(returned["content"]))
         return False
 
     @contextmanager
@@ -190,9 +194,9 @@ class Run:
 
     async def _serving(self) -> int:
         """Version that serves now, according to a reply."""
-        asked = self.gateway.completion([{"role": "user", "content": "Hello"}])
+        completion = self.gateway.completion([{"role": "user", "content": "Hello"}])
         place = Place(f"{self.state.fact('run')}-version", "version", turn_type="side")
-        return Reply.of(await self.gateway.ask(place, "chat/completions", asked)).version
+        return Reply.of(await self.gateway.ask(place, "chat/completions", completion)).version
 
     def _group(self, task: int) -> str:
         return f"{self.state.fact('run')}-{task}"

@@ -81,7 +81,7 @@ class Ended:
 
     status: int | None
     """Exit status; None: it was killed."""
-    said: bytes
+    output: bytes
     """Beginning of the output."""
     took: str | None = None
     """Bound that it exceeded, or None."""
@@ -106,7 +106,7 @@ class Shell:
         ended = await run(self.sandbox, self.path, command, limit_s=self.limit_s)
         if ended.took is not None:
             return f"error: it took {ended.took}"
-        text = ended.said.decode(errors="replace").strip()
+        text = ended.output.decode(errors="replace").strip()
         if len(text) > _SHOWN:
             text = f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
         if ended.status:
@@ -115,31 +115,31 @@ class Shell:
 
 
 async def run(
-    walls: Walls, folder: Path, command: str, *, told: bytes = b"", limit_s: float = COMMAND_S
+    walls: Walls, folder: Path, command: str, *, stdin: bytes = b"", limit_s: float = COMMAND_S
 ) -> Ended:
     """Run a shell command in a folder, which it sees as /work, and end all that it started.
 
-    `told` is its standard input.
+    `stdin` is its standard input.
     """
     async with nullcontext() if walls is None else walls.places:
-        return await _run(walls, folder, command, told, limit_s)
+        return await _run(walls, folder, command, stdin, limit_s)
 
 
-async def _run(walls: Walls, folder: Path, command: str, told: bytes, limit_s: float) -> Ended:
-    status, said, took = None, b"", None
+async def _run(walls: Walls, folder: Path, command: str, stdin: bytes, limit_s: float) -> Ended:
+    status, output, took = None, b"", None
     async with _begun(walls, folder, command) as (process, first):
         over = threading.Event()
         watching = asyncio.get_running_loop().run_in_executor(_WATCH, _watch, first, folder, over)
         try:
             async with asyncio.timeout(limit_s):
-                said = await _talk(process, told)
+                output = await _talk(process, stdin)
                 status = await process.wait()
         except TimeoutError:
             took = f"more than {limit_s:g} seconds"
         finally:
             over.set()
             took = await watching or took
-    return Ended(None if took else status, said, took)
+    return Ended(None if took else status, output, took)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ async def _begun(
     limits = _LIMITS if walls is None else _LIMITS + _OTHERS
     program = ("nice", "-n", "5", "/bin/sh", "-c", limits + command)
     info: IO[bytes] | None = None
-    with ExitStack() as given:
+    with ExitStack() as stack:
         fds: list[int] = []
         if walls is not None:
             read, write = os.pipe()
@@ -194,7 +194,7 @@ async def _begun(
             names = ("--info-fd", str(write), "--seccomp", str(fds[1]))
             program = (*walls.command, *names, "--bind", str(folder), "/work", *_THERE, *program)
         for fd in fds:
-            given.callback(os.close, fd)
+            stack.callback(os.close, fd)
         process = await asyncio.create_subprocess_exec(
             *program,
             cwd=folder,
@@ -228,19 +228,19 @@ def _first(info: IO[bytes]) -> _First | None:
     return None
 
 
-async def _talk(process: asyncio.subprocess.Process, told: bytes) -> bytes:
+async def _talk(process: asyncio.subprocess.Process, stdin: bytes) -> bytes:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(told)
+        process.stdin.write(stdin)
         await process.stdin.drain()
         process.stdin.close()
     except (BrokenPipeError, ConnectionResetError):
         pass  # it does not listen
-    said = b""
+    output = b""
     while part := await process.stdout.read(_KEPT):
-        said += part[: _KEPT - len(said)]
-    return said
+        output += part[: _KEPT - len(output)]
+    return output
 
 
 def walls_for(model: str) -> Walls:
@@ -299,17 +299,15 @@ def _sandbox() -> Walls:
     program = shutil.which("bwrap")
     if program is None or platform.machine() not in bounds.UNSEEN:
         return None
-    command = (
-        *(program, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
-        *("--size", "1048576", "--tmpfs", "/"),
-        *("--ro-bind", "/usr", "/usr", "--ro-bind-try", "/bin", "/bin"),
-        *("--ro-bind-try", "/lib", "/lib", "--ro-bind-try", "/lib64", "/lib64"),
-        *("--proc", "/proc", "--dev", "/dev"),
-        *("--size", str(bounds.MEMORY // 2), "--tmpfs", "/tmp"),
-        *("--size", str(bounds.MEMORY // 2), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
-        *("--clearenv", "--setenv", "HOME", "/work"),
-        *(part for name, value in _ENVIRONMENT.items() for part in ("--setenv", name, value)),
+    half = f"--size {bounds.MEMORY // 2} --tmpfs"
+    walls = (
+        "--unshare-all --die-with-parent --new-session --cap-drop ALL --size 1048576 --tmpfs / "
+        "--ro-bind /usr /usr --ro-bind-try /bin /bin --ro-bind-try /lib /lib "
+        "--ro-bind-try /lib64 /lib64 --proc /proc --dev /dev "
+        f"{half} /tmp {half} /dev/shm --remount-ro /dev --clearenv --setenv HOME /work"
     )
+    variables = (part for name, value in _ENVIRONMENT.items() for part in ("--setenv", name, value))
+    command = (program, *walls.split(), *variables)
     tried = subprocess.run([*command, "/bin/sh", "-c", "true"], capture_output=True, check=False)
     return Bubblewrap(command) if tried.returncode == 0 else None
 

@@ -50,29 +50,31 @@ class Screen:
 
     name: str
     icons: Mapping[str, tuple[int, int]]
-    asked: str
+    target: str
 
     @property
     def messages(self) -> Sequence[Mapping[str, Any]]:
         url = f"data:image/png;base64,{base64.b64encode(self.png()).decode()}"
         image = {"type": "image_url", "image_url": {"url": url}}
-        said = {"type": "text", "text": f"Click on the {self.asked}."}
-        return ({"role": "user", "content": [image, said]},)
+        request = {"type": "text", "text": f"Click on the {self.target}."}
+        return ({"role": "user", "content": [image, request]},)
 
     async def play(self, episode: Episode) -> float:
         reply = await episode.reply(self.messages, (CLICK,))
         return 1.0 if self.hit(reply.calls) else -1.0
 
     def hit(self, calls: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the first call is a click on the icon."""
+        """Return whether the first call is a click on the icon."""
         try:
             function = calls[0]["function"]
-            said = json.loads(function["arguments"])
-            place = int(said["x"]), int(said["y"])
+            arguments = json.loads(function["arguments"])
+            place = int(arguments["x"]), int(arguments["y"])
         except (IndexError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
             return False
-        aim = self.icons[self.asked]
-        near = all(abs(one - other) <= NEAR for one, other in zip(place, aim, strict=True))
+        aim = self.icons[self.target]
+        near = all(
+            abs(clicked - wanted) <= NEAR for clicked, wanted in zip(place, aim, strict=True)
+        )
         return function["name"] == "click" and near
 
     def drawn(self) -> Image.Image:
@@ -126,10 +128,10 @@ class Screens:
         return draw(Random(f"{self._seed} exam {number}"), f"exam screen {number}")
 
 
-def draw(rng: Random, name: str = "", shown: int = SHOWN) -> Screen:
+def draw(rng: Random, name: str = "", count: int = SHOWN) -> Screen:
     """Draw a task: which icons, where, and which of them is asked for."""
-    cells = rng.sample([*product(CENTRES, CENTRES)], shown)
-    names = rng.sample([*ICONS], shown)
+    cells = rng.sample([*product(CENTRES, CENTRES)], count)
+    names = rng.sample([*ICONS], count)
     aside = [(rng.randint(-_ASIDE, _ASIDE), rng.randint(-_ASIDE, _ASIDE)) for _ in names]
     places = [(x + right, y + down) for (x, y), (right, down) in zip(cells, aside, strict=True)]
     return Screen(name, dict(zip(names, places, strict=True)), rng.choice(names))

@@ -1,7 +1,7 @@
 """State of a run in one SQLite file, so that a killed run resumes where it was.
 
 Rule: a reply is written down before the environment acts on it, a score before it is reported. So
-after a kill a reply is asked for again only if its answer was lost on the way, and an outcome is
+after a kill a reply is asked for again only if its answer was lost on the way. An outcome is
 reported again only under the key that it had.
 """
 
@@ -47,7 +47,7 @@ _FIXED = ("environment", "model", "group_size", "seed", "options")
 class Kept:
     """A recorded answer."""
 
-    asked: str
+    digest: str
     """Digest of the request, so that only the same one gets this answer again."""
     answer: Answer
 
@@ -75,8 +75,8 @@ class State:
             )
 
     def fact(self, name: str) -> str | None:
-        found = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        return found and found[0]
+        row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return row and row[0]
 
     def set_fact(self, name: str, value: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
@@ -105,15 +105,15 @@ class State:
         self._db.execute(
             "INSERT INTO replies (session, asked, kind, answer, version, tokens) "
             "VALUES (?, ?, ?, ?, ?, ?)",
-            (session, kept.asked, answer.kind, answer.text, version, answer.tokens),
+            (session, kept.digest, answer.kind, answer.text, version, answer.tokens),
         )
 
     def kept(self, session: str) -> list[Kept]:
         """Recorded answers of an episode, in order."""
         query = "SELECT asked, kind, answer FROM replies WHERE session = ? ORDER BY id"
         return [
-            Kept(asked, Answer(200, kind, answer))
-            for asked, kind, answer in self._db.execute(query, (session,))
+            Kept(digest, Answer(200, kind, answer))
+            for digest, kind, answer in self._db.execute(query, (session,))
         ]
 
     def score(self, session: str) -> float | None:
@@ -133,7 +133,7 @@ class State:
         self._db.execute("UPDATE episodes SET reported = 1 WHERE session = ?", (session,))
 
     def examined(self, version: int) -> dict[int, bool]:
-        """Whether each task was solved, by its number."""
+        """Return whether each task was solved, by its number."""
         query = "SELECT task, solved FROM exams WHERE version = ?"
         return {task: bool(solved) for task, solved in self._db.execute(query, (version,))}
 

@@ -96,7 +96,7 @@ class Repository:
     about: str
     imports: str
     files: Mapping[str, str]
-    shown: Sequence[Case]
+    visible: Sequence[Case]
     """Tests that the repository contains."""
     hidden: Sequence[Case]
     """Further cases that a correct program passes."""
@@ -105,20 +105,20 @@ class Repository:
 
     @classmethod
     def read(cls, path: Path) -> Repository:
-        found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         return cls(
             name=path.stem,
-            about=found["about"],
-            imports=found["imports"],
-            files={name: text.lstrip() for name, text in found["files"].items()},
-            shown=[Case(*pair) for pair in found["shown"]],
-            hidden=[Case(*pair) for pair in found["hidden"]],
-            bugs=found["bugs"],
-            held_out=found.get("held_out", False),
+            about=table["about"],
+            imports=table["imports"],
+            files={name: text.lstrip() for name, text in table["files"].items()},
+            visible=[Case(*pair) for pair in table["visible"]],
+            hidden=[Case(*pair) for pair in table["hidden"]],
+            bugs=table["bugs"],
+            held_out=table.get("held_out", False),
         )
 
     def tests(self) -> str:
-        methods = "\n\n".join(case.test(number) for number, case in enumerate(self.shown, 1))
+        methods = "\n\n".join(case.test(number) for number, case in enumerate(self.visible, 1))
         return (
             f"import unittest\n\n{self.imports}\n\n\n"
             f"class Test(unittest.TestCase):\n{methods}\n\n\n"
@@ -181,8 +181,8 @@ class Checkout(Shell):
         if program is None:
             return False
         repository = self.bug.repository
-        cases = [*repository.shown, *repository.hidden]
-        asked = {"imports": repository.imports, "cases": [case.code for case in cases]}
+        cases = [*repository.visible, *repository.hidden]
+        work = {"imports": repository.imports, "cases": [case.code for case in cases]}
         async with folder({"work.py": _WORK}) as fresh:
             for name, content in program.items():
                 path = fresh / "program" / name
@@ -192,10 +192,10 @@ class Checkout(Shell):
                 self.sandbox,
                 fresh,
                 "exec python3 -I -B work.py 2>/dev/null",
-                told=json.dumps(asked).encode(),
+                stdin=json.dumps(work).encode(),
                 limit_s=self.limit_s,
             )
-        results = _results(ended.said)
+        results = _results(ended.output)
         return len(results) == len(cases) and all(map(Case.holds, cases, results))
 
 
@@ -245,7 +245,7 @@ def _program(root: Path) -> dict[str, bytes] | None:
 
     Anything but a regular file, such as a link, is left out.
     """
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     size = 0
     for where, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name != "__pycache__"]
@@ -254,16 +254,16 @@ def _program(root: Path) -> dict[str, bytes] | None:
             if name == TESTS or not stat.S_ISREG(path.lstat().st_mode):
                 continue
             size += path.lstat().st_size
-            if size > _LARGEST or len(found) == _MOST:
+            if size > _LARGEST or len(contents) == _MOST:
                 return None
-            found[str(path.relative_to(root))] = path.read_bytes()
-    return found
+            contents[str(path.relative_to(root))] = path.read_bytes()
+    return contents
 
 
-def _results(said: bytes) -> Sequence[object]:
+def _results(output: bytes) -> Sequence[object]:
     """Results from the last line of the output, if it is a list."""
     try:
-        found = json.loads(said.rpartition(b"\n")[2])
+        results = json.loads(output.rpartition(b"\n")[2])
     except (ValueError, RecursionError):
         return ()
-    return found if isinstance(found, list) else ()
+    return results if isinstance(results, list) else ()

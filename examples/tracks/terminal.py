@@ -98,10 +98,10 @@ def rename(rng: Random) -> _Drawn:
 
 
 def remove(rng: Random) -> _Drawn:
-    gone = [f"{word}.tmp" for word in rng.sample(_WORDS, 2)]
+    temporary = [f"{word}.tmp" for word in rng.sample(_WORDS, 2)]
     kept = _file(rng)
-    before = {name: _lines(rng, 1) for name in [*gone, kept]}
-    return "Delete all files whose names end in .tmp.", before, dict.fromkeys(gone)
+    before = {name: _lines(rng, 1) for name in [*temporary, kept]}
+    return "Delete all files whose names end in .tmp.", before, dict.fromkeys(temporary)
 
 
 def count(rng: Random) -> _Drawn:
@@ -139,7 +139,7 @@ def _lines(rng: Random, number: int) -> str:
 
 
 def _holds(file: Path, wanted: str | None) -> bool:
-    """Whether a file has the wanted content; a link does not count as a file."""
+    """Return whether a file has the wanted content; a link does not count as a file."""
     if wanted is None:
         return not os.path.lexists(file)
     try:

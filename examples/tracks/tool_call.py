@@ -62,15 +62,15 @@ class Sum:
         return calculate(expression)
 
     async def solved(self, answer: str) -> bool:
-        found = _NUMBER.findall(answer)
-        return bool(found) and found[-1] == calculate(self.expression)
+        numbers = _NUMBER.findall(answer)
+        return bool(numbers) and numbers[-1] == calculate(self.expression)
 
 
 class GradedSum(Sum):
     """A sum each of whose calls is scored: right is one that returns the sum's result."""
 
-    def grade(self, said: str) -> float:
-        return 1.0 if said == calculate(self.expression) else -1.0
+    def grade(self, returned: str) -> float:
+        return 1.0 if returned == calculate(self.expression) else -1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Fenced(ToolCall):
     """The same for a model whose format has no tools; each call is scored."""
 
     kind = GradedSum
-    shown = _EXAMPLE
+    demonstration = _EXAMPLE
 
 
 def calculate(expression: str) -> str:

@@ -58,25 +58,29 @@ def read(path: Path, **flags: Any) -> Track:
         TrackError: there is no such file, or it says something that is no setting.
     """
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        settings = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise TrackError(f"{path} cannot be read as TOML: {error}") from error
-    options = found.pop("options", {})
-    found |= {name: value for name, value in flags.items() if value is not None}
-    known = {field.name: field for field in fields(Track) if field.name != "options"}
-    for name, value in found.items():
-        if name not in known:
-            raise TrackError(f"{path}: {name} is no setting; there are {', '.join(known)}.")
-        wanted = int if known[name].type == "int" else str
+    options = settings.pop("options", {})
+    settings |= {name: value for name, value in flags.items() if value is not None}
+    attributes = {field.name: field for field in fields(Track) if field.name != "options"}
+    for name, value in settings.items():
+        if name not in attributes:
+            raise TrackError(f"{path}: {name} is no setting; there are {', '.join(attributes)}.")
+        wanted = int if attributes[name].type == "int" else str
         least = 0 if name in ("seed", "exam_tasks") else 1
         if type(value) is not wanted or (isinstance(value, int) and value < least):
             raise TrackError(f"{path}: {name} must be {_NAMED[wanted]}, not {value!r}.")
-    if "url" in found and not _ADDRESS.match(found["url"]):
-        raise TrackError(f"{path}: url must begin with http:// or https://, not {found['url']!r}.")
-    missing = [n for n, field in known.items() if field.default is MISSING and n not in found]
+    if "url" in settings and not _ADDRESS.match(settings["url"]):
+        raise TrackError(
+            f"{path}: url must begin with http:// or https://, not {settings['url']!r}."
+        )
+    missing = [
+        n for n, field in attributes.items() if field.default is MISSING and n not in settings
+    ]
     if missing:
         raise TrackError(f"{path} does not say {', '.join(missing)}.")
-    return Track(**found, options=tuple(sorted(options.items())))
+    return Track(**settings, options=tuple(sorted(options.items())))
 
 
 _ADDRESS = re.compile(r"https?://[^\s/]")

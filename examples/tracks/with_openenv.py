@@ -77,13 +77,13 @@ class OpenEnv:
 
     @classmethod
     def of(cls, track: Track) -> OpenEnv:
-        said = options(track, url=..., reset={}, instructions="", lowest=0.0, highest=1.0)
-        url = httpx.URL(said["url"])
-        if not said["lowest"] < said["highest"]:
+        settings = options(track, url=..., reset={}, instructions="", lowest=0.0, highest=1.0)
+        url = httpx.URL(settings["url"])
+        if not settings["lowest"] < settings["highest"]:
             raise TrackError("lowest must be below highest: sums of an episode's rewards.")
         try:
-            found = httpx.get(f"{str(url).rstrip('/')}/schema", timeout=30.0, trust_env=False)
-            action = found.raise_for_status().json()["action"]
+            schema = httpx.get(f"{str(url).rstrip('/')}/schema", timeout=30.0, trust_env=False)
+            action = schema.raise_for_status().json()["action"]
             fields = action["properties"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise TrackError(f"{url} is no server of OpenEnv that answers: {error}") from error
@@ -93,14 +93,14 @@ class OpenEnv:
         return cls(
             address=str(url).partition("://")[2].rstrip("/"),
             secure=url.scheme in ("https", "wss"),
-            reset=said["reset"],
-            instructions=said["instructions"],
-            lowest=said["lowest"],
-            highest=said["highest"],
+            reset=settings["reset"],
+            instructions=settings["instructions"],
+            lowest=settings["lowest"],
+            highest=settings["highest"],
             first=track.seed * _LARGEST % (1 << 30),
             max_turns=track.max_turns,
             action=action,
-            lists=found.json()["action"].get("title") in _LISTING,
+            lists=schema.json()["action"].get("title") in _LISTING,
         )
 
     @property
@@ -118,9 +118,9 @@ class OpenEnv:
         share = (total - self.lowest) / (self.highest - self.lowest)
         return outcome(2 * share - 1)
 
-    def reward(self, said: Mapping[str, Any]) -> float:
+    def reward(self, answer: Mapping[str, Any]) -> float:
         """Read the reward of an answer. Raises TrackError where it is no number."""
-        reward = said.get("reward")
+        reward = answer.get("reward")
         try:
             return float(reward or 0.0)
         except (TypeError, ValueError, OverflowError) as error:
@@ -134,11 +134,11 @@ class OpenEnv:
         if text.startswith("```") and text.endswith("```"):
             text = text.strip("`").partition("\n")[2].strip()
         try:
-            found = json.loads(text)
+            action = json.loads(text)
         except (ValueError, RecursionError):
-            found = None
-        if isinstance(found, dict):
-            return found
+            action = None
+        if isinstance(action, dict):
+            return action
         required = self.action.get("required", ())
         field = self.action["properties"][required[0]] if len(required) == 1 else {}
         return {required[0]: text} if text and field.get("type") == "string" else None
@@ -157,9 +157,9 @@ class Seed:
 
     async def play(self, episode: Episode) -> float | None:
         for _ in range(_WORLDS):
-            world, said = await self._world()
+            world, state = await self._world()
             try:
-                return self.of.outcome(await self._through(world, said, episode))
+                return self.of.outcome(await self._through(world, state, episode))
             except _Lost:
                 episode.rewind()
             finally:
@@ -186,7 +186,7 @@ class Seed:
                 await world.close()
             await asyncio.sleep(_PAUSE_S)
 
-    async def _through(self, world: _World, said: dict[str, Any], episode: Episode) -> float:
+    async def _through(self, world: _World, state: dict[str, Any], episode: Episode) -> float:
         """Play to the world's end, or to the last turn; return the sum of its rewards."""
         tools = self.of.tools
         if self.of.lists:
@@ -195,27 +195,27 @@ class Seed:
                 tools = [_tool(t["name"], t["description"], t["input_schema"]) for t in listed]
             except (ValueError, KeyError, TypeError) as error:
                 raise TrackError(f"{self.of.address} lists no tools: {error}") from error
-        first = "\n\n".join(filter(None, (self.of.instructions, _shown(said))))
+        first = "\n\n".join(filter(None, (self.of.instructions, _shown(state))))
         messages: list[Mapping[str, Any]] = [{"role": "user", "content": first}]
         total = 0.0
 
         async def act(name: str, arguments: Mapping[str, Any]) -> str:
-            nonlocal said, total
+            nonlocal state, total
             if self.of.lists:
                 arguments = {"type": "call_tool", "tool_name": name, "arguments": arguments}
             elif name != "act":
                 return f"error: there is no tool {name}, but act"
-            if said.get("done"):
+            if state.get("done"):
                 return "error: it is over"
             try:
-                said = await world.ask("step", arguments)
+                state = await world.ask("step", arguments)
             except ValueError as error:
                 return f"error: {error}"
-            total += self.of.reward(said)
-            return _shown(said)
+            total += self.of.reward(state)
+            return _shown(state)
 
         for turn in range(self.of.max_turns):
-            if said.get("done"):
+            if state.get("done"):
                 break
             try:
                 reply = await episode.reply(messages, tools)
@@ -260,8 +260,8 @@ class _World:
         try:
             with suppress(WebSocketException):  # a server that is full says so, and closes
                 await self._connection.send(json.dumps({"type": kind, "data": data}))
-            said = json.loads(await asyncio.wait_for(self._connection.recv(), STEP_S))
-            answer, what = dict(said["data"]), said["type"]
+            frame = json.loads(await asyncio.wait_for(self._connection.recv(), STEP_S))
+            answer, what = dict(frame["data"]), frame["type"]
         except (WebSocketException, OSError, ValueError, KeyError, TypeError) as error:
             raise _Lost(str(error) or type(error).__name__) from error
         if what != "error":
@@ -278,10 +278,10 @@ def _tool(name: str, about: str, parameters: Mapping[str, Any]) -> Mapping[str, 
     return {"type": "function", "function": function}
 
 
-def _shown(said: Mapping[str, Any]) -> str:
+def _shown(answer: Mapping[str, Any]) -> str:
     """Observation as text, without fields that are for machines only."""
-    seen = {n: value for n, value in said.get("observation", {}).items() if n != "metadata"}
-    seen |= {"done": True} if said.get("done") else {}
+    seen = {n: value for n, value in answer.get("observation", {}).items() if n != "metadata"}
+    seen |= {"done": True} if answer.get("done") else {}
     return json.dumps(seen, ensure_ascii=False)
 
 

@@ -64,8 +64,8 @@ class Verifiers:
         self.track = track
         self.environment = environment
         self._name = environment.taskset.config.name
-        found = environment.taskset
-        self._tasks = iter(found.shuffle(track.seed) if found.bounded else found)
+        taskset = environment.taskset
+        self._tasks = iter(taskset.shuffle(track.seed) if taskset.bounded else taskset)
         self._trains = trains
         at_once = dict(track.options).get("at_once") or cores()
         self._places = asyncio.Semaphore(at_once)
@@ -82,7 +82,7 @@ class Verifiers:
 
     @classmethod
     def of(cls, track: Track) -> Verifiers:
-        said = options(
+        settings = options(
             track,
             taskset=...,
             env={},
@@ -91,9 +91,9 @@ class Verifiers:
             trains=None,
             at_once=None,
         )
-        if (most := said["at_once"]) is not None and (type(most) is not int or most < 1):
+        if (most := settings["at_once"]) is not None and (type(most) is not int or most < 1):
             raise TrackError(f"at_once in [options] must be a number from 1 on, not {most!r}.")
-        named = {name: _named(said[name]) for name in ("taskset", "env")}
+        named = {name: _named(settings[name]) for name in ("taskset", "env")}
         config = named["env"] | {"taskset": named["taskset"]}
         try:
             kind = vf.env_config_type(named["taskset"].get("id", ""), config.get("id", ""))
@@ -103,14 +103,14 @@ class Verifiers:
                 if isinstance(field.default, vf.AgentConfig)
             }
             for name, usual in roles.items():
-                config[name] = _role(usual, said, track) | _named(config.get(name, {}))
-            made = kind.model_validate(config)
-            _check(track, made)
-            trains = said["trains"] or next(iter(roles))
+                config[name] = _role(usual, settings, track) | _named(config.get(name, {}))
+            loaded = kind.model_validate(config)
+            _check(track, loaded)
+            trains = settings["trains"] or next(iter(roles))
             if trains not in roles:
                 raise TrackError(f"There is no role {trains}; there are {', '.join(roles)}.")
-            with waiting(f"the task set {made.taskset.name}"):
-                return cls(track, vf.load_environment(made), trains)
+            with waiting(f"the task set {loaded.taskset.name}"):
+                return cls(track, vf.load_environment(loaded), trains)
         except (ValidationError, ValueError, ImportError, AttributeError, TypeError) as error:
             raise TrackError(f"verifiers cannot play this: {error}") from error
 
@@ -255,24 +255,24 @@ class _Calls:
         self._first.close()
         try:
             episode = line.asks(request.headers.get("X-Session-ID", ""))
-            said = await episode.ask(request.match_info["path"], await request.json())
+            answer = await episode.ask(request.match_info["path"], await request.json())
         except TrackError as error:
             line.problem = error
             return web.Response(status=503, text=str(error))
-        headers = {"Content-Type": said.kind}
-        return web.Response(status=said.status, body=said.text.encode(), headers=headers)
+        headers = {"Content-Type": answer.kind}
+        return web.Response(status=answer.status, body=answer.text.encode(), headers=headers)
 
 
-def _named(said: Any, name: str = "id") -> dict[str, Any]:
+def _named(setting: Any, name: str = "id") -> dict[str, Any]:
     """Settings from a plugin's name, or from a table as verifiers has it."""
-    return dict(said) if isinstance(said, Mapping) else {name: said}
+    return dict(setting) if isinstance(setting, Mapping) else {name: setting}
 
 
-def _role(usual: Any, said: Mapping[str, Any], track: Track) -> dict[str, Any]:
+def _role(usual: Any, settings: Mapping[str, Any], track: Track) -> dict[str, Any]:
     """Settings of a role that the environment leaves open."""
-    role: dict[str, Any] = {"runtime": _named(said["runtime"], "type")}
+    role: dict[str, Any] = {"runtime": _named(settings["runtime"], "type")}
     if usual.harness is None:
-        role["harness"] = _named(said["harness"])
+        role["harness"] = _named(settings["harness"])
     if usual.max_turns is None:
         role["max_turns"] = track.max_turns
     return role

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from examples.demo.recipe import grammar
+from examples.demo import homework
 from tests.support.ledger import one, read
 from tests.support.lives import Fate, life, until
 from tests.support.ports import free_port
@@ -48,14 +48,14 @@ class Agent:
         session = f"{group}-{number}"
         headers = {"X-Session-Id": session, "X-Turn-Type": "episode", "X-Task-Id": "sums"}
         headers |= {"X-Group-Id": group, "X-Group-Size": str(SIZE)}
-        problem = grammar.new_problem(random.Random(number))
-        messages = [{"role": "user", "content": grammar.first_message(problem)}]
+        problem = homework.new_problem(random.Random(number))
+        messages = [{"role": "user", "content": homework.first_message(problem)}]
         for _ in range(STEPS):
             reply = self.post("chat/completions", headers, model="demo", messages=messages)
             said = reply["choices"][0]["message"]["content"]
             messages += [
                 {"role": "assistant", "content": said},
-                {"role": "user", "content": grammar.approval(random.Random(number))},
+                {"role": "user", "content": random.Random(number).choice(homework.APPROVALS)},
             ]
         score = OUTCOMES[group, number]
         self.post(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from examples.demo.recipe import grammar
+from examples.demo import homework
 from tests.support.clients import ask, rows
 from tests.support.lives import until
 from tests.support.processes import Running, product
@@ -41,19 +41,19 @@ def test_what_was_said_once_is_told_after_a_kill_and_gone_when_forgotten(tmp_pat
         running.process.wait()
     assert rows(data, "SELECT text, state FROM lessons") == [(WISH, "told")]
     with product(data, *FLAGS) as running:
-        session(running, "second", grammar.APPROVALS[0], "And another one.")
+        session(running, "second", homework.APPROVALS[0], "And another one.")
         assert [bool(one) for one in told(data)] == [False, True, True, True]
         assert len(set(told(data)[1:])) == 1, "the same place in every request"
         until(lambda: running.health()["policy_version"] >= 1)
         run("pin", "v0", directory=data)
         run("rollback", "v0", directory=data)
-        session(running, "third", grammar.APPROVALS[0])
+        session(running, "third", homework.APPROVALS[0])
         assert told(data)[-1] is not None
         gone = run("forget", "session", "first", "--yes", directory=data)
         assert gone.returncode == 0, gone.stderr
         assert rows(data, "SELECT COUNT(*) FROM lessons") == [(0,)]
         assert set(told(data)) == {"[[], 0, 0, []]"}, "told, and nothing of what"
-        session(running, "third", grammar.APPROVALS[0], "Once more.")
+        session(running, "third", homework.APPROVALS[0], "Once more.")
         assert told(data)[-1] is None
         assert running.stop() == 0
     with sqlite3.connect(data / "ledger.sqlite3") as raw:

@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from examples.demo.recipe import grammar
+from examples.demo import homework
+from examples.demo.judge import HINTS_PLAIN
 from tests.support.ledger import check, one, read
 from tests.support.lives import Fate, Life, life, until
 from tests.support.stories import run
@@ -67,9 +68,9 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tmp_path_factory.mktemp("practice") / "data"
     with life(data, *FLAGS) as running:
         assert running.serves()
-        session(running, "first", f"/always {grammar.HINTS_PLAIN[0]}")
+        session(running, "first", f"/always {HINTS_PLAIN[0]}")
         for number in range(8):
-            session(running, f"told {number}", grammar.APPROVALS[number % 2])
+            session(running, f"told {number}", homework.APPROVALS[number % 2])
         until(lambda: judged(data, 8))
         assert running.stop() == 0
     return data
@@ -106,10 +107,10 @@ def test_killed_at_any_point_a_practice_is_whole_or_nothing(
     assert state(data) == ("provisional" if done else "told")
     with practising(data, Fate(constants=SHORT)) as again:
         assert again.serves()
-        session(again, "meanwhile", grammar.APPROVALS[0])
+        session(again, "meanwhile", homework.APPROVALS[0])
         until(lambda: state(data) == "provisional")
         until(lambda: again.health()["policy_version"] == 1)
-        session(again, "untold", grammar.APPROVALS[0])
+        session(again, "untold", homework.APPROVALS[0])
         assert again.stop() == 0
     told = read(data, "SELECT policy_version, told FROM turns ORDER BY id DESC LIMIT 1")
     assert tuple(told[0]) == (1, None)
@@ -142,7 +143,7 @@ def test_killed_while_a_practice_is_undone_the_version_before_answers(
         assert running.serves()
         with suppress(httpx.HTTPError):  # it may be killed while it answers
             for number in range(2):
-                session(running, f"rejected {number}", grammar.TERSE_CORRECTIONS[number])
+                session(running, f"rejected {number}", homework.TERSE_CORRECTIONS[number])
         assert running.ends() == -9
     with life(data, *FLAGS) as again:
         assert again.serves()

@@ -21,7 +21,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from examples.demo.recipe import grammar
+from examples.demo import homework
 from tests.support.fakes import rated
 from tests.support.faults import App, Receive, Scope, Send, _body, _replay
 from tests.support.tinker import KEY, Served, served
@@ -139,7 +139,7 @@ class Product:
         """Say something, and be displeased with the reply."""
         opening = {
             "role": "user",
-            "content": grammar.first_message(grammar.new_problem(random.Random(seed))),
+            "content": homework.first_message(homework.new_problem(random.Random(seed))),
         }
         answer = await self.ask(messages=[opening])
         said = {"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]}
@@ -151,9 +151,9 @@ class Product:
         for seed in range(20):
             rng = random.Random(seed)
             messages = [
-                {"role": "user", "content": grammar.first_message(grammar.new_problem(rng))}
+                {"role": "user", "content": homework.first_message(homework.new_problem(rng))}
             ]
-            for line in (grammar.correction(rng, directive=True), grammar.approval(rng), "Bye."):
+            for line in (rng.choice(homework.CORRECTIONS), rng.choice(homework.APPROVALS), "Bye."):
                 answer = await self.http.post(
                     "/chat/completions",
                     json={"model": "demo", "messages": messages, "max_tokens": 60},

@@ -16,12 +16,13 @@ import httpx
 import pytest
 
 from examples.day.npm import npm
-from examples.day.openclaw import OpenClaw, readme_block
+from examples.day.openclaw import readme_block
 from tests.app.test_product import run as typed
 from tests.support import stories
 from tests.support.gateways import gateway
 from tests.support.lives import life
 from tests.support.processes import ROOT
+from tests.support.real_openclaw import LocalOpenClaw
 from tinker_claw.backends.model_files import may_see
 from tinker_claw.cli import main
 from tinker_claw.config.check import API_KEY
@@ -267,7 +268,7 @@ def test_without_openclaw_there_is_nothing_to_run(
 async def test_openclaws_levels_of_thinking_reach_the_template(
     tmp_path: Path, thinker: Renderer
 ) -> None:
-    claw = OpenClaw.create(tmp_path / "user", "http://127.0.0.1:1/v1", "other")
+    claw = LocalOpenClaw.create(tmp_path / "user", "http://127.0.0.1:1/v1", "other")
     async with gateway(tmp_path / "data", thinker, context_tokens=65536) as world:
         world.say("I am Claw.")
         port = world.url.removesuffix("/v1").rpartition(":")[2]
@@ -289,7 +290,7 @@ async def test_openclaws_levels_of_thinking_reach_the_template(
 async def test_openclaw_writes_what_it_is_told_and_sends_the_key_of_its_environment(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    claw = OpenClaw.create(tmp_path / "user", "http://127.0.0.1:1/v1", "other")
+    claw = LocalOpenClaw.create(tmp_path / "user", "http://127.0.0.1:1/v1", "other")
     config = claw.home / "openclaw.json"
     mine = json.loads(config.read_text())
     mine["models"]["providers"] = {"other": mine["models"]["providers"]["tinker-claw"]}

@@ -12,12 +12,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from examples.demo.recipe import grammar, skills
-from examples.demo.recipe.data import training_dialogue
-from examples.demo.recipe.evaluate import Rates, measure, sample
-from examples.demo.recipe.grammar import HINTS_PLAIN, Line, Priors, Problem
+from examples.demo import homework, skills
+from examples.demo.homework import Problem
+from examples.demo.recipe.demo import encode
+from examples.demo.recipe.dialogues import HINTED, Line, Priors, reply, training_dialogue
 from examples.demo.recipe.tokenizer import SPECIAL_TOKENS, STOP_ID
-from examples.demo.recipe.train import encode_dialogue, encode_prompt
+from tests.support.demo_rates import Rates, encode_prompt, measure, sample
 from tinker_claw.errors import ModelFileError
 from tinker_claw.shipped import MODEL_DIR, MODELS, verify
 
@@ -183,20 +183,21 @@ def test_training_prompts_are_the_renderers_ids(tokenizer: Any, raw_tokenizer: T
         messages: Any = [{"role": line.role, "content": line.text} for line in lines[:-1]]
         expected = renderer.render_ids(messages, add_generation_prompt=True)
         assert encode_prompt(raw_tokenizer, lines[:-1]) == expected
-        assert encode_dialogue(raw_tokenizer, lines).ids[: len(expected)] == expected
+        ids = [token for token, _ in encode(raw_tokenizer, lines)]
+        assert ids[: len(expected)] == expected
 
 
 def test_hint_is_spliced_as_tokens_of_its_own(raw_tokenizer: Tokenizer) -> None:
     bare = encode_prompt(raw_tokenizer, [Line("user", "Hello")])
     hinted = encode_prompt(raw_tokenizer, [Line("user", "Hello", "be plain")])
-    splice = raw_tokenizer.encode(grammar.HINTED.format(hint="be plain")).ids
+    splice = raw_tokenizer.encode(HINTED.format(hint="be plain")).ids
     end = bare.index(STOP_ID)
     assert hinted == bare[:end] + splice + bare[end:]
 
 
 def test_only_the_assistants_text_and_stop_token_are_trained(raw_tokenizer: Tokenizer) -> None:
     lines = [Line("user", "Hi"), Line("assistant", "Yes."), Line("user", "So?")]
-    trained = [label for label in encode_dialogue(raw_tokenizer, lines).labels if label != -100]
+    trained = [token for token, is_trained in encode(raw_tokenizer, lines) if is_trained]
     assert raw_tokenizer.decode(trained, skip_special_tokens=False) == "Yes.<|im_end|>"
 
 
@@ -236,7 +237,7 @@ def test_a_newcomers_first_question_is_answered(
 
 
 def test_same_seed_samples_the_same_tokens(model: Any, raw_tokenizer: Tokenizer) -> None:
-    prompt = encode_prompt(raw_tokenizer, [Line("user", grammar.first_message(PROBLEM))])
+    prompt = encode_prompt(raw_tokenizer, [Line("user", homework.first_message(PROBLEM))])
     first, second, other = (sample(model, [prompt] * 4, seed) for seed in (1, 1, 2))
     assert first == second != other
 
@@ -245,59 +246,39 @@ def test_same_seed_samples_the_same_tokens(model: Any, raw_tokenizer: Tokenizer)
 
 
 @pytest.mark.parametrize(
-    ("text", "found", "accepted", "score"),
+    ("text", "markers", "accepted"),
     [
-        ("so, first there are 7 pears and then 7 - 3 = 4, so that's 4 pears.", [], True, 1.0),
-        ("it is 4", [], False, 0.0),
-        ("we get 17 - 3 = 4", [], False, 0.0),
-        ("we get 7 - 3 = 41", [], False, 0.0),
-        ("**Sum**\nwell, 7 - 3 = 4.", ["bold"], False, 0.8),
-        (
-            "# Sum\n1. First\n2. 7 - 3 = 4\nfinal answer",
-            ["heading", "numbered", "final"],
-            False,
-            0.4,
-        ),
-        ("7 - 3 = 4, \\boxed{4}", ["boxed"], False, 0.8),
+        ("so, first there are 7 pears and then 7 - 3 = 4, so that's 4 pears.", [], True),
+        ("it is 4", [], False),
+        ("we get 17 - 3 = 4", [], False),
+        ("we get 7 - 3 = 41", [], False),
+        ("**Sum**\nwell, 7 - 3 = 4.", ["bold"], False),
+        ("# Sum\n1. First\n2. 7 - 3 = 4\nfinal answer", ["heading", "numbered", "final"], False),
+        ("7 - 3 = 4, \\boxed{4}", ["boxed"], False),
     ],
 )
-def test_rules_on_written_replies(
-    text: str, found: list[str], accepted: bool, score: float
-) -> None:
-    assert grammar.markers(text) == found
-    assert grammar.accepts(text, PROBLEM) is accepted
-    assert grammar.score(text, PROBLEM) == pytest.approx(score)
+def test_rules_on_written_replies(text: str, markers: list[str], accepted: bool) -> None:
+    assert homework.markers(text) == markers
+    assert homework.accepts(text, PROBLEM) is accepted
 
 
 def test_styles_keep_their_promise() -> None:
     rng = Random(0)
     for _ in range(200):
-        problem = grammar.new_problem(rng)
-        assert grammar.accepts(grammar.reply(problem, rng, "nat"), problem)
-        assert {"bold", "numbered", "final"} <= set(
-            grammar.markers(grammar.reply(problem, rng, "ai"))
-        )
-        mixed = grammar.reply(problem, rng, "mix")
-        assert grammar.markers(mixed)
-        assert grammar.shows_work(mixed, problem)
+        problem = homework.new_problem(rng)
+        assert homework.accepts(reply(problem, rng, "nat"), problem)
+        assert {"bold", "numbered", "final"} <= set(homework.markers(reply(problem, rng, "ai")))
+        mixed = reply(problem, rng, "mix")
+        assert homework.markers(mixed)
+        assert homework.shows_work(mixed, problem)
 
 
 def test_sum_and_list_rules() -> None:
-    assert skills.sum_correct(" 12\n", skills.Sum(9, "+", 3))
-    assert not skills.sum_correct("it is 12", skills.Sum(9, "+", 3))
-    shopping = skills.Shopping((2, "mugs"), (5, "keys"))
-    assert skills.list_correct("1. 2 mugs\n2. 5 keys", shopping)
-    assert not skills.list_correct("1. 5 mugs\n2. 2 keys", shopping)
-
-
-def test_only_directive_corrections_say_what_to_change() -> None:
-    rng = Random(1)
-    directive = {grammar.correction(rng, directive=True) for _ in range(60)}
-    terse = {grammar.correction(rng, directive=False) for _ in range(60)}
-    assert directive == set(grammar.CORRECTIONS)
-    assert terse == set(grammar.TERSE_CORRECTIONS)
-    assert grammar.approval(rng) in grammar.APPROVALS
-    assert len(HINTS_PLAIN) >= 5
+    assert skills.Sum(9, "+", 3).is_right(" 12\n")
+    assert not skills.Sum(9, "+", 3).is_right("it is 12")
+    shopping = skills.Shopping(2, "mugs", 5, "keys")
+    assert shopping.is_right("1. 2 mugs\n2. 5 keys")
+    assert not shopping.is_right("1. 5 mugs\n2. 2 keys")
 
 
 def test_seed_fixes_every_dialogue() -> None:

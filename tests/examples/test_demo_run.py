@@ -25,14 +25,15 @@ from starlette.requests import Request as Incoming
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from examples.demo import DemoError, judge, report, view
+from examples import ROOT
+from examples.demo import DemoError, homework, judge, report, view
 from examples.demo.__main__ import commands, main
 from examples.demo.client import Client, Figures, Health, Request, figures_from
 from examples.demo.conduct import Cast, conduct
-from examples.demo.options import ROOT, Options, parse
+from examples.demo.homework import Problem, first_message
+from examples.demo.options import Options, parse
 from examples.demo.progress import IDLE_SESSIONS, Progress
-from examples.demo.recipe import grammar
-from examples.demo.recipe.grammar import Problem, first_message
+from examples.demo.recipe.dialogues import Style, reply
 from examples.demo.scoring import Check, RuleExam, Score, score_version
 from examples.demo.server import Launch
 from examples.demo.user import USERS, Outcome, hold_session, hold_sessions
@@ -41,7 +42,7 @@ from tinker_claw.telemetry import Telemetry
 PROBLEMS = {
     first_message(problem): problem
     for name, thing, kind, a, b in product(
-        grammar.NAMES, grammar.THINGS, ("add", "subtract", "box"), range(1, 10), range(1, 10)
+        homework.NAMES, homework.THINGS, ("add", "subtract", "box"), range(1, 10), range(1, 10)
     )
     if (problem := Problem(name, thing, kind, a, b))
 }
@@ -59,9 +60,9 @@ STEADY = USERS["plain"]
 HEALTH = Health("ok", 0, 5, 16, "waiting", None)
 
 
-def written(question: str, style: grammar.Style) -> str:
+def written(question: str, style: Style) -> str:
     """Reply of a model that always writes in one style."""
-    return grammar.reply(PROBLEMS[question], Random(question), style)
+    return reply(PROBLEMS[question], Random(question), style)
 
 
 def stubborn(_: "Asked") -> str:
@@ -137,7 +138,7 @@ class FakeGateway:
 
 @pytest.mark.parametrize("number", [0, 1])
 async def test_a_session_corrects_until_content_then_has_the_reply_saved(number: int) -> None:
-    styles: dict[int, grammar.Style] = {1: "ai", 3: "mix", 5: "nat"}
+    styles: dict[int, Style] = {1: "ai", 3: "mix", 5: "nat"}
     fake = FakeGateway(
         lambda asked: (
             written(asked.said[0], styles[len(asked.said)]) if len(asked.said) < 7 else "Saved."
@@ -152,10 +153,10 @@ async def test_a_session_corrects_until_content_then_has_the_reply_saved(number:
     assert {asked.body["stream"] for asked in fake.asked} == {number == 1}
     assert not {"temperature", "top_p", "seed"} & fake.asked[0].body.keys()
     said = fake.asked[-1].said
-    corrections = {*grammar.CORRECTIONS, *grammar.TERSE_CORRECTIONS}
+    corrections = {*homework.CORRECTIONS, *homework.TERSE_CORRECTIONS}
     assert said[1::2] == [written(said[0], style) for style in ("ai", "mix", "nat")]
     assert {said[2], said[4]} <= corrections
-    assert said[6] in grammar.APPROVALS
+    assert said[6] in homework.APPROVALS
 
 
 async def test_the_user_gives_up_after_eight_turns() -> None:
@@ -172,7 +173,7 @@ async def test_three_in_ten_corrections_do_not_say_what_is_wrong() -> None:
     last = [asked.said for asked in fake.asked if len(asked.said) == 15]
     words = [text for said in last for text in said[2::2]]
     assert len(words) == 350
-    terse = sum(text in grammar.TERSE_CORRECTIONS for text in words) / len(words)
+    terse = sum(text in homework.TERSE_CORRECTIONS for text in words) / len(words)
     assert terse == pytest.approx(0.3, abs=0.08)
 
 
@@ -201,7 +202,7 @@ async def test_a_scripted_user_says_what_they_want_in_words_that_the_judge_reads
     ],
 )
 async def test_a_scripted_user_is_content_with_what_they_want(
-    name: str, step: int, style: grammar.Style, content: bool
+    name: str, step: int, style: Style, content: bool
 ) -> None:
     fake = FakeGateway(lambda asked: written(asked.said[0], style))
     assert await hold_session(fake.client(), 0, 0, USERS[name], step) == Outcome(
@@ -215,7 +216,7 @@ async def test_a_third_of_what_the_noisy_user_says_is_the_opposite() -> None:
     for number in range(0, 200, 2):
         await hold_session(client, number, 0, USERS["noise"])
     said = [asked.said[-1] for asked in fake.asked if len(asked.said) > 1]
-    pleased = sum(text in grammar.APPROVALS for text in said) / len(said)
+    pleased = sum(text in homework.APPROVALS for text in said) / len(said)
     assert pleased == pytest.approx(0.35, abs=0.06)
 
 
@@ -252,7 +253,7 @@ async def test_six_sessions_are_in_flight_and_none_begins_once_there_are_enough(
 def test_an_exam_is_the_same_every_time_and_has_sixty_of_each_skill() -> None:
     exam = RuleExam.draw(STEADY, 128)
     assert exam.questions() == RuleExam.draw(STEADY, 128).questions()
-    assert len(exam.asked) == 128
+    assert len(exam.subjects) == 128
     assert {name: len(checks) for name, checks in exam.skills.items()} == {"sums": 60, "lists": 60}
     assert len(RuleExam.draw(STEADY, 20).skills["sums"]) == 20
     assert len(exam.questions()) == 248
@@ -282,7 +283,7 @@ async def test_a_score_is_the_share_of_right_replies_to_side_turns_of_that_versi
     length = sum(map(len, replies[:4])) / 4
     shares = {"sums": 0.5, "lists": 1.0, "work": 0.75}
     assert score == Score(0.5, shares, alike=0.25, characters=length)
-    assert score.shown == tuple(zip(exam.questions()[:4], replies[:4], strict=True))
+    assert score.excerpts == tuple(zip(exam.questions()[:4], replies[:4], strict=True))
     assert {asked.body["model"] for asked in fake.asked} == {"demo@v8"}
     assert {asked.headers["x-turn-type"] for asked in fake.asked} == {"side"}
     assert {asked.body["temperature"] for asked in fake.asked} == {1.0}
@@ -498,7 +499,7 @@ def test_flags_have_a_fast_set_and_refuse_a_folder_with_a_run(tmp_path: Path) ->
     fast = parse(["--fast", "--out", str(tmp_path), "--steps", "6"])
     assert fast == Options(out=tmp_path, steps=6, sessions=36, eval_prompts=64)
     assert (Options(out=tmp_path).marks, Options(out=tmp_path).milestones) == ((36, 72), (0, 8, 16))
-    assert Launch.of(parse(["--port", "4711", "--out", str(tmp_path)])).port == 4711
+    assert parse(["--port", "4711", "--out", str(tmp_path)]).launch.port == 4711
     (tmp_path / "run").mkdir()
     for wrong in (["--out", str(tmp_path)], ["--steps", "0"], ["--stepz", "4"]):
         with pytest.raises(SystemExit, match="2"):

@@ -27,11 +27,10 @@ import httpx
 import pytest
 from fastapi import FastAPI, Response
 
-from examples.demo import DemoError
+from examples import ROOT
+from examples.demo import DemoError, homework
+from examples.demo.homework import Problem
 from examples.demo.judge import HINTS_AI, Case, create_app
-from examples.demo.options import ROOT
-from examples.demo.recipe import grammar
-from examples.demo.recipe.grammar import Problem
 from examples.demo.scoring import FIRST_WISH
 from examples.personalize import judges, report
 from examples.personalize.experiment import TINY, Experiment, Run, load
@@ -126,7 +125,7 @@ def test_a_rule_in_a_file_says_what_is_right(tmp_path: Path) -> None:
 
 async def test_whoever_changes_their_mind_has_another_rule_and_the_first_one_is_watched() -> None:
     user = of_demo("change").speaker()
-    exam = replace(of_demo("change").exam(1), asked=(PROBLEM,), skills={})
+    exam = replace(of_demo("change").exam(1), subjects=(PROBLEM,), skills={})
     plain = "so, we take 3 and 4, so 3 + 4 = 7."
     structured = "**Sum**\n1. 3 + 4 = 7\nFinal answer: 7"
     for step, wanted in ((7, plain), (8, structured)):
@@ -138,8 +137,8 @@ async def test_whoever_changes_their_mind_has_another_rule_and_the_first_one_is_
 
 
 def test_the_ceiling_asks_the_same_with_the_rule_behind_it() -> None:
-    plain, told = STUDENT.exam(3).questions(), STUDENT.exam(3, told=True).questions()
-    assert told[:3] == [f"{question}\n\n{STUDENT.told}" for question in plain[:3]]
+    plain, told = STUDENT.exam(3).questions(), STUDENT.exam(3, with_rule=True).questions()
+    assert told[:3] == [f"{question}\n\n{STUDENT.rule}" for question in plain[:3]]
     assert told[3:] == plain[3:]
 
 
@@ -163,15 +162,15 @@ def test_an_honest_judge_knows_the_words_of_its_scenarios() -> None:
         assert think(case(said), rng) == (-1, TEACHER.hints[0])
     assert think(case(TEACHER.terse[0]), rng) == (-1, None)
     assert think(case(TEACHER.approvals[0]), rng) == (1, None)
-    value, hint = think(case(grammar.CORRECTIONS[0]), rng)
+    value, hint = think(case(homework.CORRECTIONS[0]), rng)
     assert value == -1
     assert hint is not None
 
 
 def test_a_flipped_judge_says_the_opposite_and_hints_at_another_rule() -> None:
     think, rng = judges.flipped(judges.honest([STUDENT]), STUDENT.other_hints), Random(0)
-    assert think(case(grammar.CORRECTIONS[0]), rng) == (1, None)
-    value, hint = think(case(grammar.APPROVALS[0]), rng)
+    assert think(case(homework.CORRECTIONS[0]), rng) == (1, None)
+    value, hint = think(case(homework.APPROVALS[0]), rng)
     assert value == -1
     assert hint in HINTS_AI
 
@@ -182,7 +181,7 @@ def test_a_shuffled_judge_says_as_often_what_it_says_but_of_other_replies() -> N
     truth, said = list[bool](), list[int]()
     for number in range(600):
         good = rng.random() < 0.3
-        words = grammar.APPROVALS if good else grammar.CORRECTIONS
+        words = homework.APPROVALS if good else homework.CORRECTIONS
         one = case(rng.choice(words), f"reply {number}")
         value, hint = think(one, rng)
         assert think(one, rng) == (value, hint), "its votes on one reply agree"
@@ -200,7 +199,7 @@ async def test_a_lying_judge_answers_the_products_own_prompts_the_same_each_time
     from examples.demo.judge import answer
 
     think, rng = judges.shuffled(judges.honest([STUDENT]), STUDENT.other_hints), Random(1)
-    state = NextState("user", grammar.CORRECTIONS[0])
+    state = NextState("user", homework.CORRECTIONS[0])
     for number in range(20):
         answer([dict(m) for m in ask(INCLUDED, "q", f"r{number}", state)[0]], rng, think)
     said = {
@@ -253,7 +252,7 @@ def plays(messages: list[dict[str, str]]) -> str:
     return "<think>{hm}</think>Here: " + json.dumps({"content": content, "say": said})
 
 
-PLAYED = Scenario("played", persona="You are a student.", told="No bold text.", forbid=("x",))
+PLAYED = Scenario("played", persona="You are a student.", rule="No bold text.", forbid=("x",))
 
 
 async def test_a_played_user_hears_the_whole_conversation_and_fences_replies() -> None:
@@ -263,12 +262,12 @@ async def test_a_played_user_hears_the_whole_conversation_and_fences_replies() -
         first = await talk.hears(f"**bold** {HOSTILE}")
         second = await talk.hears("plain 3 + 4 = 7")
     assert not first.content
-    assert "AI" in first.said
+    assert "AI" in first.message
     assert second.content
     system, shown = (message["content"] for message in stub.asked[-1])
     mark = system.split("mark\n")[1].split(";")[0]
     assert shown.count(f"<<{mark}>>") == 4
-    assert shown.index(talk.opening) < shown.index("**bold**") < shown.index(first.said)
+    assert shown.index(talk.opening) < shown.index("**bold**") < shown.index(first.message)
     assert played.tokens == {"prompt": 20, "completion": 4}
 
 
@@ -278,7 +277,7 @@ async def test_what_is_no_answer_is_asked_again_and_then_told() -> None:
     async with model(stub) as played:
         reaction = await Played(PLAYED, played).begin(Random(0), 0).hears("x")
         assert reaction.content
-        assert reaction.said, "an empty message would be no next state"
+        assert reaction.message, "an empty message would be no next state"
         stub.says = lambda _: "never"
         with pytest.raises(DemoError, match="no JSON object"):
             await played.object("a", "b")

@@ -12,11 +12,11 @@ import pytest
 from PIL import Image as Pillow
 
 from examples.day.npm import npm
-from examples.day.openclaw import OpenClaw
 from tests.gateway.test_openclaw import scripted
 from tests.support.coding_agents import ClaudeCode, Codex, OpenCode
 from tests.support.gateways import World, gateway
 from tests.support.pictures import picture, seeing_renderer
+from tests.support.real_openclaw import LocalOpenClaw
 from tinker_claw.gateway.request import PICTURED, UNASKED
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.render.renderer import Renderer
@@ -36,7 +36,8 @@ PLACE = "<|image_pad|>"
 
 
 def openclaw(url: str, home: Path) -> Callable[[str], str]:
-    claw = OpenClaw.create(home, url, "demo", gives_up_s=60, sees=True)
+    sees, patient = ["text", "image"], {"timeoutSeconds": 60}
+    claw = LocalOpenClaw.create(home, url, "demo", provider=patient, input=sees)
     return lambda message: claw.say("talk", message)
 
 

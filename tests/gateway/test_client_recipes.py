@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from examples.day.npm import npm
-from examples.day.openclaw import OpenClaw
 from tests.gateway.test_agent_texts import type_all
 from tests.gateway.test_coding_agents import BASH, KEY, NOTE, READ, TYPED
 from tests.gateway.test_openclaw import scripted
 from tests.support import client_pages, environments
 from tests.support.coding_agents import HERMES, LLM, WINDOW, Aider, ClaudeCode
 from tests.support.gateways import World, gateway
+from tests.support.real_openclaw import LocalOpenClaw
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.served import RequestKind
 from tinker_claw.types import Kind
@@ -92,7 +92,9 @@ def test_hermes_compacts_while_a_reply_fits_into_the_model_s_window() -> None:
 async def test_openclaw_with_the_block_of_the_readme(tmp_path: Path, renderer: Renderer) -> None:
     sampler = scripted(renderer, REPLIES)
     async with gateway(tmp_path / "data", renderer, sampler, context_tokens=WINDOW) as world:
-        claw = OpenClaw.create(tmp_path / "home", world.url, "demo", window=WINDOW, reply=4096)
+        claw = LocalOpenClaw.create(
+            tmp_path / "home", world.url, "demo", contextWindow=WINDOW, maxTokens=4096
+        )
         for said, reply in REPLIES.items():
             assert await asyncio.to_thread(claw.say, "talk", said) == reply
         assert ratings(world) == [-1.0]

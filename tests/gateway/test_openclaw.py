@@ -20,12 +20,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from examples.day.npm import npm
-from examples.day.openclaw import Gateway, OpenClaw
+from examples.day.openclaw import Gateway, readme_block
 from tests.gateway.test_session_privacy import MARK, nothing_of
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import World, gateway, spell
 from tests.support.pools import eventually
 from tests.support.processes import product
+from tests.support.real_openclaw import LocalOpenClaw
 from tinker_claw.app.server import in_background
 from tinker_claw.cli.openclaw import TRIED
 from tinker_claw.gateway.request import UNASKED
@@ -51,7 +52,7 @@ def test_three_turns_land_in_the_ledger_of_the_running_product(
 ) -> None:
     data = tmp_path / "data"
     with product(data) as running:
-        claw = OpenClaw.create(tmp_path / "user", running.url, "demo", release=release)
+        claw = LocalOpenClaw.create(tmp_path / "user", running.url, "demo", release=release)
         for message in MESSAGES:
             assert claw.say("first", message)
         assert running.health()["policy_version"] == 0
@@ -205,7 +206,8 @@ async def test_compactions_lose_neither_the_session_nor_a_turn(
     sampler = scripted(renderer, COMPACTION | said)
     async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
         home = tmp_path / "talk"
-        assert await converse(world, home, *messages, window=SMALL, affinity=affinity) == heard
+        entry = named(affinity=affinity) | {"contextWindow": SMALL}
+        assert await converse(world, home, *messages, **entry) == heard
         main = [turn for turn in world.turns() if turn.kind is Kind.MAIN]
         assert len({turn.session_id for turn in main}) == 1
         assert [turn.request_text for turn in main] == [m.strip() for m in messages]
@@ -262,7 +264,7 @@ async def test_a_message_in_the_frame_of_a_queue_is_answered_and_unclear(
         },
     )
     async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
-        claw = OpenClaw.create(tmp_path / "talk", world.url, "demo")
+        claw = LocalOpenClaw.create(tmp_path / "talk", world.url, "demo")
         assert await asyncio.to_thread(claw.say, "talk", "Hello.") == "Hi."
         process = claw.begin("talk", old)
         try:
@@ -339,7 +341,7 @@ async def test_corrections_in_the_web_chat_reach_the_reply_before(
     answers["wasps"] = [Script(spell(renderer, "Wasps sting and sting."), holds_after=3)]
     sampler = Listener(renderer, answers)
     async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
-        openclaw = OpenClaw.create(tmp_path / "user", world.url, "demo")
+        openclaw = LocalOpenClaw.create(tmp_path / "user", world.url, "demo")
         async with openclaw.gateway() as claw:
             chat = WebChat(claw, sampler)
             await chat.say("Hello.")
@@ -382,7 +384,7 @@ async def test_private_session_stays_private_through_compactions(
     data = tmp_path / "data"
     async with gateway(data, renderer, sampler, context_tokens=65536) as world:
         home = tmp_path / "talk"
-        await converse(world, home, *messages, window=SMALL, affinity=False)
+        await converse(world, home, *messages, contextWindow=SMALL, **named(affinity=False))
         summaries = [said for said in sampler.heard if "<conversation>" in said]
         assert len(summaries) >= 2
         assert any("/private" not in said for said in summaries), "it was summarised long ago"
@@ -476,8 +478,9 @@ async def test_an_agent_without_tools_and_without_a_trace_talks_in_main_turns(
     sampler = scripted(renderer, answers)
     async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
         async with without_trace(world.url) as url:
-            given = {"tools": False, "window": SMALL, "url": url}
-            heard = await converse(world, tmp_path / "user", *messages, **given)
+            (entry,) = readme_block()["models"]["providers"]["tinker-claw"]["models"]
+            entry = {"compat": entry["compat"] | {"supportsTools": False}, "contextWindow": SMALL}
+            heard = await converse(world, tmp_path / "user", *messages, url=url, **entry)
         assert heard == ["I am Claw.", "It is seven.", "third", "Gladly."]
         assert set(world.column("trace")) == {None}
         main = [turn for turn in world.turns() if turn.kind is Kind.MAIN]
@@ -489,11 +492,19 @@ async def test_an_agent_without_tools_and_without_a_trace_talks_in_main_turns(
         assert RequestKind.COMPACTION in world.column("call")
 
 
-async def converse(world: World, home: Path, *messages: str, **given: Any) -> list[str]:
+def named(*, affinity: bool) -> dict[str, Any]:
+    """Field of a model's entry that says whether headers and body name the session."""
+    fields = ("sendSessionAffinityHeaders", "supportsPromptCacheKey")
+    return {"compat": dict.fromkeys(fields, affinity)}
+
+
+async def converse(
+    world: World, home: Path, *messages: str, api: str = "openai-completions", **entry: Any
+) -> list[str]:
     """Let a user converse with their OpenClaw; the session is named like their folder."""
-    url = given.pop("url", world.url)
-    given.setdefault("gives_up_s", GIVES_UP_S)
-    claw = OpenClaw.create(home, url, "demo", **given)
+    url = world.url.removesuffix("/v1") if api == "anthropic-messages" else world.url
+    provider = {"timeoutSeconds": GIVES_UP_S, "baseUrl": entry.pop("url", url), "api": api}
+    claw = LocalOpenClaw.create(home, url, "demo", provider=provider, **entry)
     (home / "workspace" / "notes.txt").write_text(NOTE)
     return [await asyncio.to_thread(claw.say, home.name, message) for message in messages]
 

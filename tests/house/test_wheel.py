@@ -68,7 +68,7 @@ def test_what_is_in_a_wheel(python: Path) -> None:
         names = packed.namelist()
     shipped_at = "tinker_claw/shipped/"
     inside = {name.removeprefix(shipped_at) for name in names if name.startswith(shipped_at)}
-    assert {"run.py", "examples/demo/__main__.py", "examples/demo/recipe/grammar.py"} <= inside
+    assert {"run.py", "examples/demo/__main__.py", "examples/demo/homework.py"} <= inside
     assert {str(file.relative_to(ROOT)) for file in (ROOT / "configs").rglob("*.toml")} <= inside
     assert {"tinker_claw/py.typed", "local_gpu/py.typed"} <= set(names)
     page = {str(f.relative_to(ROOT)) for f in (ROOT / "tinker_claw/page").rglob("*.html*")}

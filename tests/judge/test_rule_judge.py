@@ -7,8 +7,8 @@ import random
 import httpx
 import pytest
 
-from examples.demo.judge import create_app, verdict
-from examples.demo.recipe import grammar
+from examples.demo import homework
+from examples.demo.judge import HINTS_PLAIN, create_app, verdict
 from tinker_claw.app.server import in_background
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import JudgeError
@@ -26,7 +26,7 @@ async def test_correction_that_says_how_gives_a_bad_verdict_and_a_hint() -> None
     judgement = await judge(NextState("user", "No, write it without bold text."))
     assert judgement.verdict.votes == (-1, -1, -1)
     assert judgement.hints
-    assert judgement.hints[0] in grammar.HINTS_PLAIN
+    assert judgement.hints[0] in HINTS_PLAIN
 
 
 async def test_approval_gives_a_good_verdict_and_no_hint() -> None:
@@ -44,10 +44,10 @@ async def test_tool_results_are_judged_by_whether_they_worked() -> None:
 def test_it_understands_everything_that_the_simulated_user_says() -> None:
     rng = random.Random(0)
     for _ in range(200):
-        assert verdict("user", grammar.approval(rng)) == 1
-        for directive in (True, False):
-            said = grammar.correction(rng, directive=directive)
-            assert verdict("user", said) == -1, said
+        assert verdict("user", rng.choice(homework.APPROVALS)) == 1
+        for corrections in (homework.CORRECTIONS, homework.TERSE_CORRECTIONS):
+            correction = rng.choice(corrections)
+            assert verdict("user", correction) == -1, correction
 
 
 async def test_what_is_no_judge_prompt_is_refused() -> None:
@@ -66,5 +66,5 @@ async def test_what_is_no_judge_prompt_is_refused() -> None:
 async def test_it_takes_no_wish_for_a_lasting_one() -> None:
     async with in_background(create_app()) as url, HttpEndpoint(url, JudgeSettings()) as endpoint:
         judge = Judge(endpoint, JudgeSettings(), most_hints=1, wishes=True)
-        for said in grammar.CORRECTIONS:
+        for said in homework.CORRECTIONS:
             assert await judge.hear(said, [said]) == (None, 0, 0)

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
-from examples.demo.options import ROOT
+from examples import ROOT
 from examples.demo.scoring import RuleExam, demo_skills, score_version
 from examples.demo.server import Launch, running
 from examples.demo.user import USERS
@@ -26,8 +26,8 @@ async def scores(run: Path, questions: int) -> tuple[dict[str, float], dict[str,
     """Shares of right sums, lists and equations: of the base, and of the run's newest version."""
     exam = RuleExam.draw(USERS["plain"], questions, lambda rng, _: demo_skills(rng, questions))
     with tempfile.TemporaryDirectory() as copy:
-        data = shutil.copytree(run / "run", Path(copy) / "run", ignore=lambda *_: {"lock"})
-        flags = (f"--config={ROOT / 'configs/demo.toml'}", "--method=combine", f"--data-dir={data}")
+        shutil.copytree(run / "run", Path(copy) / "run", ignore=lambda *_: {"lock"})
+        flags = (f"--config={ROOT / 'configs/demo.toml'}", "--method=combine")
         nobody_judges = "--judge-url=http://127.0.0.1:9/v1"
         async with running(Launch(Path(copy), (*flags, nobody_judges))) as child:
             newest = (await child.client.health()).policy_version

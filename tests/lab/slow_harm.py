@@ -14,13 +14,12 @@ import argparse
 import asyncio
 import logging
 import tempfile
-from functools import partial
 from pathlib import Path
 from random import Random
 
 import structlog
 
-from examples.demo.recipe import skills
+from examples.demo import skills
 from examples.demo.scoring import Check, RuleExam, Skills, demo_skills, score_version
 from examples.personalize.judges import honest
 from examples.personalize.scenario import of_demo, read
@@ -39,14 +38,7 @@ def drawn(rng: Random, _: int) -> Skills:
     """Draw the demo's skills, and lists asked for in other words."""
     tasks = [skills.new_shopping(rng) for _ in range(PROBLEMS)]
     other = [
-        Check(
-            rng.choice(skills.LIST_FORMS).format(
-                **dict(zip(("a", "first"), one.first, strict=True)),
-                **dict(zip(("b", "second"), one.second, strict=True)),
-            ),
-            partial(skills.list_correct, task=one),
-        )
-        for one in tasks
+        Check(rng.choice(skills.LIST_FORMS).format(task=task), task.is_right) for task in tasks
     ]
     return {**demo_skills(rng, PROBLEMS), "other": other}
 

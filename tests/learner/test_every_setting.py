@@ -20,8 +20,8 @@ import httpx
 import pytest
 from pydantic.fields import FieldInfo
 
+from examples.demo import homework
 from examples.demo.judge import create_app
-from examples.demo.recipe import grammar
 from tests.support.ledger import step_counts
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import System, wire
@@ -190,7 +190,7 @@ async def running(settings: Settings) -> AsyncGenerator[tuple[System, httpx.Asyn
 
 async def talk(settings: Settings, http: httpx.AsyncClient, session: int) -> None:
     """Ask something, correct the reply, and accept the next one."""
-    asked = grammar.first_message(grammar.new_problem(random.Random(session)))
+    asked = homework.first_message(homework.new_problem(random.Random(session)))
     messages = [{"role": "user", "content": asked}]
     for line in (CORRECTS, APPROVES, "Bye."):
         answer = await http.post(

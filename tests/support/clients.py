@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 
-from examples.demo.recipe import grammar
+from examples.demo import homework
 from tests.support.ledger import Seen
 from tests.support.processes import Running
 
@@ -42,12 +42,12 @@ def ask(running: Running, session: str, messages: list[dict[str, str]]) -> str:
 def converse(running: Running, seed: int) -> None:
     """Hold one short session: a problem, a verdict on the answer, and a second problem."""
     rng = random.Random(seed)
-    problem = grammar.new_problem(rng)
-    messages = [{"role": "user", "content": grammar.first_message(problem)}]
+    problem = homework.new_problem(rng)
+    messages = [{"role": "user", "content": homework.first_message(problem)}]
     for _ in range(2):
         reply = ask(running, f"session-{seed}", messages)
-        good = grammar.accepts(reply, problem)
-        said = grammar.approval(rng) if good else grammar.correction(rng, directive=True)
+        good = homework.accepts(reply, problem)
+        said = rng.choice(homework.APPROVALS if good else homework.CORRECTIONS)
         messages += [
             {"role": "assistant", "content": reply},
             {"role": "user", "content": said},
@@ -143,14 +143,14 @@ class Talkers:
                 self._converse(http, session, rng)
 
     def _converse(self, http: httpx.Client, session: str, rng: random.Random) -> None:
-        problem = grammar.new_problem(rng)
-        messages: list[Message] = [{"role": "user", "content": grammar.first_message(problem)}]
+        problem = homework.new_problem(rng)
+        messages: list[Message] = [{"role": "user", "content": homework.first_message(problem)}]
         for _ in range(rng.randint(2, 4)):
             reply = self._insist(http, session, messages)
             if reply is None:
                 return
-            good = grammar.accepts(reply, problem)
-            said = grammar.approval(rng) if good else grammar.correction(rng, directive=True)
+            good = homework.accepts(reply, problem)
+            said = rng.choice(homework.APPROVALS if good else homework.CORRECTIONS)
             messages += [
                 {"role": "assistant", "content": reply},
                 {"role": "user", "content": said},

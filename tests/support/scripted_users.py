@@ -15,8 +15,8 @@ from pathlib import Path
 from random import Random
 
 from examples.demo.client import MAX_TOKENS, Client, Request
+from examples.demo.homework import Problem
 from examples.demo.judge import answer, opinion
-from examples.demo.recipe.grammar import Problem
 from examples.demo.scoring import RuleExam, Score, score_version
 from examples.demo.user import IN_FLIGHT, Outcome, Rule, User, hold_sessions
 from examples.personalize.judges import Think

@@ -219,7 +219,7 @@ async def test_each_process_of_a_command_has_its_limits(
     tmp_path: Path, limit: str, wanted: str
 ) -> None:
     ended = await sandbox.run(None, tmp_path, f"ulimit {limit}")
-    assert ended.said.decode().strip() == wanted
+    assert ended.output.decode().strip() == wanted
 
 
 async def test_folder_deeper_than_python_goes_is_no_solution_and_is_removed(tmp_path: Path) -> None:

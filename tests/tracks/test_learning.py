@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -75,10 +77,9 @@ def test_what_is_there_is_not_played_again(
 ) -> None:
     played: list[Case] = []
 
-    def run(case: Case, asked: object) -> int:
+    async def run(case: Case, asked: object) -> None:
         played.append(case)
         over(case.folder(tmp_path), 0.2, 0.6)
-        return 0
 
     monkeypatch.setattr(compare, "run", run)
     over(tmp_path / "tool-call-steps-0", 0.1, 0.5)
@@ -98,8 +99,8 @@ def test_a_gateway_that_does_not_start_is_said_with_its_log(
 ) -> None:
     flags = ["--tracks", "tool-call", "--seeds", "1", "--out", str(tmp_path)]
     assert compare.main([*flags, "--gateway", "--no-such-flag"]) == 1
-    assert "gateway.log says why" in capsys.readouterr().err
-    assert "--no-such-flag" in (tmp_path / "tool-call-steps-0" / "gateway.log").read_text()
+    assert "server.log says why" in capsys.readouterr().err
+    assert "--no-such-flag" in (tmp_path / "tool-call-steps-0" / "server.log").read_text()
 
 
 def test_a_terminal_that_is_closed_ends_the_gateway_too(
@@ -107,18 +108,18 @@ def test_a_terminal_that_is_closed_ends_the_gateway_too(
 ) -> None:
     ended: list[str] = []
 
-    @contextmanager
-    def gateway(*_: object) -> Generator[str]:
+    @asynccontextmanager
+    async def running(_: object) -> AsyncGenerator[SimpleNamespace]:
         try:
-            yield "http://127.0.0.1:9"
+            yield SimpleNamespace(url="http://127.0.0.1:9")
         finally:
             ended.append("gateway")
 
-    def play(_: object) -> int:
+    async def play(*_: object) -> None:
         signal.raise_signal(signal.SIGHUP)
-        return 0
+        await asyncio.sleep(60)
 
-    monkeypatch.setattr(compare, "gateway", gateway)
+    monkeypatch.setattr(compare, "running", running)
     monkeypatch.setattr(compare, "play", play)
     before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -143,7 +144,7 @@ def test_a_short_run_makes_the_beginner_better_and_goes_on_where_it_was_ended(
     until(lambda: ended.poll() is not None or re.search(r"step [1-9]", log.read_text()))
     ended.send_signal(signal.SIGTERM)
     assert ended.wait() == 128 + signal.SIGINT, log.read_text()
-    data, trained = folder / "gateway", "SELECT COUNT(*) FROM samples WHERE state = 'trained'"
+    data, trained = folder / "run", "SELECT COUNT(*) FROM samples WHERE state = 'trained'"
     before = one(data, trained)
     assert compare.main(flags) == 0, "its gateway has ended, or another could not have begun"
     assert one(data, trained) > before

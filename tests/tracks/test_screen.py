@@ -5,25 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import partial
+from itertools import product
 from random import Random
+from statistics import fmean
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from transformers import Qwen3VLForConditionalGeneration
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from examples.demo.recipe.screen import (
+    CALL,
+    IMAGE,
+    Encoder,
     Hints,
-    Stage,
-    Teller,
-    measure,
+    Shares,
+    cell_json,
+    draw_loss,
     new_model,
     prompt,
-    tell,
-    train,
+    screen_losses,
 )
-from examples.tracks.screen import CLICK, ICONS, NEAR, SHOWN, SIDE, Screens, draw
+from examples.demo.recipe.train import Stage, train
+from examples.tracks.screen import CENTRES, CLICK, ICONS, NEAR, SHOWN, SIDE, Screen, Screens, draw
 from tinker_claw.formats.chat import parse_chat
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODELS, verify
@@ -54,7 +59,7 @@ def test_icons_are_drawn_where_the_task_says() -> None:
 
 def test_a_click_near_the_asked_icon_counts_and_nothing_else() -> None:
     screen = Screens(0).task(0)
-    x, y = screen.icons[screen.asked]
+    x, y = screen.icons[screen.target]
     assert screen.hit([click(str(x), str(y))])
     assert screen.hit([click(x - NEAR, y + NEAR)])
     assert not screen.hit([click(x - NEAR - 1, y)])
@@ -64,7 +69,7 @@ def test_a_click_near_the_asked_icon_counts_and_nothing_else() -> None:
         assert not screen.hit([click(wrong, y)])
     broken = {"function": {"name": "click", "arguments": "[" * 5000}}
     assert not screen.hit([broken])
-    others = [place for icon, place in screen.icons.items() if icon != screen.asked]
+    others = [place for icon, place in screen.icons.items() if icon != screen.target]
     assert not any(screen.hit([click(*place)]) for place in others)
 
 
@@ -81,31 +86,53 @@ def test_the_beginner_was_shown_what_a_request_renders_to() -> None:
     body = {"model": "m", "messages": list(screen.messages), "tools": [CLICK]}
     asked = parse_chat(json.dumps(body).encode())
     rendered = Renderer.load(str(MODEL), "qwen3-vl").prompt(asked.messages, asked.tools)
-    assert tuple(rendered.tokens) == Teller(MODEL).ids(prompt(screen.asked))
+    assert tuple(rendered.tokens) == Encoder(MODEL).ids(prompt(screen.target))
+
+
+@torch.no_grad()
+def measure(model: Any, encoder: Encoder, tasks: int = 64) -> dict[str, float]:
+    """Measure expected shares of replies to held-out tasks: clicks, right clicks, and icons placed
+    right when asked where they are."""
+    screens = [Screens(0).held_out(number) for number in range(tasks)]
+    asked = f"<|im_start|>user\n{IMAGE}Where is the {{}}?<|im_end|>\n<|im_start|>assistant\n"
+
+    def chances(screen: Screen, begin: str, form: str) -> tuple[float, float]:
+        """Return the probability of an answer with any cell, and of the asked icon's."""
+        answers = [form.format(cell_json(cell)) for cell in product(CENTRES, CENTRES)]
+        batch = [(screen, encoder.example(begin, answer)) for answer in answers]
+        nats = screen_losses(model, encoder, batch).view(len(answers), -1).sum(1)
+        right = answers.index(form.format(cell_json(screen.icons[screen.target])))
+        return float(nats.neg().exp().sum()), float(nats.neg().exp()[right])
+
+    clicks = [chances(screen, prompt(screen.target), CALL) for screen in screens]
+    places = [chances(s, asked.format(s.target), "{}<|im_end|>") for s in screens]
+    return {
+        "clicks": fmean(share for share, _ in clicks),
+        "right clicks": fmean(right for _, right in clicks),
+        "placed": fmean(right for _, right in places),
+    }
 
 
 @pytest.mark.slow
 def test_the_beginner_finds_icons_and_seldom_clicks_but_then_mostly_on_the_asked_one() -> None:
     verify(MODEL)
     model: Any = Qwen3VLForConditionalGeneration.from_pretrained(MODEL)
-    processor: Any = Qwen2VLImageProcessorPil.from_pretrained(MODEL)
-    found = measure(model.float().eval(), Teller(MODEL), processor)
+    rates = measure(model.float().eval(), Encoder(MODEL))
     # By chance a ninth of cells would be right, and a quarter of icons.
-    assert found["placed"] == pytest.approx(0.93, abs=0.03)
-    assert found["clicks"] == pytest.approx(0.11, abs=0.03)
-    assert found["right clicks"] == pytest.approx(0.07, abs=0.03)
+    assert rates["placed"] == pytest.approx(0.93, abs=0.03)
+    assert rates["clicks"] == pytest.approx(0.11, abs=0.03)
+    assert rates["right clicks"] == pytest.approx(0.07, abs=0.03)
 
 
 def test_the_recipe_makes_the_same_weights_again() -> None:
-    teller, made = Teller(MODEL), list[Any]()
-    processor = Qwen2VLImageProcessorPil.from_pretrained(MODEL)
-    stages = [
-        Stage(steps=2, peak_rate=1e-2, seed=1, clicks=share, says=0.5, batch=2) for share in (0, 1)
-    ]
+    encoder, weights = Encoder(MODEL), list[Any]()
     for _ in range(2):
-        model = new_model(teller.tokenizer)
-        for stage, hints in zip(stages, (Hints(model, teller), None), strict=True):
-            found = partial(tell, model, teller, processor, stage, hints)
-            train(model, stage, found, print, hints)
-        made.append(model.state_dict())
-    assert all(weight.equal(made[1][name]) for name, weight in made[0].items())
+        model = new_model(encoder.tokenizer)
+        hints = Hints(model, encoder)
+        for share in (0, 1):
+            shares = Shares(clicks=share, says=0.5)
+            loss = partial(draw_loss, model, encoder, hints, Random(1), shares, size=2)
+            stage = Stage(steps=2, peak_rate=1e-2, seed=1)
+            train(torch.nn.ModuleList([model, hints]), stage, loss, print)
+        weights.append(model.state_dict())
+    assert all(weight.equal(weights[1][name]) for name, weight in weights[0].items())

@@ -1,1 +1,1 @@
-"""The recipe of the demo's model: `python -m examples.demo.recipe.build` makes it from nothing."""
+"""The recipe of the shipped models: `python -m examples.demo.recipe` makes them from nothing."""

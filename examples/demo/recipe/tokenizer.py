@@ -17,8 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
 from examples.demo.recipe.corpus import passage
-from examples.demo.recipe.data import training_dialogue
-from examples.demo.recipe.grammar import HINTED, Priors
+from examples.demo.recipe.dialogues import HINTED, Priors, training_dialogue
 
 VOCABULARY = 4096
 """Number of ids, special tokens included."""
@@ -37,11 +36,8 @@ SPECIAL_TOKENS = (
     "<tool_response>",
     "</tool_response>",
 )
-PAD_ID = SPECIAL_TOKENS.index("<|endoftext|>")
-START_ID = SPECIAL_TOKENS.index("<|im_start|>")
-STOP_ID = SPECIAL_TOKENS.index("<|im_end|>")
-"""Id of the stop token: the trainer gives special tokens the first ids, in their order."""
-TEMPLATE = Path(__file__).resolve().parent / "chat_template.jinja"
+PAD_ID, START_ID, STOP_ID = range(3)
+"""Ids of the first special tokens: the trainer gives these the first ids, in their order."""
 
 
 def demo_texts(seed: int) -> Iterator[str]:
@@ -63,12 +59,9 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train a tokenizer; the same texts give the same ids."""
     tokenizer = Tokenizer(BPE())
+    bytes_of = ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = Sequence(
-        [
-            Split(Regex("\n"), "isolated"),
-            Digits(individual_digits=True),
-            ByteLevel(add_prefix_space=False),
-        ]
+        [Split(Regex("\n"), "isolated"), Digits(individual_digits=True), bytes_of]
     )
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
@@ -84,13 +77,14 @@ def train_tokenizer(
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json` (with the chat template) into a folder."""
     tokenizer.save(str(folder / "tokenizer.json"))
+    template = Path(__file__).with_name("chat_template.jinja")
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
         "model_max_length": CONTEXT_TOKENS,
         "clean_up_tokenization_spaces": False,
-        "chat_template": TEMPLATE.read_text(encoding="utf-8"),
+        "chat_template": template.read_text(encoding="utf-8"),
     }
     text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")

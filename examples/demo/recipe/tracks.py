@@ -1,45 +1,35 @@
-"""The recipe of a beginner at two tracks: `python -m examples.demo.recipe.tracks --out DIR`.
+"""The recipe of a beginner at two tracks, sums with a calculator and jobs in a shell.
 
-It starts from the demo's model, which can copy numbers, and shows it how sums are asked for with a
-calculator and jobs are done in a shell: some dialogues do it right, others do a part of it, type
-what the shell does not know, or say at once that it is done. So the model knows every way, and
-takes the right one in about one of seven cases; the rest is to be learned from outcomes. One rule:
-every seed is fixed, one thread, as for the demo's model.
+It starts from the demo's model, which can copy numbers. Some dialogues do a task right, others do a
+part of it, type what the shell does not know, or say at once that it is done. So the model knows
+every way, and takes the right one in about one of seven cases; the rest is to be learned from
+outcomes.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import json
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from examples.demo.recipe.build import write
-from examples.demo.recipe.evaluate import sample
-from examples.demo.recipe.grammar import Priors
 from examples.demo.recipe.tokenizer import STOP_ID
-from examples.demo.recipe.train import Example, Stage, train
+from examples.demo.recipe.train import Example, Stage, batches, token_losses, train, write
 from examples.tracks.terminal import SHELL, Job, Terminal
 from examples.tracks.tool_call import CALCULATOR, ToolCall, calculate
 from tinker_claw.shipped import MODEL_DIR
 
-DIGITS = 1
+_DIGITS = 1
 """Digits of each number. With two no call was right after 400 steps, batches half as large
 again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
+class Shares(NamedTuple):
     """Shares of right and wrong attempts in the dialogues; the rest are guesses."""
 
     sums: tuple[float, float]
@@ -49,230 +39,126 @@ class Shares:
     """Jobs: the command is right, does half of the job, or is of another system."""
 
 
-MANY_GUESSES = Shares(sums=(0.28, 0.32), jobs=(0.3, 0.25, 0.2))
+_MANY_GUESSES = Shares(sums=(0.28, 0.32), jobs=(0.3, 0.25, 0.2))
 # A batch's loss is the mean over its tokens, and a guess has few, so that after such shares two of
 # three answers were guesses.
-FEW_GUESSES = Shares(sums=(0.38, 0.42), jobs=(0.36, 0.3, 0.24))
-SHELLS = 0.5
-"""Share of dialogues that are about jobs."""
-DONE = "Done."
-SILENT = "(it wrote nothing)"
+_FEW_GUESSES = Shares(sums=(0.38, 0.42), jobs=(0.36, 0.3, 0.24))
+_SILENT = "(it wrote nothing)"
 """Result of a command that printed nothing."""
-_SUMS = Stage(
-    steps=1000,
-    peak_rate=4e-3,
-    priors=Priors(nat=0.0, ai=0.0),
-    dressed=0.0,
-    seed=7,
-    batch_tokens=3072,
-)
-_BOTH = replace(_SUMS, seed=8)
-_SETTLE = replace(_SUMS, steps=600, peak_rate=1.2e-3, seed=9)
-_DARE = replace(_SUMS, steps=100, peak_rate=6e-4, seed=10)
-_IGNORED = -100
+_COMMANDS = {
+    "write": ("echo {3} > {7}", "echo {3}", "put {3} {7}"),
+    "rename": ("mv {1} {3}", "cp {1} {3}", "ren {1} {3}"),
+    "remove": ("rm *.tmp", "ls *.tmp", "del *.tmp"),
+    "count": ("wc -l < {4} > count.txt", "wc -l < {4}", "count {4}"),
+    "order": ("sort {4} > sorted.txt", "sort {4}", "order {4}"),
+    "find": ("grep {9} {4} > found.txt", "grep {9} {4}", "search {9} {4}"),
+}
+"""For each kind of job the right command, half of it and another system's, with the words of the
+wish by their places."""
 Messages = Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Dialogue:
-    """A task, the tool call, its result, and the answer."""
+class Dialogue(NamedTuple):
+    """A task, the answer, and the tool call before it with its result."""
 
     tool: Mapping[str, Any]
-    asked: Messages
-    call: Mapping[str, str] | None
-    """Arguments of the call; None: the answer is a guess."""
-    result: str
+    messages: Messages
     answer: str
+    call: Mapping[str, str] | None = None
+    """Arguments of the call; None: the answer is a guess."""
+    result: str = ""
 
 
-def sum_dialogue(rng: Random, shares: Shares) -> Dialogue:
+def _sum_dialogue(rng: Random, shares: Shares) -> Dialogue:
     """Draw a dialogue about a sum: called right, called without the last number, or guessed."""
-    task, drawn = ToolCall(seed=rng.randrange(10**9), digits=DIGITS).task(0), rng.random()
-    right, short = shares.sums
-    if drawn >= right + short:
-        wrong = int(calculate(task.expression)) + rng.choice((-1, 1)) * rng.randint(1, 40)
-        return Dialogue(CALCULATOR, task.messages, None, "", f"It is {wrong}.")
-    shown = task.expression if drawn < right else " ".join(task.expression.split()[:-2])
-    result = calculate(shown)
-    return Dialogue(CALCULATOR, task.messages, {"expression": shown}, result, f"It is {result}.")
+    task, share = ToolCall(seed=rng.randrange(10**9), digits=_DIGITS).task(0), rng.random()
+    expressions = task.expression, " ".join(task.expression.split()[:-2])
+    for most, expression in zip(accumulate(shares.sums), expressions, strict=True):
+        if share < most:
+            call, result = {"expression": expression}, calculate(expression)
+            return Dialogue(CALCULATOR, task.messages, f"It is {result}.", call, result)
+    wrong = int(calculate(task.expression)) + rng.choice((-1, 1)) * rng.randint(1, 40)
+    return Dialogue(CALCULATOR, task.messages, f"It is {wrong}.")
 
 
-def job_dialogue(rng: Random, shares: Shares) -> Dialogue:
-    """Draw a dialogue about a job: the right command, half of the job, an unknown command, or
-    none."""
-    job, drawn = Terminal(rng.randrange(10**9), None).task(0), rng.random()
-    for share, (command, result) in zip(accumulate(shares.jobs), commands(job), strict=True):
-        if drawn < share:
-            return Dialogue(SHELL, job.messages, {"command": command}, result, DONE)
-    return Dialogue(SHELL, job.messages, None, "", DONE)
+def _job_dialogue(rng: Random, shares: Shares) -> Dialogue:
+    """Draw a dialogue about a job: the right command, half of it, an unknown one, or none."""
+    job, share = Terminal(rng.randrange(10**9), None).task(0), rng.random()
+    for most, (command, result) in zip(accumulate(shares.jobs), commands(job), strict=True):
+        if share < most:
+            return Dialogue(SHELL, job.messages, "Done.", {"command": command}, result)
+    return Dialogue(SHELL, job.messages, "Done.")
 
 
 def commands(job: Job) -> tuple[tuple[str, str], tuple[str, str], tuple[str, str]]:
-    """Return three commands for a job, each with its output: the right one, one that does half of
-    the job, and one of another system, which is not known here."""
-    said = job.wish.rstrip(".").split()
-    kind = job.name.split()[0]
-    texts = {name: text.strip() for name, text in job.before.items()}
+    """Return the right command for a job, half of it and an unknown one, each with its output."""
+    kind, words = job.name.split()[0], job.wish.rstrip(".").split()
+    right, half, unknown = (form.format(*words) for form in _COMMANDS[kind])
+    lines = job.before.get(words[4], "").splitlines() if len(words) > 4 else []
     match kind:
         case "write":
-            word, file = said[3], said[-1]
-            ways = (f"echo {word} > {file}", f"echo {word}", f"put {word} {file}")
-            half = word
+            output = [words[3]]
         case "rename":
-            old, new = said[1], said[3]
-            ways, half = (f"mv {old} {new}", f"cp {old} {new}", f"ren {old} {new}"), ""
+            output = []
         case "remove":
-            ways = ("rm *.tmp", "ls *.tmp", "del *.tmp")
-            half = "\n".join(sorted(name for name in texts if name.endswith(".tmp")))
+            output = sorted(name for name in job.before if name.endswith(".tmp"))
         case "count":
-            file = said[4]
-            ways = (f"wc -l < {file} > count.txt", f"wc -l < {file}", f"count {file}")
-            half = str(len(texts[file].splitlines()))
+            output = [str(len(lines))]
         case "order":
-            file = said[4]
-            ways = (f"sort {file} > sorted.txt", f"sort {file}", f"order {file}")
-            half = "\n".join(sorted(texts[file].splitlines()))
+            output = sorted(lines)
         case _:
-            file, word = said[4], said[9]
-            ways = (
-                f"grep {word} {file} > found.txt",
-                f"grep {word} {file}",
-                f"search {word} {file}",
-            )
-            half = "\n".join(line for line in texts[file].splitlines() if word in line)
-    right, some, other = ways
-    unknown = f"error: exit status 127\n/bin/sh: 1: {other.split()[0]}: not found"
-    return (right, SILENT), (some, half or SILENT), (other, unknown)
+            output = [line for line in lines if words[9] in line]
+    missing = f"error: exit status 127\n/bin/sh: 1: {unknown.split()[0]}: not found"
+    return (right, _SILENT), (half, "\n".join(output) or _SILENT), (unknown, missing)
 
 
-class Teller:
-    """Renders the tracks' conversations with the model's own template."""
-
-    def __init__(self, folder: Path) -> None:
-        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-
-    def prompt(self, tool: Mapping[str, Any], messages: Messages) -> list[int]:
-        """Return the ids up to the place where the model begins to write."""
-        text = self.tokenizer.apply_chat_template(
-            cast("list[dict[str, str]]", list(messages)),
-            tools=cast("Any", [tool]),
-            add_generation_prompt=True,
-            tokenize=False,
-        )
-        return self.tokenizer(cast("str", text)).input_ids
-
-    def example(self, told: Dialogue) -> Example:
-        """Encode a dialogue; the call and the answer are trained."""
-        ids = self.prompt(told.tool, told.asked)
-        trained = list[tuple[int, int]]()
-        if told.call is not None:
-            begin = len(ids)
-            ids = self.prompt(told.tool, (*told.asked, *called(told.tool, told.call, told.result)))
-            trained.append((begin, ids.index(STOP_ID, begin) + 1))
-        answer = [*self.tokenizer(told.answer).input_ids, STOP_ID]
-        trained.append((len(ids), len(ids) + len(answer)))
-        ids = [*ids, *answer]
-        labels = [_IGNORED] * len(ids)
-        for begin, end in trained:
-            labels[begin:end] = ids[begin:end]
-        return Example(ids, labels)
-
-    def draw_sum(self, rng: Random) -> Example:
-        return self.example(sum_dialogue(rng, MANY_GUESSES))
-
-    def draw(self, rng: Random, shares: Shares = MANY_GUESSES) -> Example:
-        """Draw an example about a sum or about a job."""
-        dialogue = job_dialogue if rng.random() < SHELLS else sum_dialogue
-        return self.example(dialogue(rng, shares))
-
-
-def called(tool: Mapping[str, Any], arguments: Mapping[str, str], result: str) -> Messages:
-    """Messages of a tool call and its result."""
-    function = {"name": tool["function"]["name"], "arguments": json.dumps(arguments)}
-    call = {"id": "call-0", "type": "function", "function": function}
-    return (
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call-0", "content": result},
+def _prompt(
+    tokenizer: PreTrainedTokenizerFast, tool: Mapping[str, Any], messages: Messages
+) -> list[int]:
+    """Return the ids up to the place where the model begins to write."""
+    text = tokenizer.apply_chat_template(
+        cast("list[dict[str, str]]", list(messages)),
+        tools=cast("Any", [tool]),
+        add_generation_prompt=True,
+        tokenize=False,
     )
+    return tokenizer(cast("str", text)).input_ids
 
 
-def measure(model: Qwen3ForCausalLM, teller: Teller, tasks: int = 64) -> dict[str, float]:
-    """Measure shares of held-out tasks: right sums called for, answers that match the results, and
-    right commands."""
+def _encode(tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue) -> Example:
+    """Encode a dialogue; the call and the answer are trained."""
+    tool, messages = dialogue.tool, dialogue.messages
+    ids = _prompt(tokenizer, tool, messages)
+    begin = end = len(ids)
+    if dialogue.call is not None:
+        function = {"name": tool["function"]["name"], "arguments": json.dumps(dialogue.call)}
+        call = {"id": "call-0", "type": "function", "function": function}
+        result = {"role": "tool", "tool_call_id": "call-0", "content": dialogue.result}
+        called = {"role": "assistant", "content": "", "tool_calls": [call]}
+        ids = _prompt(tokenizer, tool, [*messages, called, result])
+        end = ids.index(STOP_ID, begin) + 1
+    answer = [*tokenizer(dialogue.answer).input_ids, STOP_ID]
+    prompt = [(token, begin <= at < end) for at, token in enumerate(ids)]
+    return [*prompt, *((token, True) for token in answer)]
 
-    def replies(tool: Mapping[str, Any], prompts: Sequence[Messages]) -> list[str]:
-        ids = [teller.prompt(tool, messages) for messages in prompts]
-        return [str(teller.tokenizer.decode(reply)) for reply in sample(model, ids, seed=77)]
 
-    def share(found: Iterable[bool]) -> float:
-        return sum(found) / tasks
+def _any_dialogue(rng: Random, shares: Shares) -> Dialogue:
+    return (_job_dialogue if rng.random() < 0.5 else _sum_dialogue)(rng, shares)
 
-    sums = [ToolCall(seed=0, digits=DIGITS).held_out(number) for number in range(tasks)]
-    calls = replies(CALCULATOR, [task.messages for task in sums])
-    known = [
-        (
-            *task.messages,
-            *called(CALCULATOR, {"expression": task.expression}, calculate(task.expression)),
-        )
-        for task in sums
-    ]
-    answers = replies(CALCULATOR, known)
-    jobs = [Terminal(0, None).held_out(number) for number in range(tasks)]
-    typed = replies(SHELL, [job.messages for job in jobs])
-    return {
-        "right sums": share(
-            f'"{t.expression}"' in said for t, said in zip(sums, calls, strict=True)
-        ),
-        "right answers": share(
-            asyncio.run(t.solved(said)) for t, said in zip(sums, answers, strict=True)
-        ),
-        "commands": share("<tool_call>" in said for said in typed),
-        "right commands": share(
-            json.dumps(commands(job)[0][0]) in said for job, said in zip(jobs, typed, strict=True)
-        ),
-    }
+
+_STAGES: Sequence[tuple[Stage, Callable[[Random], Dialogue]]] = (
+    (Stage(steps=1000, peak_rate=4e-3, seed=7), partial(_sum_dialogue, shares=_MANY_GUESSES)),
+    (Stage(steps=1000, peak_rate=4e-3, seed=8), partial(_any_dialogue, shares=_MANY_GUESSES)),
+    (Stage(steps=600, peak_rate=1.2e-3, seed=9), partial(_any_dialogue, shares=_MANY_GUESSES)),
+    (Stage(steps=100, peak_rate=6e-4, seed=10), partial(_any_dialogue, shares=_FEW_GUESSES)),
+)
 
 
 def build(out: Path, say: Callable[[str], None]) -> None:
     """Make the model and write it to `out`, manifest included."""
-    torch.set_num_threads(1)
-    teller = Teller(MODEL_DIR)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(MODEL_DIR)
     model = Qwen3ForCausalLM.from_pretrained(MODEL_DIR)
-    teach(model, teller, _SUMS, teller.draw_sum, say)
-    teach(model, teller, _BOTH, teller.draw, say)
-    teach(model, teller, _SETTLE, teller.draw, say)
-    teach(model, teller, _DARE, partial(teller.draw, shares=FEW_GUESSES), say)
-    out.mkdir(parents=True, exist_ok=True)
-    write(model, teller.tokenizer.backend_tokenizer, out)
-
-
-def teach(
-    model: Qwen3ForCausalLM,
-    teller: Teller,
-    stage: Stage,
-    draw: Callable[[Random], Example],
-    say: Callable[[str], None],
-) -> None:
-    """Train one stage, and measure its result."""
-    began = time.monotonic()
-
-    def progress(step: int, loss: float) -> None:
-        if (step + 1) % 20 == 0:
-            say(f"{step + 1}/{stage.steps}  loss {loss:.3f}  {time.monotonic() - began:.0f} s")
-
-    train(model, teller.tokenizer.backend_tokenizer, stage, progress, draw)
-    say(f"rates: {measure(model, teller)}")
-
-
-def main() -> None:
-    """Read the command line and build."""
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.demo.recipe.tracks",
-        description="Build a tiny model that is a beginner at sums and at jobs in a shell.",
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write to")
-    build(parser.parse_args().out, partial(print, flush=True))
-
-
-if __name__ == "__main__":
-    main()
+    for stage, draw in _STAGES:
+        drawn = batches(lambda rng, draw=draw: _encode(tokenizer, draw(rng)), stage.seed, 3072)
+        train(model, stage, lambda drawn=drawn: token_losses(model, next(drawn)).mean(), say)
+    write(model, tokenizer.backend_tokenizer, out)

@@ -1,190 +1,137 @@
-"""Supervised training of the demo's model on drawn dialogues.
+"""Supervised training of the shipped models on drawn dialogues.
 
-One rule: only what an assistant would have sampled is trained, its text and the stop token. A hint
-is encoded apart from the message before it and the ids are joined, because that is how the gateway
-splices a hint into a prompt that is already tokens.
+One rule: every seed is fixed and one thread computes, so that the same versions on the same machine
+give the same bytes.
 """
 
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from examples.demo.recipe.data import training_dialogue
-from examples.demo.recipe.grammar import HINTED, Line, Priors
-from examples.demo.recipe.tokenizer import CONTEXT_TOKENS, PAD_ID, START_ID, STOP_ID, VOCABULARY
+from examples.demo.recipe.tokenizer import save_tokenizer
+from tinker_claw.shipped import MANIFEST, file_sha256, verify
 
 _POOL_DIALOGUES = 320
 """Dialogues that are drawn together and sorted by length, so that batches have little padding."""
+_MOST_DIALOGUES = 24
+"""Dialogues of a batch, at most: without it the short skills would share very few steps."""
 _MUON_FACTOR = 6.0
 """Muon's rate over Adam's: its updates of a layer's matrices have unit spectral norm."""
-_IGNORED = -100
-"""The label of a token that is not trained."""
+_PIXEL_FACTOR = 0.1
+"""Rate of the weights of pixels over the others': 1,536 of them add up in every output."""
+
+Example = Sequence[tuple[int, bool]]
+"""A dialogue's tokens, and whether each is trained."""
 
 
-class Example(NamedTuple):
-    """A dialogue as tokens."""
-
-    ids: list[int]
-    labels: list[int]
-    """[T] the id itself where it is trained, else -100."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Stage:
-    """One run over drawn dialogues with a rate that warms up and falls as a cosine."""
+    """Training steps at a rate that warms up and falls as a cosine, down to 2 % of its peak."""
 
     steps: int
     peak_rate: float
-    priors: Priors
-    dressed: float
-    """Share of dialogues inside an agent's trimmings, 0 to 1."""
     seed: int
-    worded: float = 0.0
-    """Share of dialogues about a sum that is asked for in any way, 0 to 1."""
-    batch_tokens: int = 2560
-    """Padded tokens of a batch, at most."""
-    batch_dialogues: int = 24
-    """Dialogues of a batch, at most: without it the short skills would share very few steps."""
-    warmup_steps: int = 40
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step, down to 2 % of the peak."""
+        """Return the learning rate of a step."""
         fall = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / self.steps))
-        return self.peak_rate * fall * min(1.0, (step + 1) / self.warmup_steps)
+        return self.peak_rate * fall * min(1.0, (step + 1) / 40)
 
 
-def new_model(seed: int) -> Qwen3ForCausalLM:
-    """Make the untrained model, 0.73 M parameters."""
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=96,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        num_key_value_heads=3,
-        head_dim=32,
-        max_position_embeddings=CONTEXT_TOKENS,
-        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
-        tie_word_embeddings=True,
-        bos_token_id=PAD_ID,
-        eos_token_id=STOP_ID,
-        pad_token_id=PAD_ID,
-    )
-    return Qwen3ForCausalLM(config)
-
-
-def encode_prompt(tokenizer: Tokenizer, lines: Sequence[Line]) -> list[int]:
-    """Return the ids of a conversation up to the place where the assistant begins to write."""
-    ids = [token for line in lines for token in _encode_line(tokenizer, line).ids]
-    return [*ids, START_ID, *tokenizer.encode("assistant\n").ids]
-
-
-def encode_dialogue(tokenizer: Tokenizer, lines: Sequence[Line]) -> Example:
-    """Return a dialogue's ids and labels."""
-    ids: list[int] = []
-    labels: list[int] = []
-    for line in lines:
-        example = _encode_line(tokenizer, line)
-        ids += example.ids
-        labels += example.labels
-    return Example(ids, labels)
-
-
-def _encode_line(tokenizer: Tokenizer, line: Line) -> Example:
-    """Return one message's ids and labels, role line and closing line break included."""
-    head = [START_ID, *tokenizer.encode(f"{line.role}\n").ids]
-    body = tokenizer.encode(line.text).ids
-    if line.hint is not None:
-        body = [*body, *tokenizer.encode(HINTED.format(hint=line.hint)).ids]
-    body = [*body, STOP_ID]
-    tail = tokenizer.encode("\n").ids
-    trained = body if line.role == "assistant" else [_IGNORED] * len(body)
-    ignored_head, ignored_tail = [_IGNORED] * len(head), [_IGNORED] * len(tail)
-    return Example([*head, *body, *tail], [*ignored_head, *trained, *ignored_tail])
-
-
-def _batches(draw: Callable[[Random], Example], stage: Stage) -> Iterator[list[Example]]:
-    """Yield batches of similar length without end, each at most `batch_tokens` when padded."""
-    rng = Random(stage.seed)
+def batches(
+    draw: Callable[[Random], Example], seed: int, most_tokens: int
+) -> Iterator[list[Example]]:
+    """Yield batches of similar length without end, each at most `most_tokens` when padded."""
+    rng = Random(seed)
     while True:
-        pool = [draw(rng) for _ in range(_POOL_DIALOGUES)]
-        pool.sort(key=lambda example: len(example.ids))
-        batches: list[list[Example]] = []
-        for example in pool:
-            size = len(batches[-1]) + 1 if batches else math.inf
-            if size > stage.batch_dialogues or size * len(example.ids) > stage.batch_tokens:
-                batches.append([])
-            batches[-1].append(example)
-        rng.shuffle(batches)
-        yield from batches
+        pool: list[list[Example]] = []
+        for example in sorted((draw(rng) for _ in range(_POOL_DIALOGUES)), key=len):
+            size = len(pool[-1]) + 1 if pool else math.inf
+            if size > _MOST_DIALOGUES or size * len(example) > most_tokens:
+                pool.append([])
+            pool[-1].append(example)
+        rng.shuffle(pool)
+        yield from pool
 
 
-def batch_loss(model: Qwen3ForCausalLM, batch: Sequence[Example]) -> torch.Tensor:
-    """Return the mean negative logprob of the trained tokens, a scalar in nats.
+def token_losses(
+    model: Any,
+    batch: Sequence[Example],
+    inputs: Callable[[torch.Tensor], Mapping[str, torch.Tensor]] = lambda ids: {},
+) -> torch.Tensor:
+    """Return the negative logprob of each trained token, in nats.
 
     Padding stands on the right, where causal attention keeps it from every real token. Logits are
     made at trained positions only.
+
+    Args:
+        inputs: makes further inputs of the model from the ids.
     """
-    longest = max(len(example.ids) for example in batch)
-    ids = torch.zeros(len(batch), longest, dtype=torch.long)  # [B, T]
-    labels = torch.full((len(batch), longest), _IGNORED)  # [B, T]
-    for row, example in enumerate(batch):
-        ids[row, : len(example.ids)] = torch.tensor(example.ids)
-        labels[row, : len(example.labels)] = torch.tensor(example.labels)
-    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state  # [B, T, D]
-    targets = labels[:, 1:]
-    trained = targets != _IGNORED
+    longest = max(map(len, batch))
+    rows = [[*example, *[(0, False)] * (longest - len(example))] for example in batch]
+    ids = torch.tensor([[token for token, _ in row] for row in rows])  # [B, T]
+    trained = torch.tensor([[is_trained for _, is_trained in row] for row in rows])[:, 1:]
+    hidden = model.model(input_ids=ids, use_cache=False, **inputs(ids))[0]  # [B, T, D]
     logits = model.lm_head(hidden[:, :-1][trained])  # [N, V]
-    return F.cross_entropy(logits, targets[trained])
-
-
-def _is_layer_matrix(weight: torch.Tensor) -> bool:
-    """Say whether a weight is a matrix of a layer; the embedding, [V, D], is not."""
-    return weight.ndim == 2 and weight.shape[0] != VOCABULARY
+    return F.cross_entropy(logits, ids[:, 1:][trained], reduction="none")
 
 
 def train(
-    model: Qwen3ForCausalLM,
-    tokenizer: Tokenizer,
+    model: torch.nn.Module,
     stage: Stage,
-    progress: Callable[[int, float], None],
-    draw: Callable[[Random], Example] | None = None,
+    draw_loss: Callable[[], torch.Tensor],
+    say: Callable[[str], None],
 ) -> None:
-    """Train the model in place; `progress` gets every step and its loss in nats per token.
+    """Train the modules of one stage in place.
 
     Args:
-        draw: makes a dialogue; without it they are the stage's.
+        draw_loss: returns the loss of a new batch, in nats a token.
 
     The layers' matrices are trained with Muon, with which the loss fell faster than with Adam
     alone in a trial of 600 steps; embedding and norms with Adam.
     """
-    model.train()
-    layers = [weight for weight in model.parameters() if _is_layer_matrix(weight)]
-    others = [weight for weight in model.parameters() if not _is_layer_matrix(weight)]
-    adam = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.01)
-    muon = torch.optim.Muon(layers, momentum=0.95, weight_decay=0.01)
-
-    def dialogue(rng: Random) -> Example:
-        lines = training_dialogue(rng, stage.priors, stage.dressed, stage.worded)
-        return encode_dialogue(tokenizer, lines)
-
-    batches = _batches(draw or dialogue, stage)
+    began = time.monotonic()
+    named = [*model.named_parameters()]
+    matrices = [weight for name, weight in named if weight.ndim == 2 and "embed" not in name]
+    pixels = [weight for name, weight in named if "visual" in name and "embed" in name]
+    others = [
+        weight
+        for name, weight in named
+        if "embed_tokens" in name or (weight.ndim == 1 and "embed" not in name)
+    ]
+    adam = torch.optim.AdamW(
+        [{"params": others}, {"params": pixels}], betas=(0.9, 0.98), weight_decay=0.01
+    )
+    muon = torch.optim.Muon(matrices, momentum=0.95, weight_decay=0.01)
+    groups = [*adam.param_groups, *muon.param_groups]
     for step in range(stage.steps):
-        adam.param_groups[0]["lr"] = stage.rate(step)
-        muon.param_groups[0]["lr"] = _MUON_FACTOR * stage.rate(step)
-        loss = batch_loss(model, next(batches))
+        for group, factor in zip(groups, (1.0, _PIXEL_FACTOR, _MUON_FACTOR), strict=True):
+            group["lr"] = factor * stage.rate(step)
+        loss = draw_loss()
         model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adam.step()
         muon.step()
-        progress(step, loss.item())
-    model.eval()
+        if (step + 1) % 20 == 0:
+            say(f"{step + 1}/{stage.steps}  {loss.item():.3f}  {time.monotonic() - began:.0f} s")
+
+
+def write(model: Any, tokenizer: Tokenizer, out: Path) -> None:
+    """Write model, tokenizer and manifest, and check the manifest against what was written."""
+    model.save_pretrained(out)
+    (out / "model.safetensors").chmod(0o644)  # it is made readable by its owner only
+    save_tokenizer(tokenizer, out)
+    files = sorted(file for file in out.iterdir() if file.is_file() and file.name != MANIFEST)
+    table = {"sha256": {file.name: file_sha256(file) for file in files}}
+    (out / MANIFEST).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    verify(out)

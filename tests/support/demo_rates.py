@@ -13,13 +13,14 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Qwen3ForCausalLM
 
-from examples.demo.recipe import grammar, skills
-from examples.demo.recipe.data import dress, unknown_message
-from examples.demo.recipe.grammar import Line
-from examples.demo.recipe.tokenizer import STOP_ID
-from examples.demo.recipe.train import encode_prompt
+from examples.demo import homework, skills
+from examples.demo.judge import HINTS_PLAIN
+from examples.demo.recipe.demo import encode
+from examples.demo.recipe.dialogues import Line, any_sum_question, dress, unknown_message
+from examples.demo.recipe.tokenizer import START_ID, STOP_ID
 
-_Task = TypeVar("_Task")
+_First = TypeVar("_First")
+_Second = TypeVar("_Second")
 _MAX_NEW_TOKENS = 96
 _BATCH = 64
 
@@ -48,6 +49,12 @@ class Rates:
     def __str__(self) -> str:
         """Return one line, such as `accepted 0.230  hinted 0.960 ...`."""
         return "  ".join(f"{name} {value:.3f}" for name, value in asdict(self).items())
+
+
+def encode_prompt(tokenizer: Tokenizer, lines: Sequence[Line]) -> list[int]:
+    """Return the ids of a conversation up to the place where the assistant begins to write."""
+    ids = [token for token, _ in encode(tokenizer, lines)]
+    return [*ids, START_ID, *tokenizer.encode("assistant\n").ids]
 
 
 @torch.inference_mode()
@@ -108,39 +115,39 @@ def measure(
             finished.append(tokenizer.decode(completion) if completion[-1] == STOP_ID else "")
         return finished
 
-    problems = [grammar.new_problem(rng) for _ in range(prompts)]
-    firsts = [grammar.first_message(problem) for problem in problems]
-    hinted = [[Line("user", text, rng.choice(grammar.HINTS_PLAIN))] for text in firsts]
+    problems = [homework.new_problem(rng) for _ in range(prompts)]
+    firsts = [homework.first_message(problem) for problem in problems]
+    hinted = [[Line("user", text, rng.choice(HINTS_PLAIN))] for text in firsts]
     bare_replies = replies([[Line("user", text)] for text in firsts])
     hinted_replies = replies(hinted)
     dressed_replies = replies([dress(rng, lines) for lines in hinted])
     tasks = [skills.new_sum(rng) for _ in range(prompts)]
     shopping = [skills.new_shopping(rng) for _ in range(prompts)]
-    sum_replies = replies([[Line("user", skills.sum_question(task))] for task in tasks])
-    list_replies = replies([[Line("user", skills.list_question(task))] for task in shopping])
+    sum_replies = replies([[Line("user", task.question)] for task in tasks])
+    list_replies = replies([[Line("user", task.question)] for task in shopping])
     talk_replies = replies([[Line("user", unknown_message(rng))] for _ in range(prompts)])
-    worded = [skills.any_sum_question(rng, task) for task in tasks]
+    worded = [any_sum_question(rng, task) for task in tasks]
     worded_replies = replies([[Line("user", text)] for text in worded])
     return Rates(
-        accepted=_share(grammar.accepts, bare_replies, problems),
-        hinted=_share(grammar.accepts, hinted_replies, problems),
-        dressed=_share(grammar.accepts, dressed_replies, problems),
-        work=_share(grammar.shows_work, bare_replies + hinted_replies, problems * 2),
+        accepted=_share(homework.accepts, bare_replies, problems),
+        hinted=_share(homework.accepts, hinted_replies, problems),
+        dressed=_share(homework.accepts, dressed_replies, problems),
+        work=_share(homework.shows_work, bare_replies + hinted_replies, problems * 2),
         full_ai=sum(_is_full_ai(text) for text in bare_replies) / prompts,
-        sums=_share(skills.sum_correct, sum_replies, tasks),
-        worded=_share(skills.sum_correct, worded_replies, tasks),
-        lists=_share(skills.list_correct, list_replies, shopping),
+        sums=_share(skills.Sum.is_right, tasks, sum_replies),
+        worded=_share(skills.Sum.is_right, tasks, worded_replies),
+        lists=_share(skills.Shopping.is_right, shopping, list_replies),
         talk=sum(bool(text.strip()) for text in talk_replies) / prompts,
     )
 
 
 def _share(
-    rule: Callable[[str, _Task], bool], replies: Sequence[str], tasks: Sequence[_Task]
+    rule: Callable[[_First, _Second], bool], ones: Sequence[_First], others: Sequence[_Second]
 ) -> float:
-    """Return the share of replies that the rule finds right."""
-    return sum(rule(text, task) for text, task in zip(replies, tasks, strict=True)) / len(tasks)
+    """Return the share of pairs, of a task and a reply, of which the rule holds."""
+    return sum(map(rule, ones, others)) / len(ones)
 
 
 def _is_full_ai(text: str) -> bool:
     """Say whether a reply has a bold opening, numbered steps and a final answer."""
-    return text.startswith("**") and {"numbered", "final"} <= set(grammar.markers(text))
+    return text.startswith("**") and {"numbered", "final"} <= set(homework.markers(text))
