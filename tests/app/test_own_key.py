@@ -174,8 +174,15 @@ def test_data_dir_is_enough_for_every_command(
         key = (data / "api-key").read_text().strip()
         assert asks(running, key) == 200
         for words in (
-            *(["status"], ["status", "--json"], ["log", "turns"], ["explain", "1"], ["versions"]),
-            *(["lessons"], ["export", "--jsonl", str(tmp_path / "out")], ["pin", "0"], ["unpin"]),
+            ["status"],
+            ["status", "--json"],
+            ["log", "turns"],
+            ["explain", "1"],
+            ["versions"],
+            ["lessons"],
+            ["export", "--jsonl", str(tmp_path / "out")],
+            ["pin", "0"],
+            ["unpin"],
         ):
             status = main.main([*words, "--data-dir", str(data)])
             out, wrong = capfd.readouterr()

@@ -217,7 +217,14 @@ def test_second_ctrl_c_ends_at_once_and_loses_nothing(tmp_path: Path) -> None:
 
 def test_hub_model_without_a_network_is_one_sentence(tmp_path: Path) -> None:
     done = run(
-        *("--model-name", "Qwen/Qwen3-8B", "--backend", "local", "--port", "0", "--device", "cpu"),
+        "--model-name",
+        "Qwen/Qwen3-8B",
+        "--backend",
+        "local",
+        "--port",
+        "0",
+        "--device",
+        "cpu",
         cwd=tmp_path,
         HF_HUB_OFFLINE="1",
         HF_HOME=str(tmp_path / "cache"),
@@ -250,8 +257,16 @@ def test_damaged_model_folder_is_named(tmp_path: Path) -> None:
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     done = run(
-        *("--model-name", str(model), "--renderer", "qwen3", "--backend", "local"),
-        *("--port", "0", "--data-dir", str(tmp_path / "data")),
+        "--model-name",
+        str(model),
+        "--renderer",
+        "qwen3",
+        "--backend",
+        "local",
+        "--port",
+        "0",
+        "--data-dir",
+        str(tmp_path / "data"),
     )
     assert done.returncode == 2
     assert str(model) in done.stderr

@@ -20,8 +20,16 @@ from tests.support.ports import free_port
 from tinker_claw.ledger.groups import AGREED, PASSED
 
 FLAGS = (
-    *("--batch-size", "4", "--lora-rank", "4", "--learning-rate", "1e-3", "--method", "binary"),
-    *("--prm-m", "1"),
+    "--batch-size",
+    "4",
+    "--lora-rank",
+    "4",
+    "--learning-rate",
+    "1e-3",
+    "--method",
+    "binary",
+    "--prm-m",
+    "1",
 )
 SIZE, STEPS = 2, 2
 OUTCOMES = {("one", 0): 1.0, ("one", 1): -1.0, ("two", 0): 0.0, ("two", 1): 0.5}

@@ -42,7 +42,8 @@ def test_feedback_alone_makes_a_step_without_a_call_of_the_judge(tmp_path: Path)
     assert rows(data, "SELECT COUNT(*) FROM votes") == [(0,)], "nobody was asked"
     assert rows(data, "SELECT COUNT(*) FROM next_states") == [(0,)]
     assert rows(data, "SELECT DISTINCT state, reward FROM samples ORDER BY reward") == [
-        *(("trained", -1), ("trained", 0.5)),
+        ("trained", -1),
+        ("trained", 0.5),
     ]
     hinted = rows(data, "SELECT COUNT(*) FROM samples WHERE hint = 'Hm.' AND reward = -1")
     assert hinted == [(8,)], "the teacher was told why"

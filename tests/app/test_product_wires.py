@@ -56,5 +56,10 @@ def test_clients_of_three_wires_talk_to_one_product(tmp_path: Path) -> None:
     assert rows(data, "SELECT COUNT(*), COUNT(DISTINCT session_id) FROM turns") == [(6, 3)]
     ids = [id for (id,) in rows(data, "SELECT response_id FROM turns ORDER BY id")]
     assert [id.partition("_")[0].partition("-")[0] for id in ids] == [
-        *("chatcmpl", "chatcmpl", "msg", "msg", "resp", "resp")
+        "chatcmpl",
+        "chatcmpl",
+        "msg",
+        "msg",
+        "resp",
+        "resp",
     ]

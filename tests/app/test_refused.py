@@ -188,7 +188,7 @@ async def running(
     async with AsyncExitStack() as stack:
         stack.callback(ledger.close)
         price = price_in_force(settings)
-        system = await wire(*(settings, source(settings), None, ledger, price, stack))
+        system = await wire(settings, source(settings), None, ledger, price, stack)
         system.learner.recovery._waits = system.judging._waits = Backoff(0.05, 0.2)
         url = await stack.enter_async_context(in_background(system.app))
         http = httpx.AsyncClient(base_url=url, timeout=240, verify=False)

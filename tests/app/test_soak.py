@@ -12,7 +12,13 @@ import pytest
 from tests.lab.soak import FEWEST_LOOKS, QUIET, Look, Soak, Traffic, report
 
 FAULTS = {
-    *("kill", "poison", "judge away", "service away", "full disk", "clock jump", "storm"),
+    "kill",
+    "poison",
+    "judge away",
+    "service away",
+    "full disk",
+    "clock jump",
+    "storm",
     "stalled readers",
 }
 

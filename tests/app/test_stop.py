@@ -252,8 +252,14 @@ def test_signal_in_a_start_is_never_lost(tmp_path: Path, place: str, number: int
     words = ("--model-name", "demo", "--backend", "local", "--port", "0")
     started = subprocess.run(
         [
-            *(sys.executable, "-c", STARTS, place, str(int(number))),
-            *(*words, "--data-dir", str(tmp_path / "data")),
+            sys.executable,
+            "-c",
+            STARTS,
+            place,
+            str(int(number)),
+            *words,
+            "--data-dir",
+            str(tmp_path / "data"),
         ],
         env=os.environ | {"TINKER_CLAW_GATEWAY__API_KEY": "none", "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -108,8 +108,15 @@ async def soak(
     telemetry = Telemetry(None)
     learner = Learner(
         LoopParts(
-            *(ledger, trainer, await trainer.base(), build("combine"), policy, telemetry),
-            *(Health(), Spending(Price(), ledger.spend, telemetry), cfg),
+            ledger,
+            trainer,
+            await trainer.base(),
+            build("combine"),
+            policy,
+            telemetry,
+            Health(),
+            Spending(Price(), ledger.spend, telemetry),
+            cfg,
         ),
         learning_rate=1e-4,
         waits=Backoff(first_s=0.02, longest_s=0.2),

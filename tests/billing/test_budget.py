@@ -111,8 +111,15 @@ async def life(
         telemetry, health, says = Telemetry(None), Health(), Says(billed=VERDICT)
         method, base = build("binary"), FakeSampler()
         parts = LoopParts(
-            *(world.ledger, trainer, base, method, world.policy, telemetry, health),
-            *(world.spending, SETTINGS.training),
+            world.ledger,
+            trainer,
+            base,
+            method,
+            world.policy,
+            telemetry,
+            health,
+            world.spending,
+            SETTINGS.training,
         )
         learner = Learner(parts, learning_rate=1e-3)
         judge = Judge(says, JudgeSettings(), most_hints=0)

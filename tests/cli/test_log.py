@@ -164,7 +164,9 @@ def test_table_is_aligned_and_says_what_it_leaves_out(world: tuple[Path, dict[st
     assert len(lines) == 3
     at = heading.index("outcome")
     assert [line[at:] for line in lines] == [
-        *("waits for its step", "being trained right now", "waits for a next state"),
+        "waits for its step",
+        "being trained right now",
+        "waits for a next state",
     ]
     assert "tinker-claw: earlier turns are left out; --limit N shows more\n" in done.stderr
     empty = run("log", "turns", "--user", "nobody", directory=world[0])

@@ -85,7 +85,7 @@ async def test_outage_says_what_since_when_and_what_it_means(
         # As a user types it.
         flags = ("status", "--data-dir", str(tmp_path))
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "run.py", *flags), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+            sys.executable, "run.py", *flags, cwd=ROOT, stdout=asyncio.subprocess.PIPE
         )
         out, _ = await process.communicate()
         assert process.returncode == 1

@@ -266,8 +266,12 @@ def test_live_view_is_drawn_and_ends_with_ctrl_c(directory: Path, size: str, las
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [
-            *(sys.executable, "run.py", "status", "--live"),
-            *("--data-dir", str(directory)),
+            sys.executable,
+            "run.py",
+            "status",
+            "--live",
+            "--data-dir",
+            str(directory),
         ],
         cwd=ROOT,
         stdout=theirs,

@@ -112,9 +112,21 @@ AREAS = {
     "matrix:direct:@ann:home.org": Belongs.SENDER,
     **dict.fromkeys(
         (
-            *("hook:gmail:1", "cron:7", "subagent:6c", "telegram:group:-100", "voice:1", "imap"),
-            *("discord:slash:1", "telegram:12345", "slack:team:T1", "a2a:x", "main:thread:3"),
-            *("telegram:direct:1:thread:2", "mainly", "", "work"),
+            "hook:gmail:1",
+            "cron:7",
+            "subagent:6c",
+            "telegram:group:-100",
+            "voice:1",
+            "imap",
+            "discord:slash:1",
+            "telegram:12345",
+            "slack:team:T1",
+            "a2a:x",
+            "main:thread:3",
+            "telegram:direct:1:thread:2",
+            "mainly",
+            "",
+            "work",
         ),
         Belongs.NOBODY,
     ),
@@ -171,7 +183,9 @@ NOTE = "<system-reminder>\nToday is Sunday.\n</system-reminder>\n"
         (
             [
                 "what is in @a.txt?",
-                *("\n--- Content from referenced files ---", "\nContent from a.txt:\n", "/bad"),
+                "\n--- Content from referenced files ---",
+                "\nContent from a.txt:\n",
+                "/bad",
                 "\n--- End of content ---",
             ],
             "what is in @a.txt?",
@@ -244,17 +258,17 @@ def test_one_typed_line_with_a_header(text: str) -> None:
 
 PARTS = st.sampled_from(
     [
-        *(
-            stamped(""),
-            stamped("hi"),
-            info("ann"),
-            info("bob", group=True),
-            retried("x"),
-            NOTE,
-            MAIL,
-        ),
+        stamped(""),
+        stamped("hi"),
+        info("ann"),
+        info("bob", group=True),
+        retried("x"),
+        NOTE,
+        MAIL,
         *(runtime(), "\n\n", "hello", " ", "---\nQueued #1\n", "Current message:\n", "```json\n"),
-        *("[Queued messages while agent was busy]\n", "[OpenClaw room event]\n\n", "Context:\n"),
+        "[Queued messages while agent was busy]\n",
+        "[OpenClaw room event]\n\n",
+        "Context:\n",
         *(BLOCKS.values()),
     ]
 )

@@ -230,7 +230,9 @@ async def test_conversations_are_followed(
         got = [
             Row(
                 one.line,
-                *(row["call"], row["key"], row["kind"]),
+                row["call"],
+                row["key"],
+                row["kind"],
                 **_next(world.ledger.turns.next_state(row["id"])),
             )
             for row, one in zip(rows, requests, strict=True)

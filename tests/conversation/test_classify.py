@@ -311,7 +311,8 @@ CALLS: list[tuple[RequestKind, str, dict[str, Any], dict[str, str]]] = [
         "thumb behind a note",
         {
             "messages": [
-                *(*PLAIN["messages"], assistant("yo")),
+                *PLAIN["messages"],
+                assistant("yo"),
                 {"role": "user", "content": "<environment_context>x</environment_context>"},
                 {"role": "user", "content": "\N{THUMBS UP SIGN}"},
             ]
@@ -653,8 +654,16 @@ DONE = assistant("Done.")
         ((ASKED, CALLED, LONG, assistant("Done!")), False),
     ],
     ids=[
-        *("equal", "shortened", "emptied", "dropped", "renamed", "another branch", "another call"),
-        *("other words", "a call more", "another reply"),
+        "equal",
+        "shortened",
+        "emptied",
+        "dropped",
+        "renamed",
+        "another branch",
+        "another call",
+        "other words",
+        "a call more",
+        "another reply",
     ],
 )
 def test_old_results_may_change_and_everything_else_is_compared(
@@ -780,9 +789,25 @@ def test_nothing_said_is_no_next_state() -> None:
 
 PIECES = st.sampled_from(
     [
-        *(SYSTEM, CLOCK, POLL, WAKE, NUDGE, "NO_REPLY", "\n", "]", "hi", METADATA, retried("x")),
-        *(stamped(""), runtime(), "Runtime: agent=", HEARTBEAT["content"], EVENT["content"]),
-        *(announced("1")["content"], "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>", "```json\n"),
+        SYSTEM,
+        CLOCK,
+        POLL,
+        WAKE,
+        NUDGE,
+        "NO_REPLY",
+        "\n",
+        "]",
+        "hi",
+        METADATA,
+        retried("x"),
+        stamped(""),
+        runtime(),
+        "Runtime: agent=",
+        HEARTBEAT["content"],
+        EVENT["content"],
+        announced("1")["content"],
+        "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>",
+        "```json\n",
     ]
 )
 TEXTS = st.lists(PIECES, max_size=4).map("".join)

@@ -115,22 +115,26 @@ def test_people_s_words_are_no_denial() -> None:
     ("name", "package", "texts", "vote"),
     [
         (
-            *(f"claude-code-{CLAUDE_CODE}", f"@anthropic-ai/claude-code@{CLAUDE_CODE}"),
+            f"claude-code-{CLAUDE_CODE}",
+            f"@anthropic-ai/claude-code@{CLAUDE_CODE}",
             rb"The user doesn't want to proceed with this tool use\. The [ -~]{60,240}?proceed\.",
             -1,
         ),
         (
-            *(f"claude-code-{CLAUDE_CODE}", f"@anthropic-ai/claude-code@{CLAUDE_CODE}"),
+            f"claude-code-{CLAUDE_CODE}",
+            f"@anthropic-ai/claude-code@{CLAUDE_CODE}",
             rb"The user doesn't want to take this action[ -~]{20,140}?proceed\.",
             0,
         ),
         (
-            *(f"codex-{CODEX}", f"@openai/codex@{CODEX}"),
+            f"codex-{CODEX}",
+            f"@openai/codex@{CODEX}",
             rb"(?:exec command|patch) rejected by user|user rejected MCP tool call",
             -1,
         ),
         (
-            *(f"opencode-{OPENCODE}", f"opencode-ai@{OPENCODE}"),
+            f"opencode-{OPENCODE}",
+            f"opencode-ai@{OPENCODE}",
             rb"The user rejected permission to use this specific tool call[ -~]{1,60}?(?=[\"`$])",
             -1,
         ),

@@ -63,7 +63,8 @@ def test_a_person_s_words_in_a_frame_are_found(text: str) -> None:
     assert read_text(text).words == SAID
     talk = [{"role": "user", "content": "hi"}, assistant("Hello."), user(text)]
     assert (told({"messages": talk}).kind, told({"messages": talk}).call) == (
-        *(Kind.MAIN, RequestKind.CLIENT),
+        Kind.MAIN,
+        RequestKind.CLIENT,
     )
 
 
@@ -148,7 +149,8 @@ def teaching(texts: Iterable[str], mark: str) -> tuple[list[str], list[str]]:
     ("name", "package", "rooms", "mark", "least"),
     [
         (
-            *("hermes", f"hermes-agent=={HERMES}"),
+            "hermes",
+            f"hermes-agent=={HERMES}",
             ("agent", "cli.py", "gateway", "hermes_cli", "tools", "cron", "tui_gateway"),
             r"\[(System|IMPORTANT|Note|CONTEXT|ASYNC|Continuing|The work|Your active|Session was"
             r"|The user|Voice input|Voice channel|USER INIT|PRIOR|Mixture)\b"
@@ -157,13 +159,17 @@ def teaching(texts: Iterable[str], mark: str) -> tuple[list[str], list[str]]:
             60,
         ),
         (
-            *("gptme", "gptme==0.35.1", ("gptme",)),
+            "gptme",
+            "gptme==0.35.1",
+            ("gptme",),
             r"<system>[A-Z]|Context budget has|Your task: Create|Generate a descriptive"
             r"|Extract the options",
             8,
         ),
         (
-            *("nanobot", "nanobot-ai==0.3.5", ("nanobot",)),
+            "nanobot",
+            "nanobot-ai==0.3.5",
+            ("nanobot",),
             r"Please provide your response to|The tool-call budget|The previous (assistant|model) r"
             r"|Continue the active task from",
             4,

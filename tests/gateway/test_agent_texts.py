@@ -149,7 +149,10 @@ async def test_compaction_between_a_call_and_the_reply_is_no_turn(
         assert of_users(world) <= said
         after = [next_state(world, turn) for turn in turns]
         assert [state and state.text for state in (after[0], *after[2:])] == [
-            *(READ, CORRECTED, PRAISED, None),
+            READ,
+            CORRECTED,
+            PRAISED,
+            None,
         ]
         assert after[1] is None or (after[1].role == "tool" and NOTE in after[1].text)
         assert len({turn.session_id for turn in turns}) == 1

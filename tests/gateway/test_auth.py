@@ -249,8 +249,14 @@ async def test_a_form_or_plain_text_is_no_request(tmp_path: Path, renderer: Rend
 
 
 ELSEWHERE = (
-    *("evil.example", "evil.example:30000", "127.0.0.1.evil.example", "[::2]:30000", "10.0.0.1"),
-    *("localhost.evil.example:1", "", "localhost@evil.example"),
+    "evil.example",
+    "evil.example:30000",
+    "127.0.0.1.evil.example",
+    "[::2]:30000",
+    "10.0.0.1",
+    "localhost.evil.example:1",
+    "",
+    "localhost@evil.example",
 )
 
 

@@ -130,7 +130,9 @@ async def test_final_feedback_is_the_outcome_of_its_session_and_judges_no_reply(
         await give(world, turn=1, score=-1)
         assert session_outcome(world.ledger, 1) == 0.75
         assert [(row["task"], row["task_group"]) for row in rows(world)] == [
-            *(("t", "g"), (None, None), (None, None)),
+            ("t", "g"),
+            (None, None),
+            (None, None),
         ]
 
 
@@ -182,7 +184,9 @@ async def test_queued_sample_gives_way_in_one_transaction_and_a_trained_one_stay
         assert said_of(world, 2) == Verdict((), -1, "user", -1.0), "it is shown all the same"
         assert sample_counts(ledger)["trained"] == 1
         assert [row["unused"] for row in rows(world)] == [
-            *("the reply is being trained", None, "the reply was trained already"),
+            "the reply is being trained",
+            None,
+            "the reply was trained already",
         ]
 
 
@@ -283,8 +287,10 @@ async def test_nobody_learns_whose_or_what_a_turn_is_that_is_not_theirs(
             *[{"turn": turn, "headers": ann} for turn in (1, 2, 99)],
             *[{"session": name, "headers": ann} for name in ("forgotten", "private", "never")],
             {"session": "forgotten-1", "headers": ann},
-            *[{"response_id": names[2], "headers": bob}, {"turn": 3, "headers": bob}],
-            *[{"session": "kept", "headers": bob}, {"response_id": "chatcmpl-0", "headers": bob}],
+            {"response_id": names[2], "headers": bob},
+            {"turn": 3, "headers": bob},
+            {"session": "kept", "headers": bob},
+            {"response_id": "chatcmpl-0", "headers": bob},
         ]
         answers = [await give(world, score=-1, text="x", **one) for one in asked]
         assert {answer.status_code for answer in answers} == {404}
@@ -389,8 +395,10 @@ async def test_a_key_names_one_piece_of_feedback(
         assert again == first | {"repeated": True}
         assert world.woken == []
         changed = (
-            *({"session": "s", "score": 1, "text": "no"}, {"turn": 1, "score": -1, "text": "n"}),
-            *({"turn": 1, "score": -1, "text": "no", "final": True}, {"turn": 1, "score": -1}),
+            {"session": "s", "score": 1, "text": "no"},
+            {"turn": 1, "score": -1, "text": "n"},
+            {"turn": 1, "score": -1, "text": "no", "final": True},
+            {"turn": 1, "score": -1},
         )
         for body in changed:
             reused = await give(world, **sent("one", **body))
@@ -594,7 +602,9 @@ async def test_the_pages_command_does_what_it_says(tmp_path: Path, renderer: Ren
         place = world.url.removesuffix("/v1")
         assert "http://127.0.0.1:30000" in command
         process = await asyncio.create_subprocess_exec(
-            *("bash", "-euc", command.replace("http://127.0.0.1:30000", place)),
+            "bash",
+            "-euc",
+            command.replace("http://127.0.0.1:30000", place),
             env={**os.environ, "TINKER_CLAW_GATEWAY__API_KEY": "the-key", "REPLY": reply["id"]},
             stdout=asyncio.subprocess.PIPE,
         )
@@ -740,7 +750,10 @@ async def test_the_talk_goes_on_from_the_reply_to_a_verdict(
         await world.ask("2+2?", "Four.", UP, "Thanks!", "3+3?", "Six.", "/bad it is 6.0")
         assert world.column("lost") == [None] * 4
         assert [state and state.text for state in world.next_states().values()] == [
-            *(UP, "3+3?", "/bad it is 6.0", None),
+            UP,
+            "3+3?",
+            "/bad it is 6.0",
+            None,
         ]
         assert [row["turn_id"] for row in rows(world)] == [1, 3]
         assert world.ledger.turns.judgeable() == [1, 3]

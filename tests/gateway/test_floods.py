@@ -23,9 +23,12 @@ from tinker_claw.render.renderer import Renderer
 COUNT = 3000
 _WORK = (
     *(f"tinker_claw/formats/{name}.py" for name in ("body", "chat", "fields", "messages")),
-    *("tinker_claw/formats/responses.py", "tinker_claw/privacy/redact.py"),
-    *("tinker_claw/conversation/openclaw.py", "tinker_claw/prose.py"),
-    *("tinker_claw/render/outside_text.py", "tinker_claw/render/prompt_cache.py"),
+    "tinker_claw/formats/responses.py",
+    "tinker_claw/privacy/redact.py",
+    "tinker_claw/conversation/openclaw.py",
+    "tinker_claw/prose.py",
+    "tinker_claw/render/outside_text.py",
+    "tinker_claw/render/prompt_cache.py",
     "/renderers/",
 )
 """Where things are read, searched and laid out one by one."""

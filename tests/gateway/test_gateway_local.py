@@ -161,7 +161,9 @@ async def test_a_version_that_answers_nan_is_replaced_by_the_one_before(
 
     reopened, base = await trainer.open(first.ref), await trainer.base()
     async with gateway(
-        *(tmp_path / "data", renderer, second),
+        tmp_path / "data",
+        renderer,
+        second,
         versions={0: reopened},
         base=base,
         context_tokens=CONTEXT,
@@ -179,12 +181,12 @@ async def test_a_version_that_answers_nan_is_replaced_by_the_one_before(
 
 async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    settings = load([*("--model-name", "demo", "--backend", "local"), "--data-dir", str(data)])
+    settings = load(["--model-name", "demo", "--backend", "local", "--data-dir", str(data)])
     ledger = Ledger(data)
     async with AsyncExitStack() as stack:
         stack.callback(ledger.close)
         price = price_in_force(settings)
-        system = await wire(*(settings, source(settings), arrange(settings), ledger, price, stack))
+        system = await wire(settings, source(settings), arrange(settings), ledger, price, stack)
         sampler: Any = system.parts.policy.current.sampler
         sampler._engine._module.model.layers[0].mlp.up_proj.up.fill_(float("nan"))
         url = await stack.enter_async_context(in_background(system.app))

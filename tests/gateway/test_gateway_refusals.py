@@ -128,8 +128,15 @@ async def test_unknown_paths_and_methods(tmp_path: Path, renderer: Renderer) -> 
 
 
 OTHER_DOORS = (
-    *("/v1/v1/completions", "/chat/complete", "/v1/completions", "/v1/embeddings"),
-    *("/api/chat", "/", "/v1", f"/{'long' * 9000}", "/%3Cscript%3E"),
+    "/v1/v1/completions",
+    "/chat/complete",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/api/chat",
+    "/",
+    "/v1",
+    f"/{'long' * 9000}",
+    "/%3Cscript%3E",
 )
 
 

@@ -529,7 +529,11 @@ async def test_a_summary_in_the_place_of_a_reply_keeps_the_session(
         await world.reply({"messages": talk(*left, "four", "thanks")})
         states = world.next_states()
         assert [state and state.text for state in states.values()] == [
-            *("more", "and then?", "no, four", "thanks", None),
+            "more",
+            "and then?",
+            "no, four",
+            "thanks",
+            None,
         ]
         assert len({turn.session_id for turn in world.turns()}) == 1
         assert set(world.column("lost")) == {None}

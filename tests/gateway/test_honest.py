@@ -22,7 +22,8 @@ Sent = tuple[str, dict[str, Any], dict[str, str]]
 
 def plain(said: str) -> Sent:
     talk = [
-        *({"role": "user", "content": "hi"}, assistant(FINE)),
+        {"role": "user", "content": "hi"},
+        assistant(FINE),
         {"role": "user", "content": said},
     ]
     return "/chat/completions", {"messages": talk}, {}
@@ -56,8 +57,10 @@ def codex(said: str) -> Sent:
     items = [
         {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
         for role, kind, text in (
-            *(("user", "input_text", place), ("user", "input_text", "hi")),
-            *(("assistant", "output_text", FINE), ("user", "input_text", said)),
+            ("user", "input_text", place),
+            ("user", "input_text", "hi"),
+            ("assistant", "output_text", FINE),
+            ("user", "input_text", said),
         )
     ]
     opening = "You are a coding agent running in the Codex CLI."

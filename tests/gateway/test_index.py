@@ -138,7 +138,10 @@ def test_streams_are_bounded_by_their_tokens_and_turns_are_found_without_them(
     links = [index.find(session, Conversation.of(ANSWERED)) for session in sessions]
     assert [link and link.turn_id for link in links] == [0, 1, 2, 3]
     assert [link is not None and link.stream is not None for link in links] == [
-        *(False, False, True, True)
+        False,
+        False,
+        True,
+        True,
     ]
     put(index, sessions[0], FIRST, 9, size=3 * STREAM_TOKENS)
     link = index.find(sessions[0], Conversation.of(ANSWERED))

@@ -157,7 +157,10 @@ async def test_agent_hears_of_no_trouble_and_no_session_of_another(
         assert [turn.request_text for turn, _ in talk] == [TALK[0], TALK[1], TALK[1], TALK[2]]
         assert [state and state.role for _, state in talk] == ["user", "tool", "user", None]
         assert [state and state.text.splitlines()[-1] for _, state in talk] == [
-            *(TALK[1], NOTE, TALK[2], None),
+            TALK[1],
+            NOTE,
+            TALK[2],
+            None,
         ]
         assert talk[2][0].reply_text == "It says forty-two."
         assert [(t.request_text, t.reply_text) for t, _ in wait] == [(WAIT, "Here it is.")]
@@ -235,7 +238,9 @@ async def test_large_tool_result_keeps_its_turn_its_answer(
         assert heard == ["It has counted.", "Any time.", "Bye."]
         states = [world.ledger.turns.next_state(turn.id) for turn in world.turns()]
         assert [state and (state.role, state.text[-30:]) for state in states[1:]] == [
-            *(("user", messages[1]), ("user", messages[2]), None),
+            ("user", messages[1]),
+            ("user", messages[2]),
+            None,
         ]
         assert states[0] is not None
         assert states[0].role == "tool"
@@ -455,7 +460,8 @@ async def without_trace(url: str) -> AsyncGenerator[str]:
         async def passed_on(request: Request) -> Response:
             headers = {n: v for n, v in request.headers.items() if n not in ("traceparent", "host")}
             answer = await http.request(
-                *(request.method, url.removesuffix("/v1") + request.url.path),
+                request.method,
+                url.removesuffix("/v1") + request.url.path,
                 content=await request.body(),
                 headers=headers,
             )

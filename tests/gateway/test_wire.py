@@ -58,7 +58,10 @@ async def test_a_stock_java_client_is_answered(tmp_path: Path, renderer: Rendere
         world.say("hello")
         pipe = asyncio.subprocess.PIPE
         client = await asyncio.create_subprocess_exec(
-            *("java", str(STOCK_JAVA), f"{world.url}{CHAT}", body().decode()),
+            "java",
+            str(STOCK_JAVA),
+            f"{world.url}{CHAT}",
+            body().decode(),
             stdout=pipe,
             stderr=pipe,
         )

@@ -229,7 +229,9 @@ def test_lowest_floor_needs_the_standard_library_only() -> None:
 
 
 OPTIONAL = (
-    *("torch", "peft", "safetensors"),
+    "torch",
+    "peft",
+    "safetensors",
     *OF_SINKS,
 )
 

@@ -8,9 +8,21 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MODULES = {"pickle", "_pickle", "shelve", "dill", "cloudpickle", "joblib"}
 CALLS = {
-    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
-    *("send_object_list", "recv_object_list", "rpc_sync", "rpc_async", "read_pickle"),
-    *("torch.load", "marshal.load", "marshal.loads", "link.send", "link.recv", "allow_pickle"),
+    "all_gather_object",
+    "gather_object",
+    "broadcast_object_list",
+    "scatter_object_list",
+    "send_object_list",
+    "recv_object_list",
+    "rpc_sync",
+    "rpc_async",
+    "read_pickle",
+    "torch.load",
+    "marshal.load",
+    "marshal.loads",
+    "link.send",
+    "link.recv",
+    "allow_pickle",
 }
 """Calls that may unpickle; `send_bytes` and `recv_bytes` of a multiprocessing link do not."""
 

@@ -139,16 +139,30 @@ def _installed(folder: Path) -> Path:
     """Python of a new environment with our wheel and this environment's packages."""
     _said(
         Path(sys.executable),
-        *("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
-        *("--wheel-dir", str(folder), str(ROOT)),
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        str(folder),
+        str(ROOT),
     )
     (wheel,) = folder.glob("*.whl")
     python = folder / "venv" / "bin" / "python"
     venv.create(folder / "venv", symlinks=True)
     _said(
         Path(sys.executable),
-        *("-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"),
-        *("--no-index", str(wheel)),
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        str(wheel),
     )
     packages = next((folder / "venv" / "lib").glob("python3*")) / "site-packages"
     (packages / "those-beside.pth").write_text(sysconfig.get_path("purelib") + "\n")

@@ -355,8 +355,15 @@ LONG, SHORT = "use short sentences, please", "no lists at all"
         ((), 0, 3, ()),
     ],
     ids=[
-        *("most said first", "however long", "then the shortest", "bounded", "no majority"),
-        *("of those that could be read", "a tie is none", "none", "nothing asked"),
+        "most said first",
+        "however long",
+        "then the shortest",
+        "bounded",
+        "no majority",
+        "of those that could be read",
+        "a tie is none",
+        "none",
+        "nothing asked",
     ],
 )
 def test_a_hint_takes_a_majority_of_the_votes_that_could_be_read(

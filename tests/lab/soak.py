@@ -84,8 +84,16 @@ LEDGER_BYTES = 3_000
 """Most bytes in the ledger for a turn whose texts and tokens were dropped, with its votes and its
 sample; a whole turn has 8,000."""
 FLAGS = (
-    *("--batch-size", str(BATCH), "--lora-rank", "4", "--context-tokens", "8192"),
-    *("--max-concurrent", "16", "--keep-days", "1"),
+    "--batch-size",
+    str(BATCH),
+    "--lora-rank",
+    "4",
+    "--context-tokens",
+    "8192",
+    "--max-concurrent",
+    "16",
+    "--keep-days",
+    "1",
 )
 CAPS = {
     "tinker_claw.gateway.app:MAX_QUEUE": 64,

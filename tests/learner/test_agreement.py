@@ -67,7 +67,11 @@ def test_k3_of_gaps_that_was_computed_by_hand() -> None:
 def sample(number: int, version: int) -> Sample:
     done = replace(COMPLETION, tokens=(number, 8, 9), logprobs=(-1.0, -2.0, -3.0))
     return Sample(
-        *(number, number, number, version, version),
+        number,
+        number,
+        number,
+        version,
+        version,
         prompt=(1, 2),
         completion=done,
         reward=1,
@@ -411,8 +415,15 @@ async def small(folder: Path, fault: Fault) -> AsyncGenerator[Small]:
         spending = Spending(Price(), ledger.spend, telemetry)
         learner = Learner(
             LoopParts(
-                *(ledger, trainer, await trainer.base(), build("binary"), policy, telemetry),
-                *(health, spending, Training(batch_size=4)),
+                ledger,
+                trainer,
+                await trainer.base(),
+                build("binary"),
+                policy,
+                telemetry,
+                health,
+                spending,
+                Training(batch_size=4),
             ),
             learning_rate=0.02,
         )

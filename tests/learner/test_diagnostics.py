@@ -10,7 +10,11 @@ from tinker_claw.methods.passes import BatchItem, Prepared
 from tinker_claw.types import Datum, LossPass, Sample, StepReport
 
 SAMPLE = Sample(
-    *(1, 1, 1, 0, 0),
+    1,
+    1,
+    1,
+    0,
+    0,
     prompt=(1, 2),
     completion=COMPLETION,
     reward=1,

@@ -68,7 +68,10 @@ async def test_group_of_two_trains_when_its_second_outcome_comes(tmp_path: Path)
         assert w.says.asked == 2, "of each first step"
         rows = w.ledger._db.rows("SELECT reward, state FROM samples ORDER BY turn_id")
         assert [tuple(row) for row in rows] == [
-            *((2.0, "trained"), (1.0, "trained"), (-1.0, "trained"), (0.0, "trained")),
+            (2.0, "trained"),
+            (1.0, "trained"),
+            (-1.0, "trained"),
+            (0.0, "trained"),
         ]
         ((ppo,),) = w.trainer.steps
         share = 1 / (Gateway().max_reply_tokens * 4)  # four samples

@@ -177,7 +177,7 @@ async def running(settings: Settings) -> AsyncGenerator[tuple[System, httpx.Asyn
     async with AsyncExitStack() as stack:
         stack.callback(ledger.close)
         price = price_in_force(settings)
-        system = await wire(*(settings, source(settings), arrange(settings), ledger, price, stack))
+        system = await wire(settings, source(settings), arrange(settings), ledger, price, stack)
         url = await stack.enter_async_context(in_background(system.app))
         http = httpx.AsyncClient(base_url=url, timeout=240, verify=False)
         await stack.enter_async_context(http)

@@ -88,7 +88,8 @@ def test_without_a_lesson_the_images_stand_where_they_do(ledger: Ledger) -> None
     (lesson,) = ledger._db.column("SELECT id FROM lessons")
     moved = tuple(replace(image, at=image.at + 3) for image in IMAGES)
     told = add(
-        *(ledger, "told"),
+        ledger,
+        "told",
         prompt=(0, 5, 5, 5, *PROMPT[1:]),
         images=moved,
         told=LessonBlock((lesson,), 1, 3),

@@ -397,7 +397,11 @@ def test_one_line_says_what_a_rollback_left_behind(ledger: Ledger) -> None:
     (by_left,) = queue(ledger, 1, left.id)
     assert read_line(ledger._db).live == {0, 1, 3, 4}
     assert [record["live"] for record in read_versions(ledger._db)] == [
-        *(True, True, False, True, True)
+        True,
+        True,
+        False,
+        True,
+        True,
     ]
     assert ledger.samples.expire(2, 9) == 1
     state = dict(map(tuple, ledger._db.rows("SELECT id, state FROM samples")))

@@ -20,9 +20,23 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Delta, Reply
 
 MARKED = (
-    *("deepseek-v3", "glm-4.5", "glm-5", "hy3", "kimi-k2", "kimi-k2.5", "laguna-xs.2"),
-    *("laguna-xs-2.1", "minimax-m2", "nemotron-3", "nemotron-3.5", "prime-qwen3", "qwen3"),
-    *("qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8"),
+    "deepseek-v3",
+    "glm-4.5",
+    "glm-5",
+    "hy3",
+    "kimi-k2",
+    "kimi-k2.5",
+    "laguna-xs.2",
+    "laguna-xs-2.1",
+    "minimax-m2",
+    "nemotron-3",
+    "nemotron-3.5",
+    "prime-qwen3",
+    "qwen3",
+    "qwen3-vl",
+    "qwen3.5",
+    "qwen3.6",
+    "qwen3.8",
 )
 LATE = ("deepseek-v4", "gemma4", "inkling", "llama-3")
 """Families that the package reads, when their replies are complete."""
@@ -50,11 +64,11 @@ TOOLS: list[dict[str, Any]] = [
     for name in ("write", "list_all")
 ]
 PIECES = (
-    *("\n", "  ", "\t", "\r\n", "a b", "é", "🙂", "\\n", '"', "'", "{", "}", "[1]", "12", "True"),
-    *("null", "<", ">", "&lt;", "</think>", "<think>", "<tool_call>", "</tool_call>", "<|im_end|>"),
-    *("</function>", "<function=f>", "</invoke>", "</arg_value>", "<arg_key>", "```", "x=1"),
-    *("<parameter>", "</parameter>", "<parameter=a>", '<parameter name="a">', "<parameter/>"),
-    *("<|tool_call_end|>", "<｜tool▁sep｜>", "<minimax:tool_call>", "call:f{", "<|end_message|>"),
+    "\n", "  ", "\t", "\r\n", "a b", "é", "🙂", "\\n", '"', "'", "{", "}", "[1]", "12", "True",
+    "null", "<", ">", "&lt;", "</think>", "<think>", "<tool_call>", "</tool_call>", "<|im_end|>",
+    "</function>", "<function=f>", "</invoke>", "</arg_value>", "<arg_key>", "```", "x=1",
+    "<parameter>", "</parameter>", "<parameter=a>", '<parameter name="a">', "<parameter/>",
+    "<|tool_call_end|>", "<｜tool▁sep｜>", "<minimax:tool_call>", "call:f{", "<|end_message|>",
 )  # fmt: skip
 TEXTS = st.one_of(st.text(max_size=30), st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
 KEYS = st.text("ab", min_size=1, max_size=2)

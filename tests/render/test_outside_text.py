@@ -78,15 +78,39 @@ def conversation(
 
 
 PLACES = (
-    *("system", "user", "name", "assistant", "reasoning", "tool", "argument", "argument key"),
-    *("result", "description", "parameter", "parameter's description", "enum"),
-    *("unknown key of a schema", "unknown value of a schema", "escaped argument"),
+    "system",
+    "user",
+    "name",
+    "assistant",
+    "reasoning",
+    "tool",
+    "argument",
+    "argument key",
+    "result",
+    "description",
+    "parameter",
+    "parameter's description",
+    "enum",
+    "unknown key of a schema",
+    "unknown value of a schema",
+    "escaped argument",
 )
 NAMES = ("tool", "name", "parameter", "argument key", "unknown key of a schema")
 ALL_FAMILIES = (
     *FAMILIES,
-    *("deepseek-r1", "deepseek-v4", "glm-5.1", "glm-5.3", "inkling", "laguna-m.1", "laguna-s-2.1"),
-    *("laguna-xs-2.1", "laguna-xs.2", "nemotron-3-ultra", "nemotron-3.5", "prime-qwen3", "default"),
+    "deepseek-r1",
+    "deepseek-v4",
+    "glm-5.1",
+    "glm-5.3",
+    "inkling",
+    "laguna-m.1",
+    "laguna-s-2.1",
+    "laguna-xs-2.1",
+    "laguna-xs.2",
+    "nemotron-3-ultra",
+    "nemotron-3.5",
+    "prime-qwen3",
+    "default",
 )
 """All families that the package knows but gpt-oss, whose encoder's vocabulary has to be
 downloaded."""

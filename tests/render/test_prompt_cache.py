@@ -30,8 +30,21 @@ from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import Message
 
 FAMILIES = (
-    *("deepseek-v3", "gemma4", "glm-4.5", "glm-5", "hy3", "kimi-k2", "kimi-k2.5", "llama-3"),
-    *("minimax-m2", "nemotron-3", "qwen3", "qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8"),
+    "deepseek-v3",
+    "gemma4",
+    "glm-4.5",
+    "glm-5",
+    "hy3",
+    "kimi-k2",
+    "kimi-k2.5",
+    "llama-3",
+    "minimax-m2",
+    "nemotron-3",
+    "qwen3",
+    "qwen3-vl",
+    "qwen3.5",
+    "qwen3.6",
+    "qwen3.8",
 )
 LONG = "Read the files below. " * 400
 CALLS = (("call1", "ls", '{"path":"x"}'), ("call2", "read", '{"path":"y"}'))

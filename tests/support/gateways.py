@@ -246,7 +246,11 @@ async def gateway(
             spending=paid,
             renderer=renderer,
             can=Capabilities(
-                *(MODEL, frozenset(), True, gives_topk, context_tokens),
+                MODEL,
+                frozenset(),
+                True,
+                gives_topk,
+                context_tokens,
                 sees=sees,
             ),
             student_topk=student_topk,
@@ -278,19 +282,17 @@ async def gateway(
         ):
             client = AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)
             yield World(
-                *(
-                    url,
-                    ledger,
-                    sampler,
-                    policy,
-                    renderer,
-                    observer,
-                    http,
-                    client,
-                    woken,
-                    paid,
-                    parts,
-                ),
+                url,
+                ledger,
+                sampler,
+                policy,
+                renderer,
+                observer,
+                http,
+                client,
+                woken,
+                paid,
+                parts,
                 index=index,
                 formats=formats,
             )

@@ -240,7 +240,7 @@ async def world(
     telemetry, health, says = Telemetry(path / "metrics.jsonl"), Health(), Says()
     base = await trainer.base()
     paid = spending(ledger, telemetry) if spending else Spending(Price(), ledger.spend, telemetry)
-    parts = LoopParts(*(ledger, trainer, base, build(method), policy, telemetry, health, paid, cfg))
+    parts = LoopParts(ledger, trainer, base, build(method), policy, telemetry, health, paid, cfg)
     scorer = HintScorer(parts, Splicer(), context_tokens=trainer.context_tokens)  # type: ignore[arg-type]
     asks = gate(parts) if gate else None
     learner = Learner(
@@ -256,7 +256,10 @@ async def world(
         endpoint or says, JudgeSettings(judge_images=judge_images), most_hints=cfg.hints_scored
     )
     judged = Judging(
-        *(parts, judge, scorer, learner.wake),
+        parts,
+        judge,
+        scorer,
+        learner.wake,
         concurrency=4,
         redact=redact,
         waits=judge_waits,

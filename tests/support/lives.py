@@ -93,9 +93,17 @@ BOUNDS: dict[str, Any] = {
 }
 
 _PRELOAD = (
-    *("pytest", "tests.support.lives", "tinker_claw.cli.main", "tinker_claw.app.main", "tinker"),
-    *("tinker_claw.backends.tinker", "local_gpu.trainer", "examples.demo.judge", "peft"),
-    *("transformers.models.qwen3.modeling_qwen3", "uvicorn.protocols.http.h11_impl"),
+    "pytest",
+    "tests.support.lives",
+    "tinker_claw.cli.main",
+    "tinker_claw.app.main",
+    "tinker",
+    "tinker_claw.backends.tinker",
+    "local_gpu.trainer",
+    "examples.demo.judge",
+    "peft",
+    "transformers.models.qwen3.modeling_qwen3",
+    "uvicorn.protocols.http.h11_impl",
     "uvicorn.lifespan.on",
 )
 _SLOW = "this takes long, as told"

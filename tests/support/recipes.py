@@ -92,7 +92,9 @@ class Cookbook:
         given = {"model_name": SERVED_AS, "log_path": logs, **settings}
         return subprocess.run(
             [
-                *(str(self._python), "-m", f"tinker_cookbook.recipes.{recipe}"),
+                str(self._python),
+                "-m",
+                f"tinker_cookbook.recipes.{recipe}",
                 *(f"{name}={value}" for name, value in given.items()),
             ],
             cwd=self._folder,

@@ -25,7 +25,8 @@ from tinker_claw.render.renderer import Renderer
 
 TRACK = Track(
     "fenced",
-    *(MODEL, "http://127.0.0.1:1/v1"),
+    MODEL,
+    "http://127.0.0.1:1/v1",
     concurrency=1,
     group_size=2,
     groups=1,
@@ -80,7 +81,10 @@ async def test_outcome_and_score_of_each_call_reward_its_reply(
         asked = [renderer.decode(prompt) for prompt in sampler.prompts[3:7]]
         feedback = w.ledger._db.rows("SELECT score, final, unused FROM feedback ORDER BY id")
     assert [tuple(row) for row in feedback] == [
-        *((1.0, 0, None), (1.0, 1, None), (-1.0, 0, None), (-1.0, 1, None)),
+        (1.0, 0, None),
+        (1.0, 1, None),
+        (-1.0, 0, None),
+        (-1.0, 1, None),
     ], "each call is scored before the next request, and the outcome comes last"
     for prompt in asked:
         assert prompt.index("What is 6 + 2?") < prompt.index(f"What is {task.expression}?")

@@ -447,9 +447,18 @@ def test_what_stops_a_run_is_said_in_a_sentence(
 
 
 FLAGS = (
-    *("--model-name", "demo-tracks"),
-    *("--method", "binary", "--prm-m", "1", "--batch-size", "4", "--lora-rank", "4"),
-    *("--learning-rate", "1e-3"),
+    "--model-name",
+    "demo-tracks",
+    "--method",
+    "binary",
+    "--prm-m",
+    "1",
+    "--batch-size",
+    "4",
+    "--lora-rank",
+    "4",
+    "--learning-rate",
+    "1e-3",
 )
 EASY = """\
 environment = "tool-call"
