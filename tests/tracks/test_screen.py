@@ -20,7 +20,6 @@ from examples.demo.recipe.screen import (
     IMAGE,
     Encoder,
     Hints,
-    Shares,
     cell_json,
     draw_loss,
     new_model,
@@ -130,8 +129,7 @@ def test_the_recipe_makes_the_same_weights_again() -> None:
         model = new_model(encoder.tokenizer)
         hints = Hints(model, encoder)
         for share in (0, 1):
-            shares = Shares(clicks=share, says=0.5)
-            loss = partial(draw_loss, model, encoder, hints, Random(1), shares, size=2)
+            loss = partial(draw_loss, model, encoder, hints, Random(1), share, says=0.5, size=2)
             stage = Stage(steps=2, peak_rate=1e-2, seed=1)
             train(torch.nn.ModuleList([model, hints]), stage, loss, print)
         weights.append(model.state_dict())

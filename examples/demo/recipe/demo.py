@@ -23,7 +23,7 @@ from examples.demo.recipe.tokenizer import (
     demo_texts,
     train_tokenizer,
 )
-from examples.demo.recipe.train import Example, Stage, batches, token_losses, train, write
+from examples.demo.recipe.train import Example, Stage, train_on_dialogues, write
 
 # Hinted dialogues pull the unhinted ones towards plain: these priors came out as .27 and .60.
 # A larger share of dressed dialogues costs right equations, at this size and length.
@@ -82,7 +82,5 @@ def build(out: Path, say: Callable[[str], None]) -> None:
     """Make the model and write it to `out`, manifest included; `say` gets each line of report."""
     tokenizer, model = train_tokenizer(demo_texts(seed=11)), new_model()
     say(f"{tokenizer.get_vocab_size()} ids, {model.num_parameters():,} parameters")
-    for stage, draw in _STAGES:
-        drawn = batches(lambda rng, draw=draw: encode(tokenizer, draw(rng)), stage.seed, 2560)
-        train(model, stage, lambda drawn=drawn: token_losses(model, next(drawn)).mean(), say)
+    train_on_dialogues(model, _STAGES, partial(encode, tokenizer), 2560, say)
     write(model, tokenizer, out)

@@ -13,7 +13,7 @@ from copy import deepcopy
 from functools import cache, partial
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch.nn import functional as F
@@ -47,25 +47,17 @@ CALL = '<tool_call>\n{{"name": "click", "arguments": {}}}\n</tool_call><|im_end|
 Batch = Sequence[tuple[Screen, Example]]
 
 
-class Shares(NamedTuple):
-    """Shares of a stage's dialogues."""
-
-    clicks: float = 0.0
-    """Share of batches that answer the track's request; the others place icons."""
-    says: float = 0.0
-    """Share of the track's requests that are answered in words, with no click."""
-
-
 _STAGES = (
-    (Stage(steps=400, peak_rate=3e-3, seed=2), Shares()),
+    (Stage(steps=400, peak_rate=3e-3, seed=2), (0.0, 0.0)),
     # At a rate of 2e-3, with half of these batches, a call's own tokens came out at 0.87 to 0.95
     # each, so that half of its calls were broken, and outcomes penalised calls; now at 0.83 to
     # 0.98.
-    (Stage(steps=200, peak_rate=3e-3, seed=3), Shares(clicks=0.75, says=0.5)),
+    (Stage(steps=200, peak_rate=3e-3, seed=3), (0.75, 0.5)),
     # Last, because a call's tokens are learned where calls are common. 50 steps at 1e-3, with 0.85
     # said in words, left 0.07 clicks.
-    (Stage(steps=80, peak_rate=2e-3, seed=4), Shares(clicks=0.6, says=0.85)),
+    (Stage(steps=80, peak_rate=2e-3, seed=4), (0.6, 0.85)),
 )
+"""Stages, each with its shares of clicks and of answers in words, as `draw_loss` has them."""
 _SHARPER = 2.0
 """Factor on the final norm, and so on all logits, before the last stage. Embeddings grow slowly and
 are tied, so a call's own tokens stayed at 0.82 to 0.97 each, and LoRA trains no embeddings: rewards
@@ -239,14 +231,20 @@ def draw_loss(
     encoder: Encoder,
     hints: Hints,
     rng: Random,
-    shares: Shares,
+    clicks: float,
+    says: float,
     size: int = 32,
 ) -> torch.Tensor:
-    """Return the loss of a new batch of dialogues and of the hints' heads, in nats a token."""
-    are_clicks = rng.random() < shares.clicks
+    """Return the loss of a new batch of dialogues and of the hints' heads, in nats a token.
+
+    Args:
+        clicks: share of batches that answer the track's request; the others place icons.
+        says: share of the track's requests that are answered in words, with no click.
+    """
+    are_clicks = rng.random() < clicks
     screens = [draw(rng, count=rng.randint(1, SHOWN)) for _ in range(size)]
     examples = [
-        encoder.clicks(rng, screen, shares.says) if are_clicks else encoder.places(rng, screen)
+        encoder.clicks(rng, screen, says) if are_clicks else encoder.places(rng, screen)
         for screen in screens
     ]
     batch = [*zip(screens, examples, strict=True)]
@@ -268,6 +266,6 @@ def build(out: Path, say: Callable[[str], None]) -> None:
             with torch.no_grad():
                 model.model.language_model.norm.weight.mul_(_SHARPER)
         rng = Random(stage.seed)
-        losses = partial(draw_loss, model, encoder, hints, rng, shares)
+        losses = partial(draw_loss, model, encoder, hints, rng, *shares)
         train(torch.nn.ModuleList([model, hints]), stage, losses, say)
     write(model.half(), tokenizer, out)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from examples.demo.recipe.tokenizer import STOP_ID
-from examples.demo.recipe.train import Example, Stage, batches, token_losses, train, write
+from examples.demo.recipe.train import Example, Stage, train_on_dialogues, write
 from examples.tracks.terminal import SHELL, Job, Terminal
 from examples.tracks.tool_call import CALCULATOR, ToolCall, calculate
 from tinker_claw.shipped import MODEL_DIR
@@ -158,7 +158,5 @@ def build(out: Path, say: Callable[[str], None]) -> None:
     """Make the model and write it to `out`, manifest included."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(MODEL_DIR)
     model = Qwen3ForCausalLM.from_pretrained(MODEL_DIR)
-    for stage, draw in _STAGES:
-        drawn = batches(lambda rng, draw=draw: _encode(tokenizer, draw(rng)), stage.seed, 3072)
-        train(model, stage, lambda drawn=drawn: token_losses(model, next(drawn)).mean(), say)
+    train_on_dialogues(model, _STAGES, partial(_encode, tokenizer), 3072, say)
     write(model, tokenizer.backend_tokenizer, out)

@@ -9,9 +9,10 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from tokenizers import Tokenizer
 from examples.demo.recipe.tokenizer import save_tokenizer
 from tinker_claw.shipped import MANIFEST, file_sha256, verify
 
+_T = TypeVar("_T")
 _POOL_DIALOGUES = 320
 """Dialogues that are drawn together and sorted by length, so that batches have little padding."""
 _MOST_DIALOGUES = 24
@@ -48,13 +50,13 @@ class Stage:
 
 
 def batches(
-    draw: Callable[[Random], Example], seed: int, most_tokens: int
+    draw: Callable[[Random], _T], encode: Callable[[_T], Example], seed: int, most_tokens: int
 ) -> Iterator[list[Example]]:
     """Yield batches of similar length without end, each at most `most_tokens` when padded."""
     rng = Random(seed)
     while True:
         pool: list[list[Example]] = []
-        for example in sorted((draw(rng) for _ in range(_POOL_DIALOGUES)), key=len):
+        for example in sorted((encode(draw(rng)) for _ in range(_POOL_DIALOGUES)), key=len):
             size = len(pool[-1]) + 1 if pool else math.inf
             if size > _MOST_DIALOGUES or size * len(example) > most_tokens:
                 pool.append([])
@@ -124,6 +126,23 @@ def train(
         muon.step()
         if (step + 1) % 20 == 0:
             say(f"{step + 1}/{stage.steps}  {loss.item():.3f}  {time.monotonic() - began:.0f} s")
+
+
+def train_on_dialogues(
+    model: Any,
+    stages: Sequence[tuple[Stage, Callable[[Random], _T]]],
+    encode: Callable[[_T], Example],
+    most_tokens: int,
+    say: Callable[[str], None],
+) -> None:
+    """Train stages one after another, each on dialogues that are drawn as it says."""
+
+    def draw_loss(drawn: Iterator[list[Example]]) -> torch.Tensor:
+        return token_losses(model, next(drawn)).mean()
+
+    for stage, draw in stages:
+        drawn = batches(draw, encode, stage.seed, most_tokens)
+        train(model, stage, partial(draw_loss, drawn), say)
 
 
 def write(model: Any, tokenizer: Tokenizer, out: Path) -> None:
