@@ -225,7 +225,9 @@ async def further_turns(wire: Wire, size: Size, name: str) -> tuple[Timing, Timi
     for count, width in ((size.alone, 1), (size.together, FULL)):
         sessions = -(-count // size.rounds // size.further)
         begun = await _begun(wire, sessions, f"{name}-further-{width}")
-        timings.append(await run(wire, [_going_on(wire, it, size.further) for it in begun], width))
+        timings.append(
+            await run(wire, [_going_on(wire, session, size.further) for session in begun], width)
+        )
     return timings[0], timings[1]
 
 
@@ -262,7 +264,7 @@ async def beside(bare: Wire, ours: Wire, size: Size) -> Beside:
         )
         for what, pairs in ratios.items()
     ]
-    bare_silence, silence = (1e3 * max(some) for some in waits)
+    bare_silence, silence = (1e3 * max(side_waits) for side_waits in waits)
     return Beside(bare_rows, our_rows, multiples, bare_silence, silence)
 
 
@@ -309,13 +311,13 @@ async def relaying(wire: Wire, size: Size) -> list[Row]:
             streams,
         )
         row = timing.row(f"a relayed token, {streams} streams")
-        each = 1 / RELAYED
+        per_token = 1 / RELAYED
         rows.append(
             replace(
                 row,
-                median_ms=row.median_ms * each,
-                p95_ms=row.p95_ms * each,
-                cpu_ms=row.cpu_ms * each,
+                median_ms=row.median_ms * per_token,
+                p95_ms=row.p95_ms * per_token,
+                cpu_ms=row.cpu_ms * per_token,
             )
         )
     return rows

@@ -227,8 +227,8 @@ def main() -> None:
             batches.append(asyncio.run(cosines(Path(folder), seed)))
     table = Table("the paper's recipe, but", "cosine", "smallest", "largest")
     for name in ROWS:
-        each = [batch[name] for batch in batches]
-        table.add_row(name, f"{fmean(each):.3f}", f"{min(each):.3f}", f"{max(each):.3f}")
+        values = [batch[name] for batch in batches]
+        table.add_row(name, f"{fmean(values):.3f}", f"{min(values):.3f}", f"{max(values):.3f}")
     Console().print(table)
 
 

@@ -2,12 +2,12 @@
 
 Random weights of Qwen3-8B's shape, so nothing is downloaded. One line of JSON follows each check:
 
-    machine         what is installed
-    attention       merged attention beside PyTorch's own, in the format that is trained in
-    gradients       of four layers, beside plain attention in a wider format
-    memory          bytes that a token of a pass takes, beside what `doctor` reckons with
-    out of memory   a pass that is too large is halved, and gives the gradient of a smaller budget
-    speed           tokens a second of a step over 16 samples of 8,192 tokens
+    machine         what is installed.
+    attention       merged attention beside PyTorch's own, in the format that is trained in.
+    gradients       of four layers, beside plain attention in a wider format.
+    memory          bytes that a token of a pass takes, beside what `doctor` reckons with.
+    out of memory   a pass that is too large is halved, and gives the gradient of a smaller budget.
+    speed           tokens a second of a step over 16 samples of 8,192 tokens.
 
 On a CPU the same runs at a tiny size, in seconds. Exit status: 0 all is well, 1 something is not.
 """
@@ -192,10 +192,10 @@ class Bench:
         return {name: moments[f"{name}.exp_avg"].float().cpu() for name in self.adapter}
 
 
-def distance(one: Gradients, other: Gradients) -> float:
-    """Relative distance |one - other| / |other|, over all tensors."""
-    far = sum(float((one[name] - right).double().square().sum()) for name, right in other.items())
-    return (far / sum(float(t.double().square().sum()) for t in other.values())) ** 0.5
+def distance(got: Gradients, true: Gradients) -> float:
+    """Compute the relative distance |got - true| / |true|, over all tensors."""
+    square = sum(float((got[name] - right).double().square().sum()) for name, right in true.items())
+    return (square / sum(float(t.double().square().sum()) for t in true.values())) ** 0.5
 
 
 # The checks
@@ -370,12 +370,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Run the checks on the device, and print their lines."""
-    named = parser().parse_args().device
-    there = torch.cuda.is_available()
-    if named.startswith("cuda") and not there:
+    name = parser().parse_args().device
+    has_cuda = torch.cuda.is_available()
+    if name.startswith("cuda") and not has_cuda:
         print(f"torch {torch.__version__} finds no GPU here; --device cpu tries it at a tiny size.")
         return 1
-    device = torch.device(("cuda" if there else "cpu") if named == "auto" else named)
+    device = torch.device(("cuda" if has_cuda else "cpu") if name == "auto" else name)
     cuda = device.type == "cuda"
     if cuda:
         keep_memory_whole()

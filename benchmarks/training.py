@@ -98,8 +98,8 @@ def measure(options: Options, say: Say) -> Figures:
     truths = {}
     for name, datums in wanted.items():
         say(f"{name}: gradients of the reference")
-        some = datums[: options.compared]
-        truths[name] = (some, true_gradients(settings, some, options.reference))
+        compared = datums[: options.compared]
+        truths[name] = (compared, true_gradients(settings, compared, options.reference))
     run = Measurement(
         settings,
         shape,

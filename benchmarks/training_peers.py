@@ -86,16 +86,16 @@ class Padded(Peer):
         done = self.work(0, 0, 0)
         rows = self._rows or len(datums)
         for first in range(0, len(datums), rows):
-            some = datums[first : first + rows]
+            batch = datums[first : first + rows]
             with self.autocast():
-                loss = padded_loss(self.model, some, self.device)
+                loss = padded_loss(self.model, batch, self.device)
             loss.backward()
-            lengths = [len(d.tokens) for d in some]
+            lengths = [len(d.tokens) for d in batch]
             longest, even = max(lengths), len(set(lengths)) == 1
             # transformers drops a mask that hides nothing, and SDPA is causal then.
             pairs = causal_pairs(longest) if even else longest**2
-            computed = len(some) * longest
-            done += self.work(computed, len(some) * pairs, computed)
+            computed = len(batch) * longest
+            done += self.work(computed, len(batch) * pairs, computed)
         return done
 
 

@@ -130,11 +130,11 @@ class Measurement:
         reference: tuple[Sequence[Datum], Gradients],
     ) -> None:
         side, before = built.side, self._memory.held()
-        some, true = reference
+        compared, true = reference
         began = time.perf_counter()
 
         def first() -> None:
-            row.gradient_error = distance(side.gradients(some), true)
+            row.gradient_error = distance(side.gradients(compared), true)
             if time.perf_counter() - began < _SHORT_S:
                 side.step(datums)
 

@@ -44,7 +44,7 @@ _FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
 """errno values of a full disk: no step is to blame, and waiting helps once somebody makes room."""
 
 
-def unheard(sentence: str) -> None:
+def ignore(sentence: str) -> None:
     """Ignore a progress message: the default of `say`."""
 
 
@@ -76,7 +76,7 @@ class LocalBackend:
         cls,
         config: LocalConfig,
         adapter: Callable[[str], Path],
-        say: Say = unheard,
+        say: Say = ignore,
         away: Callable[[Sequence[str]], object] = len,
         hung: Callable[[str], object] = len,
     ) -> LocalBackend:
@@ -138,7 +138,7 @@ class LocalBackend:
             future = loop.run_in_executor(self._executor, call)
         except RuntimeError as error:
             raise BackendError("The trainer is closed.") from error
-        with self._in_words():
+        with self._mapped_errors():
             return await future
 
     async def step(self, call: Callable[[], T]) -> T:
@@ -153,7 +153,7 @@ class LocalBackend:
         """Run a call in a thread other than the executor's."""
         if self._closed:
             raise BackendError("The trainer is closed.")
-        with self._in_words():
+        with self._mapped_errors():
             return await asyncio.to_thread(call)
 
     async def aclose(self) -> None:
@@ -215,7 +215,7 @@ class LocalBackend:
         return self._probes / ref if ref.startswith(_PROBE) else self._adapter(ref)
 
     @contextmanager
-    def _in_words(self) -> Generator[None]:
+    def _mapped_errors(self) -> Generator[None]:
         try:
             yield
         except OSError as error:
@@ -223,8 +223,8 @@ class LocalBackend:
                 raise OutageError(f"There is no room in {self.config.root}: {error}") from error
             raise BackendError(f"The files in {self.config.root} failed: {error}") from error
         except (RuntimeError, BackendError) as error:
-            if (told := device_fault(error)) is not None:
-                raise OutageError(f"The device failed: {told}") from error
+            if (message := device_fault(error)) is not None:
+                raise OutageError(f"The device failed: {message}") from error
             if isinstance(error, BackendError):
                 raise
             raise BackendError(f"torch failed: {error}") from error
@@ -235,7 +235,7 @@ def _on_cuda(config: LocalConfig) -> bool:
 
 
 def _ranked(config: LocalConfig) -> bool:
-    """Whether training runs in processes of its own.
+    """Return whether training runs in processes of its own.
 
     On CUDA always: after some errors of a GPU every further call of the process fails, and what
     serves must not end with it.
@@ -249,7 +249,7 @@ def _learning(config: LocalConfig, say: Say) -> tuple[BaseModel | None, Learning
     if not (ranked and config.sampler_urls):
         base = base_of(config)
     if ranked:
-        return base, RankedLearning(config, told=say)
+        return base, RankedLearning(config, say=say)
     assert base is not None
     learning = LearningCore(config, base, say=say)
     return None if config.sampler_urls else base, learning

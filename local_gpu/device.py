@@ -45,7 +45,7 @@ _BROKEN: Final = (
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """Whether an error means out of memory. PyTorch has a class of its own only for what it
+    """Return whether an error means out of memory. PyTorch has a class of its own only for what it
     allocates itself, on a GPU."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
@@ -67,7 +67,7 @@ def device_fault(error: BaseException) -> str | None:
 
 
 def first_line(error: Exception) -> str:
-    """First line of an error's message, or its class where it has none."""
+    """Return the first line of an error's message, or its class where it has none."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 

@@ -92,8 +92,8 @@ class ScoreAsk:
             same_length("logprobs", tail=tokens[start:], targets=wanted)
             if len({len(row) for row in wanted}) != 1:
                 raise AlignmentError("logprobs: rows of targets differ in length")
-        named = (*tokens, *(i for row in wanted or () for i in row))
-        if min(named) < 0 or max(named) >= facts.vocabulary:
+        ids = (*tokens, *(i for row in wanted or () for i in row))
+        if min(ids) < 0 or max(ids) >= facts.vocabulary:
             raise SamplerError(f"logprobs: an id lies outside 0..{facts.vocabulary - 1}")
         return cls(tuple(tokens), start, wanted, min(top_k, facts.vocabulary), images)
 

@@ -18,7 +18,7 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run all; return the results, in order."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
+            tasks = [group.create_task(coroutine) for coroutine in work]
     except BaseExceptionGroup as failures:
         raise first_cause(failures) from failures
     return [task.result() for task in tasks]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from local_gpu.backend import LocalBackend, unheard
+from local_gpu.backend import LocalBackend, ignore
 from local_gpu.config import LocalConfig, Say
 from local_gpu.halves import BASE_REF
 from local_gpu.learn.losses import LOSSES
@@ -36,7 +36,7 @@ class LocalTrainer:
     async def start(
         cls,
         config: LocalConfig,
-        say: Say = unheard,
+        say: Say = ignore,
         away: Callable[[Sequence[str]], object] = len,
         hung: Callable[[str], object] = len,
     ) -> LocalTrainer:

@@ -23,7 +23,7 @@ from local_gpu.learn.losses import RecordPass, Scored
 from local_gpu.learn.memory import free_bytes, passes_in_memory, release_free
 from local_gpu.learn.passes import PassBudget, Passes
 from local_gpu.learn.scores import score
-from local_gpu.learn.step import LoraOptimizer, put_on
+from local_gpu.learn.step import LoraOptimizer, copy_adapter
 from local_gpu.learn.world import Alone, Sharding, World
 from local_gpu.model.files import (
     SavedAdapter,
@@ -127,7 +127,7 @@ class LearningCore:
         self._passes = Passes(
             body, PassBudget(tokens), self._world, self.vision, together=shards is not None
         )
-        self._policy = self._made(LoraShape(config.rank, config.alpha), config.seed)
+        self._policy = self._new_policy(LoraShape(config.rank, config.alpha), config.seed)
         self._scores_another = False
         """Whether the sharded module currently holds a published adapter, to score with it."""
         self._scored = LRUCache[Path, Any](_SCORED_VERSIONS)
@@ -137,7 +137,7 @@ class LearningCore:
 
     def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
         try:
-            return self._changing().step(passes, adam)
+            return self._policy_to_change().step(passes, adam)
         finally:
             self._release_free()
 
@@ -150,30 +150,30 @@ class LearningCore:
 
     def create(self, shape: LoraShape, seed: int) -> LoraShape:
         """Begin a policy of this shape; return that."""
-        self._policy, self._present = self._made(shape, seed), None
+        self._policy, self._present = self._new_policy(shape, seed), None
         return shape
 
     def create_from(self, folder: Path, *, moments: bool) -> LoraShape:
         """Begin a policy from a saved state or a published adapter, in its shape; return that."""
         shape = read_adapter(folder, self._base).shape
-        state = self._saved(folder, shape) if moments else self._published(folder, shape)
-        policy = self._made(shape, seed=0)
+        state = self._read_saved(folder, shape) if moments else self._read_published(folder, shape)
+        policy = self._new_policy(shape, seed=0)
         policy.load(state)
         self._policy, self._present = policy, None
         return shape
 
-    def forward_backward(self, wanted: RecordPass) -> list[Scored]:
+    def forward_backward(self, record_pass: RecordPass) -> list[Scored]:
         """Add the gradients of the records to those that the next `optim_step` takes."""
-        return self._worn().forward_backward(wanted)
+        return self._restored_policy().forward_backward(record_pass)
 
-    def forward(self, wanted: RecordPass) -> list[Scored]:
+    def forward(self, record_pass: RecordPass) -> list[Scored]:
         """Compute the same numbers without gradients; accumulated ones are left alone."""
-        return self._worn().forward(wanted)
+        return self._restored_policy().forward(record_pass)
 
     def optim_step(self, adam: Adam) -> float:
         """Take one AdamW step with the accumulated gradients; return their norm before clipping."""
         try:
-            return self._changing().optim_step(adam)
+            return self._policy_to_change().optim_step(adam)
         finally:
             self._release_free()
 
@@ -216,21 +216,25 @@ class LearningCore:
         self._first_rank(lambda: write_state(folder, self._base, policy.shape, policy.state()))
 
     def read_state(self, folder: Path) -> None:
-        self._changing().load(self._first_rank(lambda: self._saved(folder, self._policy.shape)))
+        self._policy_to_change().load(
+            self._first_rank(lambda: self._read_saved(folder, self._policy.shape))
+        )
 
     def read_adapter(self, folder: Path) -> None:
-        self._changing().load(self._first_rank(lambda: self._published(folder, self._policy.shape)))
+        self._policy_to_change().load(
+            self._first_rank(lambda: self._read_published(folder, self._policy.shape))
+        )
 
     def close(self) -> None:
         """Do nothing: everything is freed with the object."""
 
-    def _saved(self, folder: Path, shape: LoraShape) -> SavedState:
+    def _read_saved(self, folder: Path, shape: LoraShape) -> SavedState:
         return read_state(folder, self._base, shape)
 
-    def _published(self, folder: Path, shape: LoraShape) -> SavedState:
+    def _read_published(self, folder: Path, shape: LoraShape) -> SavedState:
         return SavedState(read_adapter(folder, self._base).of(shape).tensors, {}, 0)
 
-    def _made(self, shape: LoraShape, seed: int) -> LoraOptimizer:
+    def _new_policy(self, shape: LoraShape, seed: int) -> LoraOptimizer:
         return LoraOptimizer(
             self._base,
             shape,
@@ -241,37 +245,37 @@ class LearningCore:
             shards=self._shards,
         )
 
-    def _worn(self) -> LoraOptimizer:
+    def _restored_policy(self) -> LoraOptimizer:
         """Return the policy, after copying its weights into its module if another's are there."""
         if self._scores_another:
-            self._policy.wear()
+            self._policy.restore_weights()
             self._scores_another = False
         return self._policy
 
-    def _changing(self) -> LoraOptimizer:
+    def _policy_to_change(self) -> LoraOptimizer:
         """Return the policy, whose weights are about to change."""
         self._present = None
-        return self._worn()
+        return self._restored_policy()
 
     def _module(self, adapter: Path | None) -> Any:
         """Return the module to score with: the base's, that in training, or one built from the
         files."""
         if adapter is not None and adapter == self._present:
-            return self._worn().module
+            return self._restored_policy().module
         if self._shards is not None:
             policy = self._policy
             saved = None if adapter is None else self._read(adapter).of(policy.shape)
-            self._scores_another = True  # first: `put_on` may fail half way
-            put_on(policy.module, saved and saved.tensors)
+            self._scores_another = True  # first: `copy_adapter` may fail half way
+            copy_adapter(policy.module, saved and saved.tensors)
             return policy.module
         if adapter is None:
             return self._base.module
         module = self._scored.get(adapter)
         if module is None:
-            module = self._scored[adapter] = self._built(adapter)
+            module = self._scored[adapter] = self._build_module(adapter)
         return module
 
-    def _built(self, adapter: Path) -> Any:
+    def _build_module(self, adapter: Path) -> Any:
         saved = self._read(adapter)
         try:
             return with_lora(self._base, saved.shape, saved.tensors)

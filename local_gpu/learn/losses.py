@@ -85,15 +85,17 @@ def records_of(
     """
     if not any(loss_pass.datums for loss_pass in passes):
         raise StepError("The step has no datums.")
-    found: list[RecordPass] = []
-    for name, datums, given in ((p.loss, p.datums, p.config) for p in passes):
+    record_passes: list[RecordPass] = []
+    for name, datums, settings in ((p.loss, p.datums, p.config) for p in passes):
         check_loss(name)
-        config = LOSSES[name].config(name, given)
+        config = LOSSES[name].config(name, settings)
         for datum in datums:
             LOSSES[name].check(name, datum)
             _check_ids(datum, vocabulary, context_tokens)
-        found.append(RecordPass(name, tuple(_record(name, datum) for datum in datums), config))
-    return found
+        record_passes.append(
+            RecordPass(name, tuple(_record(name, datum) for datum in datums), config)
+        )
+    return record_passes
 
 
 def check_loss(name: str) -> None:
@@ -103,8 +105,8 @@ def check_loss(name: str) -> None:
 
 
 def _check_ids(datum: Datum, vocabulary: int, context_tokens: int) -> None:
-    named = (*datum.tokens, *(i for row in datum.targets for i in row))
-    if min(named) < 0 or max(named) >= vocabulary:
+    ids = (*datum.tokens, *(i for row in datum.targets for i in row))
+    if min(ids) < 0 or max(ids) >= vocabulary:
         raise StepError(f"A datum has an id outside 0..{vocabulary - 1}.")
     if len(datum.tokens) > context_tokens:
         raise StepError(
@@ -168,16 +170,16 @@ class Loss:
     defaults: Config = field(default_factory=dict[str, float])
     """Keys that the config may have, with their values unless it has others."""
 
-    def config(self, name: str, given: Config) -> Config:
+    def config(self, name: str, settings: Config) -> Config:
         """Return a config with the defaults of what it lacks.
 
         Raises:
             StepError: naming an unknown key, or bounds that cross.
         """
-        if unknown := sorted(set(given) - set(self.defaults)):
-            known = ", ".join(sorted(self.defaults)) or "no settings"
-            raise StepError(f"loss {name}: unknown config key {unknown[0]!r}; it takes {known}.")
-        config = {**self.defaults, **given}
+        if unknown := sorted(set(settings) - set(self.defaults)):
+            keys = ", ".join(sorted(self.defaults)) or "no settings"
+            raise StepError(f"loss {name}: unknown config key {unknown[0]!r}; it takes {keys}.")
+        config = {**self.defaults, **settings}
         if _LOW in config and not 0.0 <= config[_LOW] <= config[_HIGH]:
             raise StepError(
                 f"{_LOW} {config[_LOW]:g} and {_HIGH} {config[_HIGH]:g} are absolute ratios, "

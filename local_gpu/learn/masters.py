@@ -1,7 +1,7 @@
 """The adapter's master weights: one float32 vector, its gradient and Adam's moments.
 
 The module computes with copies in the base's format. After each backward pass their gradients are
-added to the masters' in float32, so a sum over many passes loses nothing to bfloat16, and the sum
+added to the masters' in float32. So a sum over many passes loses nothing to bfloat16, and the sum
 over ranks is one all-reduce of one vector.
 
 Rule: copies change here alone, by `write_copies`.

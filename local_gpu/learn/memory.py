@@ -12,9 +12,9 @@ from local_gpu.plan.memory import DEFAULT_TOKENS, ModelSize, token_bytes
 
 _SHARE: Final = 0.5
 """Share of the memory that is free after loading; the rest is for samplers and passes."""
-_UNSAID: Final = 8 << 30
+_DEFAULT_FREE: Final = 8 << 30
 """Free bytes assumed on a system that reports none."""
-_GROUP: Final = Path("/sys/fs/cgroup")
+_CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def passes_in_memory(
@@ -36,8 +36,8 @@ def passes_in_memory(
     """
 
     def fitting(saving: bool) -> int:
-        each = token_bytes(model, checkpointing=saving, width=width)
-        return max(1, min(DEFAULT_TOKENS, int(_SHARE * free / each)))
+        per_token = token_bytes(model, checkpointing=saving, width=width)
+        return max(1, min(DEFAULT_TOKENS, int(_SHARE * free / per_token)))
 
     saves = fitting(False) < min(context_tokens, DEFAULT_TOKENS)
     return saves, fitting(saves)
@@ -45,19 +45,21 @@ def passes_in_memory(
 
 def free_bytes() -> int:
     """Return the bytes of main memory that this process may still allocate."""
-    return min(_free_here(), default=_UNSAID)
+    return min(_free_here(), default=_DEFAULT_FREE)
 
 
 def machine_bytes() -> int | None:
-    """Bytes of memory of this machine, or of this process's cgroup where that has fewer; None: the
-    system does not say."""
-    found = list[int]()
+    """Return the bytes of memory of this machine, or of this process's cgroup if that has fewer.
+
+    None: the system does not say.
+    """
+    limits = list[int]()
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found.append(1024 * next(int(s.split()[1]) for s in lines if s.startswith("MemTotal:")))
+        limits.append(1024 * next(int(s.split()[1]) for s in lines if s.startswith("MemTotal:")))
     with suppress(OSError, ValueError):
-        found.append(int((_GROUP / "memory.max").read_text()))
-    return min(found, default=None)
+        limits.append(int((_CGROUP / "memory.max").read_text()))
+    return min(limits, default=None)
 
 
 def release_free() -> None:
@@ -74,10 +76,10 @@ def _free_here() -> Iterator[int]:
         lines = Path("/proc/meminfo").read_text().splitlines()
         yield 1024 * next(int(s.split()[1]) for s in lines if s.startswith("MemAvailable:"))
     with suppress(OSError, ValueError):  # no such cgroup, or one without a limit
-        most, taken = (int((_GROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
         # The page cache counts as taken, but is dropped on demand: weights are read from files.
         with suppress(OSError):
-            for line in (_GROUP / "memory.stat").read_text().splitlines():
+            for line in (_CGROUP / "memory.stat").read_text().splitlines():
                 name, size = line.split()
-                taken -= int(size) if name in ("active_file", "inactive_file") else 0
-        yield max(0, most - taken)
+                used -= int(size) if name in ("active_file", "inactive_file") else 0
+        yield max(0, limit - used)

@@ -101,10 +101,10 @@ class PassBudget:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """How a batch is computed: cut into passes, by all ranks together."""
+    """Computation of a batch: cut into passes, by all ranks together."""
 
     body: Body
-    """How hidden states are computed."""
+    """It computes the hidden states."""
     budget: PassBudget
     world: World = Alone()  # noqa: RUF009 - it has no state
     vision: Vision | None = None
@@ -115,7 +115,7 @@ class Passes:
     def run(
         self,
         module: Any,
-        shown: Sequence[tuple[Tensor, Images]],
+        inputs: Sequence[tuple[Tensor, Images]],
         compute: Callable[[Sequence[int], Sequence[Tensor], Pictures | None], list[T]],
         *,
         undo: Callable[[], None],
@@ -124,7 +124,7 @@ class Passes:
         """Compute this rank's part of a batch; return the results of all ranks, in order.
 
         Args:
-            shown: each sequence with its images.
+            inputs: each sequence with its images.
             compute: one pass over the sequences of some indices; their results.
             undo: removes what a failed pass has left behind.
             learns: with a backward pass.
@@ -132,7 +132,7 @@ class Passes:
         Raises:
             StepError: it failed on some rank.
         """
-        sequences, pictures = paint(self.vision, module, shown)
+        sequences, pictures = paint(self.vision, module, inputs)
         tokens = self.budget.tokens if self.body.packs else 1  # 1: every sequence by itself
         even = even_keys(module.config)
         enough = _BUSY if self.body.device.type == "cpu" else math.inf
@@ -154,10 +154,10 @@ class Passes:
         except FAILURES as error:
             failure = error
         every = self.world.gather((failure and (str(failure) or type(failure).__name__), mine))
-        if told := next((told for told, _ in every if told), None):
-            raise StepError(told) from failure
-        done = {i: one for _, part in every for i, one in part.items()}
-        return [done[i] for i in range(len(shown))]
+        if problem := next((problem for problem, _ in every if problem), None):
+            raise StepError(problem) from failure
+        results = {i: result for _, part in every for i, result in part.items()}
+        return [results[i] for i in range(len(inputs))]
 
     def _in_step(
         self,

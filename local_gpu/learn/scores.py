@@ -39,9 +39,9 @@ def score(passes: Passes, module: Any, asks: Sequence[ScoreAsk]) -> list[TokenLo
         head = module.get_output_embeddings()
         return [_read(head, r, asks[i]) for i, r in zip(indices, rows, strict=True)]
 
-    shown = [(torch.tensor(ask.tokens[:-1]), ask.images) for ask in asks]
+    inputs = [(torch.tensor(ask.tokens[:-1]), ask.images) for ask in asks]
     try:
-        return passes.run(module, shown, compute, undo=lambda: None)
+        return passes.run(module, inputs, compute, undo=lambda: None)
     except StepError as error:
         raise SamplerError(f"Scoring failed: {error}") from error
 
@@ -109,31 +109,31 @@ class ScoreQueue:
 
     def _take(self, mine: _Waiting) -> list[_Waiting]:
         """Take this and other requests for its ref out of the queue, up to `_MOST_TOKENS`."""
-        taken, tokens = [mine], len(mine.ask.tokens)
+        batch, tokens = [mine], len(mine.ask.tokens)
         for other in self._waiting:
             if other is not mine and other.ref == mine.ref:
                 tokens += len(other.ask.tokens)
                 if tokens > _MOST_TOKENS:
                     break
-                taken.append(other)
-        self._waiting = [w for w in self._waiting if w not in taken]
-        return taken
+                batch.append(other)
+        self._waiting = [w for w in self._waiting if w not in batch]
+        return batch
 
-    async def _answer(self, taken: Sequence[_Waiting]) -> None:
+    async def _answer(self, batch: Sequence[_Waiting]) -> None:
         """Score a batch and answer all who wait for it.
 
         If this task is cancelled, the others score their own. If scoring fails, each half is scored
         alone, so that only a sequence that cannot be scored fails.
         """
         try:
-            scores = await self._score_all(taken[0].ref, [waiting.ask for waiting in taken])
+            scores = await self._score_all(batch[0].ref, [waiting.ask for waiting in batch])
         except ClawError as error:
-            if isinstance(error, SamplerError) and (half := len(taken) // 2):
-                await self._answer(taken[:half])
-                await self._answer(taken[half:])
+            if isinstance(error, SamplerError) and (half := len(batch) // 2):
+                await self._answer(batch[:half])
+                await self._answer(batch[half:])
                 return
-            for waiting in taken:
+            for waiting in batch:
                 waiting.answer = error
         else:
-            for waiting, score in zip(taken, scores, strict=True):
+            for waiting, score in zip(batch, scores, strict=True):
                 waiting.answer = score

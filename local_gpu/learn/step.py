@@ -74,13 +74,14 @@ class LoraOptimizer:
             StepError: weights and moments are as they were.
         """
         self.discard()
-        with _void(self.discard):
-            wanted = records_of(
+        with _void_on_failure(self.discard):
+            record_passes = records_of(
                 passes, vocabulary=self._base.vocabulary, context_tokens=self._context_tokens
             )
             # A sample with two losses stands in two passes of the step, and is computed once.
-            done = iter(self._learn([job for one in wanted for job in _jobs(one)]))
-            scored = [[next(done) for _ in one.records] for one in wanted]
+            jobs = [job for record_pass in record_passes for job in _jobs(record_pass)]
+            done = iter(self._learn(jobs))
+            scored = [[next(done) for _ in record_pass.records] for record_pass in record_passes]
             norm = self.optim_step(adam)
         return StepReport(
             losses=tuple(math.fsum(row.loss for row in rows) for rows in scored),
@@ -91,19 +92,19 @@ class LoraOptimizer:
             tokens=sum(len(d.tokens) - 1 for p in passes for d in p.datums),
         )
 
-    def forward_backward(self, wanted: RecordPass) -> list[Scored]:
+    def forward_backward(self, record_pass: RecordPass) -> list[Scored]:
         """Add the gradients of the records to the accumulated ones.
 
         Raises:
             StepError: all that has been added up since the last step is forgotten.
         """
-        with _void(self.discard):
-            return self._learn(_jobs(wanted))
+        with _void_on_failure(self.discard):
+            return self._learn(_jobs(record_pass))
 
-    def forward(self, wanted: RecordPass) -> list[Scored]:
+    def forward(self, record_pass: RecordPass) -> list[Scored]:
         """Compute the same numbers without gradients; accumulated ones are left alone."""
-        with _void():
-            return self._run(_jobs(wanted), learn=False)
+        with _void_on_failure():
+            return self._run(_jobs(record_pass), learn=False)
 
     def optim_step(self, adam: Adam) -> float:
         """Sum the gradients over ranks, clip them, take one AdamW step; return their norm.
@@ -111,7 +112,7 @@ class LoraOptimizer:
         Raises:
             StepError: a gradient is missing or not finite; all of them are forgotten.
         """
-        with _void(self.discard):
+        with _void_on_failure(self.discard):
             if not self._pending:
                 raise StepError("There are no gradients: no forward_backward since the last step.")
             self.passes.world.sum(self._masters.gradient)
@@ -125,16 +126,16 @@ class LoraOptimizer:
         self._masters.zero()
         self._pending = False
 
-    def wear(self) -> None:
+    def restore_weights(self) -> None:
         """Copy these weights into the module, after another adapter's were in it."""
         self._masters.write_copies()
 
     def adapter(self) -> dict[str, Tensor]:
-        """A copy of the weights as they are."""
+        """Return a copy of the weights as they are."""
         return self._masters.adapter()
 
     def state(self) -> SavedState:
-        """A copy of weights, moments and counter."""
+        """Return a copy of weights, moments and counter."""
         return self._masters.state(self.steps)
 
     def load(self, state: SavedState) -> None:
@@ -149,7 +150,7 @@ class LoraOptimizer:
         return done
 
     def _run(self, jobs: Sequence[_Job], *, learn: bool) -> list[Scored]:
-        """Compute this rank's part of the jobs; the results of all ranks, in order."""
+        """Compute this rank's part of the jobs; return the results of all ranks, in order."""
 
         def compute(
             indices: Sequence[int], sequences: Sequence[Tensor], pictures: Pictures | None
@@ -186,14 +187,14 @@ class LoraOptimizer:
             self._masters.collect()
         values: list[float] = losses.tolist()
         # Not before the backward pass: other ranks may be in it, waiting for this one.
-        for (wanted, _), value in zip(jobs, values, strict=True):
+        for (record_pass, _), value in zip(jobs, values, strict=True):
             if not math.isfinite(value):
-                raise StepError(f"The {wanted.loss} loss is {value}; nothing was changed.")
+                raise StepError(f"The {record_pass.loss} loss is {value}; nothing was changed.")
         return [Scored(v, read.cpu()) for v, (_, read) in zip(values, scored, strict=True)]
 
     def _score(self, job: _Job, rows: Tensor, *, learn: bool) -> tuple[Tensor, Tensor]:
         """Compute a record's loss, with gradients where it learns, and its logprobs (R, K)."""
-        wanted, record = job
+        record_pass, record = job
         head = self.module.get_output_embeddings()
         ids = record.ids.to(self._base.device)
         split = record.learns_from if learn else len(ids)
@@ -205,15 +206,15 @@ class LoraOptimizer:
         else:
             tail = read[record.learns_from :]
         chosen = tail[:, record.loss_column :]
-        loss = LOSSES[wanted.loss].compute(
-            chosen if wanted.loss == "cross_entropy" else chosen[:, 0],
+        loss = LOSSES[record_pass.loss].compute(
+            chosen if record_pass.loss == "cross_entropy" else chosen[:, 0],
             record.inputs_of_loss.to(self._base.device),
-            wanted.config,
+            record_pass.config,
         )
         return loss, read
 
 
-def put_on(module: Any, adapter: Adapter | None) -> None:
+def copy_adapter(module: Any, adapter: Adapter | None) -> None:
     """Copy an adapter of the same shape into a module in training; None: B = 0."""
     with torch.no_grad():
         for name, copy in adapter_parameters(module).items():
@@ -244,12 +245,12 @@ def _learning_module(
     return module
 
 
-def _jobs(wanted: RecordPass) -> list[_Job]:
-    return [(wanted, record) for record in wanted.records]
+def _jobs(record_pass: RecordPass) -> list[_Job]:
+    return [(record_pass, record) for record in record_pass.records]
 
 
 @contextmanager
-def _void(undo: Callable[[], None] = lambda: None) -> Generator[None]:
+def _void_on_failure(undo: Callable[[], None] = lambda: None) -> Generator[None]:
     """Turn torch's errors into a StepError, or an OutageError for lack of memory, after `undo`."""
     try:
         yield

@@ -34,7 +34,7 @@ class World(Protocol):
         ...
 
     def gather(self, mine: T) -> list[T]:
-        """Small objects of all ranks, in rank order, on every rank."""
+        """Return small objects of all ranks, in rank order, on every rank."""
         ...
 
 
@@ -52,7 +52,7 @@ class Alone:
 
 
 class Sharding(Protocol):
-    """How the frozen base is sharded over the ranks, where no rank holds all of it."""
+    """Sharding of the frozen base over the ranks, where no rank holds all of it."""
 
     def cut(self, module: Any) -> None:
         """Shard the layers of a module over the base, in place."""

@@ -87,10 +87,10 @@ def stamp(folder: Path) -> str:
 def written(name: str) -> float | None:
     """Return the time in a name of `stamp`, in seconds since 1970; None: it is no such name."""
     try:
-        made = datetime.strptime(name.partition("-")[0], _TIME)
+        time = datetime.strptime(name.partition("-")[0], _TIME)
     except ValueError:
         return None
-    return made.replace(tzinfo=UTC).timestamp()
+    return time.replace(tzinfo=UTC).timestamp()
 
 
 def slug(name: str) -> str:
@@ -156,13 +156,13 @@ def read_adapter(folder: Path, base: BaseModel) -> SavedAdapter:
     with _sentence(folder):
         tensors, metadata = _read(folder / _WEIGHTS)
         settings = json.loads((folder / _SETTINGS).read_text())
-        named = {base.name_here(n.removeprefix(_PREFIX)): t for n, t in tensors.items()}
-        shape = shape_of(base, int(settings["r"]), int(settings["lora_alpha"]), named)
+        weights = {base.name_here(n.removeprefix(_PREFIX)): t for n, t in tensors.items()}
+        shape = shape_of(base, int(settings["r"]), int(settings["lora_alpha"]), weights)
     if metadata.get("base", base.fingerprint) != base.fingerprint:
         raise BackendError(
             f"The adapter {folder.name!r} was trained on another base model than {base.source!r}."
         )
-    return SavedAdapter(folder.name, named, shape)
+    return SavedAdapter(folder.name, weights, shape)
 
 
 def write_state(folder: Path, base: BaseModel, shape: LoraShape, state: SavedState) -> None:

@@ -68,12 +68,12 @@ class BaseModel:
         return self.obstacle is None
 
     def name_in_files(self, name: str) -> str:
-        """Name of a module or tensor in the checkpoint, which is the name that servers know."""
+        """Return the name of a module or tensor in the checkpoint, which is what servers know."""
         here, there = self.part
         return there + name.removeprefix(here) if name.startswith(here) else name
 
     def name_here(self, name: str) -> str:
-        """Name of a module or tensor here; the reverse of `name_in_files`."""
+        """Return the name of a module or tensor here; the reverse of `name_in_files`."""
         here, there = self.part
         return here + name.removeprefix(there) if name.startswith(there) else name
 
@@ -176,17 +176,17 @@ def drawn_adapter(base: BaseModel, shape: LoraShape, size: float) -> dict[str, T
     For an input x of root mean square 1, B A x alpha / rank has a root mean square of `size`.
     """
     generator = torch.Generator().manual_seed(0)
-    each = size * (shape.rank / 3) ** -0.5 * shape.rank / shape.alpha  # A x has 1 / sqrt 3
+    scale = size * (shape.rank / 3) ** -0.5 * shape.rank / shape.alpha  # A x has 1 / sqrt 3
     return {
         name: (
-            each * torch.randn(tensor.shape, generator=generator) if ".lora_B." in name else tensor
+            scale * torch.randn(tensor.shape, generator=generator) if ".lora_B." in name else tensor
         ).to(base.dtype)
         for name, tensor in fresh_adapter(base, shape, seed=0).items()
     }
 
 
 def adapter_parameters(module: Any) -> dict[str, nn.Parameter]:
-    """The adapter parameters of a module made by `with_lora`, by the names of `Adapter`."""
+    """Return the adapter parameters of a module made by `with_lora`, by the names of `Adapter`."""
     return {name: cast(nn.Parameter, layer.weight) for name, layer in _lora_layers(module)}
 
 
@@ -257,14 +257,14 @@ def refuse_quantized(config: Any, source: str) -> None:
 
     Some of their kernels have no gradients, and peft's layers over them are not tested here.
     """
-    for one in (config, config.get_text_config()):
-        if how := getattr(one, "quantization_config", None):
+    for part in (config, config.get_text_config()):
+        if how := getattr(part, "quantization_config", None):
             name = str(how.get("quant_method")).upper()
             raise ConfigError(f"The weights in {source!r} are quantised ({name}). {_WHOLE}")
 
 
 def fused_experts(module: nn.Module) -> list[str]:
-    """Prefixes of the blocks in which one weight holds several experts; [] in a dense model."""
+    """List prefixes of blocks in which one weight holds several experts; [] in a dense model."""
     return [
         f"{name.rpartition('.')[0]}."
         for name, layer in module.named_modules()
@@ -276,18 +276,18 @@ def fused_experts(module: nn.Module) -> list[str]:
 def _check_fit(
     base: BaseModel, shape: LoraShape, layers: Mapping[str, nn.Module], adapter: Adapter
 ) -> None:
-    wanted = {name: tuple(cast(Tensor, layer.weight).shape) for name, layer in layers.items()}
-    got = {name: tuple(tensor.shape) for name, tensor in adapter.items()}
-    if wanted != got:
-        name = next(n for n in sorted(wanted | got) if wanted.get(n) != got.get(n))
+    expected = {name: tuple(cast(Tensor, layer.weight).shape) for name, layer in layers.items()}
+    actual = {name: tuple(tensor.shape) for name, tensor in adapter.items()}
+    if expected != actual:
+        name = next(n for n in sorted(expected | actual) if expected.get(n) != actual.get(n))
         raise ConfigError(
             f"The adapter does not fit {base.source!r} at rank {shape.rank}: {name} is "
-            f"{got.get(name)} in the adapter and {wanted.get(name)} in the model."
+            f"{actual.get(name)} in the adapter and {expected.get(name)} in the model."
         )
 
 
 def _injected(base: BaseModel, shape: LoraShape) -> Any:
-    """A clone of the base with an adapter on the meta device: peft draws no random numbers."""
+    """Clone the base with an adapter on the meta device: peft draws no random numbers."""
     module = clone(base.module)
     try:
         with warnings.catch_warnings():
@@ -303,10 +303,10 @@ def _injected(base: BaseModel, shape: LoraShape) -> Any:
 
 
 def _lora_layers(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """(adapter tensor name, the small linear layer that holds it), in module order."""
-    found: list[tuple[str, nn.Module]] = []
+    """List (adapter tensor name, the small linear layer that holds it), in module order."""
+    layers: list[tuple[str, nn.Module]] = []
     for name, layer in module.named_modules():
         path, _, last = name.rpartition(".")
         if last == _ADAPTER and path.endswith((".lora_A", ".lora_B")):
-            found.append((f"{path}.weight", layer))
-    return found
+            layers.append((f"{path}.weight", layer))
+    return layers

@@ -114,15 +114,15 @@ def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
     shard = _shards(learns.gpu, layout, demand)
     learns.parts += _learner(learns.gpu, len(layout.train), demand, shard=shard)
     sides = [learns]
-    each = _MARGIN * token_bytes(demand.model, checkpointing=True)
+    per_token = _MARGIN * token_bytes(demand.model, checkpointing=True)
     share = None
     if layout.shared:
         learns.verb = "learns and samples"
         learned = total_of(learns.parts)
-        tokens, memory, cached, longest = _together(learns, demand, each)
-        share = _hundredths((learned + tokens * each) / learns.gpu.total)
+        tokens, memory, cached, longest = _together(learns, demand, per_token)
+        share = _hundredths((learned + tokens * per_token) / learns.gpu.total)
     else:
-        tokens, longest = _alone(learns, demand, each)
+        tokens, longest = _alone(learns, demand, per_token)
         memory, cached = None, 0
         if layout.serve:
             samples = _Side(layout.sampling, "sample", gpus)
@@ -166,8 +166,8 @@ class _Side:
 
     @property
     def who(self) -> str:
-        each = ", each" if len(self._chosen) > 1 else ""
-        return f"GPU {spans(self._chosen)} {self.verb}{each}"
+        suffix = ", each" if len(self._chosen) > 1 else ""
+        return f"GPU {spans(self._chosen)} {self.verb}{suffix}"
 
     @property
     def room(self) -> float:
@@ -187,9 +187,9 @@ def _learner(gpu: Gpu, ranks: int, demand: Demand, *, shard: bool) -> list[Memor
     """Memory of a training rank, without activations."""
     model = demand.model
     if shard:
-        parted = sharded_bytes(model, ranks)
+        sharded = sharded_bytes(model, ranks)
         base = MemoryPart(
-            f"base, bfloat16, over {ranks} ranks (FSDP2), and two layers whole", parted
+            f"base, bfloat16, over {ranks} ranks (FSDP2), and two layers whole", sharded
         )
     else:
         kept = "4 bits" if demand.quantization == "4bit" else "bfloat16"
@@ -197,9 +197,10 @@ def _learner(gpu: Gpu, ranks: int, demand: Demand, *, shard: bool) -> list[Memor
     return [base, adapter_part(model, demand.rank), trainer_reserve(gpu.total)]
 
 
-def _activations(tokens: int, each: float) -> MemoryPart:
+def _activations(tokens: int, per_token: float) -> MemoryPart:
     return MemoryPart(
-        f"activations: {tokens:,} tokens, {each / 1e6:.2f} MB each, a tenth spare", tokens * each
+        f"activations: {tokens:,} tokens, {per_token / 1e6:.2f} MB each, a tenth spare",
+        tokens * per_token,
     )
 
 
@@ -208,32 +209,32 @@ def _most_tokens(demand: Demand) -> int:
     return max(DEFAULT_TOKENS, -(-demand.context_tokens // _STEP) * _STEP)
 
 
-def _cache(tokens: int, each: float) -> MemoryPart:
+def _cache(tokens: int, per_token: float) -> MemoryPart:
     long = f"{tokens / _LONG:.1f} contexts of 32k"
     return MemoryPart(
-        f"KV cache: {tokens:,} tokens, {each / 1e3:.0f} kB each, {long}", tokens * each
+        f"KV cache: {tokens:,} tokens, {per_token / 1e3:.0f} kB each, {long}", tokens * per_token
     )
 
 
-def _alone(side: _Side, demand: Demand, each: float) -> tuple[int, int]:
+def _alone(side: _Side, demand: Demand, per_token: float) -> tuple[int, int]:
     """Tokens of a pass on a GPU that is not shared, and the most that would fit."""
-    most = floor(side.room / each)
+    most = floor(side.room / per_token)
     tokens = _round(max(0, min(most, _most_tokens(demand))))
     if tokens < demand.context_tokens:
         side.lacks(_too_few("a pass", most, demand.context_tokens))
-    side.parts.append(_activations(max(0, tokens), each))
+    side.parts.append(_activations(max(0, tokens), per_token))
     return tokens, most
 
 
 def _serves(side: _Side, demand: Demand, size: int) -> tuple[float, int]:
     """A server's share of each of its GPUs, and the tokens that it can keep."""
-    gpu, each = side.gpu, demand.model.kv_bytes / size
+    gpu, per_token = side.gpu, demand.model.kv_bytes / size
     memory = _hundredths(min(SAMPLER_MOST, (gpu.total - gpu.used) / gpu.total - _UNUSED))
     side.parts += _sampler(demand, size)
-    tokens = floor((memory * gpu.total - total_of(side.parts)) / each)
+    tokens = floor((memory * gpu.total - total_of(side.parts)) / per_token)
     if tokens < demand.context_tokens:
         side.lacks(_too_few("the sampler's cache", tokens, demand.context_tokens))
-    side.parts.append(_cache(max(0, tokens), each))
+    side.parts.append(_cache(max(0, tokens), per_token))
     return memory, tokens
 
 
@@ -247,7 +248,7 @@ def streams(cached: int) -> int:
     return max(_FEWEST_STREAMS, min(SAMPLER_BATCH.sequences, fitting))
 
 
-def _together(side: _Side, demand: Demand, each: float) -> tuple[int, float, int, int]:
+def _together(side: _Side, demand: Demand, per_token: float) -> tuple[int, float, int, int]:
     """Split one GPU between training and sampling.
 
     Returns tokens of a pass, the sampler's share and cache, and the longest context. What is left
@@ -257,12 +258,12 @@ def _together(side: _Side, demand: Demand, each: float) -> tuple[int, float, int
     sampler = _sampler(demand, 1)
     fixed, context = total_of(sampler), demand.context_tokens
     room = side.room - fixed - gpu.total / 100  # the share is cut to hundredths
-    for_passes = max(0.0, min(max(room / 2, context * each), room - context * kept))
-    tokens = _round(min(floor(for_passes / each), _most_tokens(demand)))
-    memory = _hundredths((side.room - tokens * each) / gpu.total)
+    for_passes = max(0.0, min(max(room / 2, context * per_token), room - context * kept))
+    tokens = _round(min(floor(for_passes / per_token), _most_tokens(demand)))
+    memory = _hundredths((side.room - tokens * per_token) / gpu.total)
     cached = max(0, floor((memory * gpu.total - fixed) / kept))
-    longest = floor(room / (each + kept))
-    side.parts += [_activations(tokens, each), *sampler, _cache(cached, kept)]
+    longest = floor(room / (per_token + kept))
+    side.parts += [_activations(tokens, per_token), *sampler, _cache(cached, kept)]
     if longest < context:
         side.lacks(_too_few("both a pass and the sampler's cache", longest, context))
     elif cached < context:
@@ -282,10 +283,10 @@ def _sampler(demand: Demand, size: int) -> list[MemoryPart]:
     )
 
 
-def _too_few(who: str, tokens: int, context: int) -> str:
+def _too_few(use: str, tokens: int, context: int) -> str:
     if tokens <= 0:
-        return f"no room is left for a single token of {who}"
-    return f"there is room for {tokens:,} tokens of {who}, and the context is {context:,}"
+        return f"no room is left for a single token of {use}"
+    return f"there is room for {tokens:,} tokens of {use}, and the context is {context:,}"
 
 
 def _round(tokens: int) -> int:

@@ -47,11 +47,11 @@ def visible() -> tuple[Gpu, ...]:
         ConfigError: nvidia-smi fails, or does not know what the variable names.
     """
     every = _ask()
-    named = os.environ.get(VISIBLE)
-    if named is None or not every:
+    setting = os.environ.get(VISIBLE)
+    if setting is None or not every:
         return tuple(gpu for gpu, _ in every)
     allowed: list[Gpu] = []
-    for name in filter(None, map(str.strip, named.split(","))):
+    for name in filter(None, map(str.strip, setting.split(","))):
         if name == "-1":
             break  # CUDA ignores it and what follows
         allowed.append(_named(name, every))

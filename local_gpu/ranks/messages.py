@@ -51,14 +51,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one rank gives to the others in the middle of a command."""
+    """Object that one rank gives to the others in the middle of a command."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class RankLost:
-    """Why a rank ends."""
+    """Cause of a rank's end."""
 
     sentence: str
     outage: bool = False

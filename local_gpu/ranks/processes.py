@@ -34,7 +34,7 @@ died."""
 _TAIL_BYTES = 3000
 
 
-class GoneError(Exception):
+class RanksLostError(Exception):
     """The ranks cannot go on."""
 
     def __init__(self, why: RankLost) -> None:
@@ -73,19 +73,19 @@ class Processes:
         """Have every rank carry out a command; return their answers, in rank order.
 
         Raises:
-            GoneError: one died, failed, or took longer than this.
+            RanksLostError: one died, failed, or took longer than this.
         """
         count, until = len(self._links), time.monotonic() + seconds
         answers: dict[int, RankAnswer | Failure] = {}
         parts: dict[int, Any] = {}
         followers: dict[int, RankLost] = {}
-        self._tell(command)
+        self._send_all(command)
         while len(answers) < count:
-            heard = self._hear({*answers, *parts, *followers}, until)
-            if not heard:
+            received = self._receive({*answers, *parts, *followers}, until)
+            if not received:
                 late = RankLost(f"They were silent for {seconds:.0f} s ({command.name})")
-                raise GoneError(next(iter(followers.values()), late))
-            for rank, message in heard.items():
+                raise RanksLostError(next(iter(followers.values()), late))
+            for rank, message in received.items():
                 match message:
                     case Part(value):
                         parts[rank] = value
@@ -93,18 +93,18 @@ class Processes:
                         followers[rank] = message
                         until = min(until, time.monotonic() + _CAUSE_S)
                     case RankLost():
-                        raise GoneError(message)
+                        raise RanksLostError(message)
                     case _:
                         answers[rank] = message
             if len(parts) == count:
-                self._tell([parts[rank] for rank in range(count)])
+                self._send_all([parts[rank] for rank in range(count)])
                 parts.clear()
             elif parts and len(parts) + len(answers) == count:
-                raise GoneError(RankLost(f"They are out of step ({command.name})"))
+                raise RanksLostError(RankLost(f"They are out of step ({command.name})"))
         return [answers[rank] for rank in range(count)]
 
     def ended(self) -> RankLost | None:
-        """Why they cannot go on, if one of them died while it had nothing to do."""
+        """Return why they cannot go on, if one of them died while it had nothing to do."""
         for rank, process in enumerate(self._processes):
             if process.exitcode is not None:
                 return self._died(rank)
@@ -125,26 +125,26 @@ class Processes:
             file.seek(max(self._from, file.tell() - _TAIL_BYTES))
             return file.read().decode(errors="replace").strip()
 
-    def _tell(self, message: object) -> None:
+    def _send_all(self, message: object) -> None:
         for rank, link in enumerate(self._links):
             try:
                 send(link, message)
             except OSError as error:
-                raise GoneError(self._died(rank)) from error
+                raise RanksLostError(self._died(rank)) from error
 
-    def _hear(self, silent: Collection[int], until: float) -> dict[int, Any]:
-        """What some ranks say by then, by rank; nothing of those that have said their part."""
+    def _receive(self, silent: Collection[int], until: float) -> dict[int, Any]:
+        """Receive messages until then, by rank, of all ranks but those in `silent`."""
         links = {link: rank for rank, link in enumerate(self._links) if rank not in silent}
         ready = wait(list(links), max(0.0, until - time.monotonic()))
-        heard: dict[int, Any] = {}
+        messages: dict[int, Any] = {}
         for link in ready:
             assert isinstance(link, Connection)
             rank = links[link]
             try:
-                heard[rank] = receive(link)
+                messages[rank] = receive(link)
             except (EOFError, OSError):
-                heard[rank] = self._died(rank)
-        return heard
+                messages[rank] = self._died(rank)
+        return messages
 
     def _died(self, rank: int) -> RankLost:
         process = self._processes[rank]

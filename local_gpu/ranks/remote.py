@@ -16,8 +16,8 @@ import torch
 
 from local_gpu.config import LocalConfig, Say
 from local_gpu.halves import Facts, ScoreAsk
-from local_gpu.ranks.messages import BUILD, Command, Failure, RankAnswer
-from local_gpu.ranks.processes import GoneError, Processes
+from local_gpu.ranks.messages import BUILD, Command, Failure, RankAnswer, RankLost
+from local_gpu.ranks.processes import Processes, RanksLostError
 from local_gpu.ranks.rank import Build, build_learner
 from tinker_claw.errors import BackendError, ClawError, ConfigError, OutageError
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
@@ -42,7 +42,7 @@ class RankedLearning:
         hangs_s: float | None = None,
         start_s: float = 1800.0,
         build: Build = build_learner,
-        told: Say | None = None,
+        say: Say | None = None,
     ) -> None:
         """Start the ranks, and wait until each has loaded the base model.
 
@@ -51,7 +51,7 @@ class RankedLearning:
             hangs_s: timeout of a command; None: by the device.
             start_s: timeout for loading the model.
             build: makes each rank's learner, in its process.
-            told: called with what is being waited for.
+            say: called with what is being waited for.
 
         Raises:
             ConfigError: a setting does not fit.
@@ -63,7 +63,7 @@ class RankedLearning:
         self._hangs_s = hangs_s or _HANGS_S["cuda" if device == "cuda" else "cpu"]
         self._start_s = start_s
         self._build = build
-        self._told = told
+        self._say = say
         self._ranks: Processes | None = None
         self._learned = False
         """Whether the policy is another than that of new ranks."""
@@ -124,8 +124,8 @@ class RankedLearning:
 
     def _start(self) -> Facts:
         config = self._config
-        if self._told is not None:
-            self._told(f"Starting {config.ranks} ranks, which write to {self._log}.")
+        if self._say is not None:
+            self._say(f"Starting {config.ranks} ranks, which write to {self._log}.")
         self._ranks = Processes(self._build, config, self._log)
         try:
             return self._ask(Command(BUILD), self._start_s)
@@ -141,16 +141,15 @@ class RankedLearning:
             if self._closed:  # meanwhile
                 raise BackendError("The trainer is closed.")
             answers = ranks.ask(command, seconds)
-        except GoneError as gone:
-            raise self._gone(ranks, gone, command.name) from gone
+        except RanksLostError as error:
+            raise self._lost_error(ranks, error.why, command.name) from error
         if (failure := next((a for a in answers if isinstance(a, Failure)), None)) is not None:
             raise failure.error
         assert isinstance(answers[0], RankAnswer)
         return answers[0].value
 
-    def _gone(self, ranks: Processes, gone: GoneError, name: str) -> BackendError:
+    def _lost_error(self, ranks: Processes, why: RankLost, name: str) -> BackendError:
         """End all ranks; return the error that says why, and what comes next."""
-        why = gone.why
         reason = f"The ranks cannot go on ({name}): {why.sentence.rstrip('.')}."
         self._end(reason)
         if self._closed:

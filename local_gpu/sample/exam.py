@@ -182,10 +182,12 @@ def _share(
 ) -> tuple[float, float]:
     """Share of the difference to the base that the server shows, and its standard error."""
     # A token drawn twice at one place adds no information the second time.
-    once = {(sample.place, sample.token): (sample, x) for sample, x in zip(drawn, d, strict=True)}
+    distinct = {
+        (sample.place, sample.token): (sample, x) for sample, x in zip(drawn, d, strict=True)
+    }
     pairs = [
         (x, _bounded(_logprob_at(right, sample) - _logprob_at(base, sample)))
-        for sample, x in once.values()
+        for sample, x in distinct.values()
     ]
     square = math.fsum(u * u for _, u in pairs)
     if not square:

@@ -103,7 +103,7 @@ class Service:
     def _check_session(self, session_id: str | None) -> None:
         """Raises RequestError: 410, which ends a client's heartbeats."""
         if session_id not in self._sessions:
-            raise _gone(f"session {session_id}")
+            raise _gone_error(f"session {session_id}")
 
     def _check_base(self, name: str | None) -> None:
         if name not in (None, self._name):
@@ -157,7 +157,7 @@ class Service:
     def in_turn(self, model_id: str, number: int, work: Work) -> Json:
         """Carry out a request of the model in its turn; return the request's id."""
         if (turns := self._turns.get(model_id)) is None:
-            raise _gone(f"model {model_id}")
+            raise _gone_error(f"model {model_id}")
         request_id = f"{model_id}:{number}"
 
         async def carry_out() -> Answer:
@@ -174,7 +174,7 @@ class Service:
 
     def _check_model(self, model_id: str) -> None:
         if model_id != self._model:
-            raise _gone(f"model {model_id}")
+            raise _gone_error(f"model {model_id}")
 
     async def get_info(self, ask: types.GetInfoRequest) -> Json:
         self._check_model(ask.model_id)
@@ -186,10 +186,10 @@ class Service:
         vision = self._serving.vision if learning.facts.trains_images else None
         call = learning.forward if message.forward_only else learning.forward_backward
         self._unfinished += not message.forward_only
-        wanted = await self.backend.run(
+        record_pass = await self.backend.run(
             lambda: messages.record_pass(message, learning.facts, vision)
         )
-        scored = await self.backend.step(lambda: call(wanted))
+        scored = await self.backend.step(lambda: call(record_pass))
         self._unfinished -= not message.forward_only
         return messages.forward_backward_output(message, scored)
 
@@ -248,7 +248,7 @@ class Service:
     def _path_of(self, sampler_id: str) -> str | None:
         """Return the path of a sampler's weights; None: the base."""
         if sampler_id not in self._samplers:
-            raise _gone(f"sampler {sampler_id}")
+            raise _gone_error(f"sampler {sampler_id}")
         return self._samplers[sampler_id]
 
     async def asample(self, ask: types.SampleRequest) -> Json:
@@ -356,7 +356,7 @@ class Service:
         return sampler
 
 
-def _gone(what: str) -> RequestError:
+def _gone_error(what: str) -> RequestError:
     return RequestError(
         f"There is no {what} here: it has ended, another model took its place, or the server was "
         "restarted. Open a new ServiceClient and load a checkpoint.",

@@ -484,7 +484,7 @@ def test_the_doctor_reckons_the_memory_of_a_cpu_and_a_start_refuses_what_does_no
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("local_gpu.learn.memory._GROUP", tmp_path)
+    monkeypatch.setattr("local_gpu.learn.memory._CGROUP", tmp_path)
     model = str(tiny_model(tmp_path / "long", max_position_embeddings=1024))
     flags = ("--data-dir", str(tmp_path / "d"), "--device", "cpu", "--model-name", model)
 

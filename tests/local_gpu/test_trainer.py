@@ -440,7 +440,7 @@ def test_model_that_does_not_say_how_wide_it_is_is_trained_all_the_same(
 def test_files_that_a_container_has_read_take_nothing_of_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_GROUP", tmp_path)
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
     (tmp_path / "memory.max").write_text("100000\n")
     (tmp_path / "memory.current").write_text("90000\n")
     assert memory.free_bytes() == 10_000
