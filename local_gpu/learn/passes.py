@@ -18,7 +18,7 @@ from torch import Tensor
 
 from local_gpu.device import out_of_memory
 from local_gpu.learn.world import Alone, OutOfStep, World
-from local_gpu.model.vision import Pictures, Vision, paint
+from local_gpu.model.vision import BatchImages, Vision, paint
 from local_gpu.plan.memory import DEFAULT_TOKENS
 from local_gpu.tree.body import Body
 from local_gpu.tree.cuts import cut, even_keys
@@ -116,7 +116,7 @@ class Passes:
         self,
         module: Any,
         inputs: Sequence[tuple[Tensor, Images]],
-        compute: Callable[[Sequence[int], Sequence[Tensor], Pictures | None], list[T]],
+        compute: Callable[[Sequence[int], Sequence[Tensor], BatchImages | None], list[T]],
         *,
         undo: Callable[[], None],
         learns: bool = False,

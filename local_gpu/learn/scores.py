@@ -18,7 +18,7 @@ import torch
 from local_gpu.halves import ScoreAsk
 from local_gpu.learn.head import read_logprobs
 from local_gpu.learn.passes import Passes
-from local_gpu.model.vision import Pictures
+from local_gpu.model.vision import BatchImages
 from tinker_claw.errors import BackendError, ClawError, SamplerError, StepError
 from tinker_claw.types import TokenLogprobs
 
@@ -32,7 +32,7 @@ def score(passes: Passes, module: Any, asks: Sequence[ScoreAsk]) -> list[TokenLo
     """
 
     def compute(
-        indices: Sequence[int], sequences: Sequence[torch.Tensor], pictures: Pictures | None
+        indices: Sequence[int], sequences: Sequence[torch.Tensor], pictures: BatchImages | None
     ) -> list[TokenLogprobs]:
         firsts = [asks[i].start - 1 for i in indices]
         rows = passes.body.hidden(module, sequences, firsts, pictures)

@@ -23,7 +23,7 @@ from local_gpu.learn.passes import FAILURES, Passes
 from local_gpu.learn.world import Sharding
 from local_gpu.model.files import SavedState
 from local_gpu.model.lora import Adapter, BaseModel, LoraShape, adapter_parameters, with_lora
-from local_gpu.model.vision import Pictures
+from local_gpu.model.vision import BatchImages
 from tinker_claw.errors import OutageError, StepError
 from tinker_claw.types import Adam, LossPass, StepReport
 
@@ -153,7 +153,7 @@ class LoraOptimizer:
         """Compute this rank's part of the jobs; return the results of all ranks, in order."""
 
         def compute(
-            indices: Sequence[int], sequences: Sequence[Tensor], pictures: Pictures | None
+            indices: Sequence[int], sequences: Sequence[Tensor], pictures: BatchImages | None
         ) -> list[Scored]:
             return self._pass([jobs[i] for i in indices], sequences, pictures, learn=learn)
 
@@ -169,7 +169,7 @@ class LoraOptimizer:
         self,
         jobs: Sequence[_Job],
         sequences: Sequence[Tensor],
-        pictures: Pictures | None,
+        pictures: BatchImages | None,
         *,
         learn: bool,
     ) -> list[Scored]:

@@ -115,7 +115,7 @@ class _Seen:
     """(n, hidden) each: in place of the embeddings, and to be added after the first layers."""
 
 
-class Pictures:
+class BatchImages:
     """The images of a batch, over one module."""
 
     def __init__(self, vision: Vision, module: Any) -> None:
@@ -209,7 +209,7 @@ class Pictures:
 
 def paint(
     vision: Vision | None, module: Any, inputs: Sequence[tuple[Tensor, Images]]
-) -> tuple[list[Tensor], Pictures | None]:
+) -> tuple[list[Tensor], BatchImages | None]:
     """Return sequences with the ids of their images, and the pictures; None: there are none.
 
     Raises:
@@ -220,5 +220,5 @@ def paint(
         return [sequence for sequence, _ in inputs], None
     if vision is None:
         raise RequestError("There is an image, and what trains here reads text only.")
-    pictures = Pictures(vision, module)
+    pictures = BatchImages(vision, module)
     return [pictures.painted(sequence, images) for sequence, images in inputs], pictures

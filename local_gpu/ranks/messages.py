@@ -26,7 +26,7 @@ COMMANDS: Final = frozenset(name for name in vars(Learning) if not name.startswi
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class RankCommand:
     """A method of `Learning`, for every rank to call."""
 
     name: str
@@ -50,7 +50,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """Object that one rank gives to the others in the middle of a command."""
 
     value: Any

@@ -18,15 +18,15 @@ from typing import Any
 
 from local_gpu.config import LocalConfig
 from local_gpu.ranks.messages import (
-    Command,
     Failure,
-    Part,
     RankAnswer,
+    RankCommand,
     RankLost,
+    RankPart,
     receive,
     send,
 )
-from local_gpu.ranks.rank import Build, Place, live
+from local_gpu.ranks.rank import Build, RankPlace, live
 
 _CAUSE_S = 5.0
 """Seconds in which a rank that is the cause of another's end must say so, or be seen to have
@@ -62,14 +62,14 @@ class Processes:
         context = get_context("spawn")  # a fork would copy locks of threads, and CUDA's state
         for rank in range(config.ranks):
             ours, theirs = context.Pipe()
-            place = Place(rank, config.ranks, meeting, log)
+            place = RankPlace(rank, config.ranks, meeting, log)
             process = context.Process(target=live, args=(build, config, place, theirs), daemon=True)
             process.start()
             theirs.close()
             self._links.append(ours)
             self._processes.append(process)
 
-    def ask(self, command: Command, seconds: float) -> list[RankAnswer | Failure]:
+    def ask(self, command: RankCommand, seconds: float) -> list[RankAnswer | Failure]:
         """Have every rank carry out a command; return their answers, in rank order.
 
         Raises:
@@ -87,7 +87,7 @@ class Processes:
                 raise RanksLostError(next(iter(followers.values()), late))
             for rank, message in received.items():
                 match message:
-                    case Part(value):
+                    case RankPart(value):
                         parts[rank] = value
                     case RankLost(follows=True):
                         followers[rank] = message

@@ -32,11 +32,11 @@ from local_gpu.model.load import base_of, keep_memory_whole, open_base
 from local_gpu.ranks.messages import (
     BUILD,
     COMMANDS,
-    Command,
     Failure,
-    Part,
     RankAnswer,
+    RankCommand,
     RankLost,
+    RankPart,
     receive,
     send,
 )
@@ -55,7 +55,7 @@ _APART: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """Which of the ranks this is, and where they meet."""
 
     rank: int
@@ -66,7 +66,7 @@ class Place:
     """File that all of them append to."""
 
 
-def live(build: Build, config: LocalConfig, place: Place, link: Connection) -> None:
+def live(build: Build, config: LocalConfig, place: RankPlace, link: Connection) -> None:
     """Run a rank until its parent ends it, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -100,7 +100,7 @@ def build_learner(config: LocalConfig, world: World) -> LearningCore:
 class Ranks:
     """Implements `World`: tensors by NCCL on CUDA and gloo elsewhere, the rest by the parent."""
 
-    def __init__(self, device: torch.device, place: Place, link: Connection) -> None:
+    def __init__(self, device: torch.device, place: RankPlace, link: Connection) -> None:
         # All on this machine: nothing listens on an address that another can reach.
         loopback = "lo" if sys.platform == "linux" else "lo0"
         os.environ |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
@@ -124,11 +124,11 @@ class Ranks:
             raise OutOfStep(f"The ranks lost one another ({error}).", follows=True) from error
 
     def gather(self, mine: T) -> list[T]:
-        send(self._link, Part(mine))
+        send(self._link, RankPart(mine))
         return receive(self._link)
 
 
-def _carry_out(link: Connection, build: Build, config: LocalConfig, place: Place) -> None:
+def _carry_out(link: Connection, build: Build, config: LocalConfig, place: RankPlace) -> None:
     """Answer commands, of which the first builds the learner."""
     learning: Learning | None = None
 
@@ -140,7 +140,7 @@ def _carry_out(link: Connection, build: Build, config: LocalConfig, place: Place
         return learning.facts
 
     while True:
-        command: Command = receive(link)
+        command: RankCommand = receive(link)
         if command.name == BUILD:
             send(link, _tried(begin))
             continue
@@ -168,7 +168,7 @@ def _lost(error: BaseException) -> RankLost:
     return RankLost(sentence, fault is not None)
 
 
-def _device(config: LocalConfig, place: Place) -> torch.device:
+def _device(config: LocalConfig, place: RankPlace) -> torch.device:
     """This rank's GPU, or the CPU."""
     wanted = config.device
     if wanted == "auto":

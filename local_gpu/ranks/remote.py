@@ -16,7 +16,7 @@ import torch
 
 from local_gpu.config import LocalConfig, Say
 from local_gpu.halves import Facts, ScoreAsk
-from local_gpu.ranks.messages import BUILD, Command, Failure, RankAnswer, RankLost
+from local_gpu.ranks.messages import BUILD, Failure, RankAnswer, RankCommand, RankLost
 from local_gpu.ranks.processes import Processes, RanksLostError
 from local_gpu.ranks.rank import Build, build_learner
 from tinker_claw.errors import BackendError, ClawError, ConfigError, OutageError
@@ -117,7 +117,7 @@ class RankedLearning:
                 self._start()
             except ClawError as error:  # it went well before, with the same settings
                 raise OutageError(f"The ranks do not start again: {error}") from error
-        answer = self._ask(Command(name, arguments), self._hangs_s)
+        answer = self._ask(RankCommand(name, arguments), self._hangs_s)
         if name in _LOADS:
             self._learned, self._lost = True, None
         return answer
@@ -128,12 +128,12 @@ class RankedLearning:
             self._say(f"Starting {config.ranks} ranks, which write to {self._log}.")
         self._ranks = Processes(self._build, config, self._log)
         try:
-            return self._ask(Command(BUILD), self._start_s)
+            return self._ask(RankCommand(BUILD), self._start_s)
         except BaseException:
             self._end("The ranks did not start.")
             raise
 
-    def _ask(self, command: Command, seconds: float) -> Any:
+    def _ask(self, command: RankCommand, seconds: float) -> Any:
         """Have the ranks carry out a command; return rank 0's value, or raise the first failure."""
         ranks = self._ranks
         assert ranks is not None

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from local_gpu.model.vision import Pictures, Vision
+from local_gpu.model.vision import BatchImages, Vision
 from local_gpu.tree.kernels import attend
 from local_gpu.tree.prefix_tree import grow
 from tinker_claw.errors import SamplerError
@@ -127,7 +127,7 @@ def prefill_with_images(
     Raises:
         SamplerError: the images do not fit the prompt.
     """
-    pictures, ids = Pictures(vision, module), torch.tensor(prompt)
+    pictures, ids = BatchImages(vision, module), torch.tensor(prompt)
     painted = pictures.painted(ids, images)
     if bool((ids == vision.placeholder).ne(painted != ids).any()):
         raise SamplerError("The prompt's placeholders are not where its images are.")

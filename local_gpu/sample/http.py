@@ -2,7 +2,7 @@
 
 Rule: foreign exceptions are mapped here and nowhere else. Whatever means that the server cannot
 serve at present (no answer, too late, broken off, 5xx) is an `OutageError`. Everything else is
-passed on as an answer or a `Refusal`, for the caller to interpret.
+passed on as an answer or a `CompletionRefusal`, for the caller to interpret.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class HttpAnswer:
         return " ".join(str(words).split())[:300].rstrip(".")
 
 
-class Refusal(Exception):
+class CompletionRefusal(Exception):
     """The server refuses a completion, or breaks it off and says why."""
 
     def __init__(self, answer: HttpAnswer) -> None:
@@ -211,7 +211,7 @@ class HttpClient:
         return HttpAnswer(response.status_code, body)
 
     def _refusal(self, answer: HttpAnswer) -> Exception:
-        return self.outage(answer) if answer.away else Refusal(answer)
+        return self.outage(answer) if answer.away else CompletionRefusal(answer)
 
     def _unreadable(self) -> SamplerError:
         return SamplerError(f"The server {self.url} sent what is not JSON in a completion.")

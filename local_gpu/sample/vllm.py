@@ -33,7 +33,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
-from local_gpu.sample.http import Deadlines, HttpAnswer, HttpClient, Refusal
+from local_gpu.sample.http import CompletionRefusal, Deadlines, HttpAnswer, HttpClient
 from local_gpu.tasks import together
 from tinker_claw.errors import (
     BackendError,
@@ -279,7 +279,7 @@ class VllmServer:
                         last[piece.index] = chunk
             if len(last) < n:
                 raise OutageError(f"The server {self.url} broke off a completion.")
-        except Refusal as refusal:
+        except CompletionRefusal as refusal:
             raise self._refused(refusal, name, prompt, params, info) from refusal
         except _Defect as defect:
             raise SamplerError(
@@ -301,7 +301,7 @@ class VllmServer:
 
     def _refused(
         self,
-        refusal: Refusal,
+        refusal: CompletionRefusal,
         name: str | None,
         prompt: Tokens,
         params: SamplingParams,

@@ -30,7 +30,7 @@ _REFUSALS = (ValueError, TypeError, RuntimeError, IndexError, AttributeError, Ke
 """Errors of models that take no position_ids, or no attention but their own."""
 
 
-class Pictures(Protocol):
+class ImageInputs(Protocol):
     """Images of a batch (`local_gpu.model.vision`)."""
 
     def hidden(self, tree: PrefixTree, **attention: Attend) -> Tensor | None:
@@ -55,7 +55,7 @@ class Body:
         module: Any,
         sequences: Sequence[Tensor],
         firsts: Sequence[int],
-        pictures: Pictures | None = None,
+        pictures: ImageInputs | None = None,
     ) -> list[Tensor]:
         """Compute the last hidden states of each sequence from its `first` position on.
 
