@@ -18,7 +18,8 @@ from tinker_claw.why import Why
 TWICE = 2
 """Told replies that the owner must have accepted since they said the lesson, or since it was told
 again, before it is practised; of the newest, more than half. A real model that is told a wish
-follows it in three of four replies at most (docs/proof.md), and only replies that follow are trained."""
+follows it in three of four replies at most (docs/proof.md), and only those that follow are trained.
+"""
 _DUE = f"""
 SELECT * FROM lessons WHERE state = 'told'
   AND (SELECT SUM(good AND at >= changed_at) >= {TWICE} AND 2 * SUM(good) > COUNT(*)
