@@ -169,7 +169,7 @@ def read(table: dict[str, Any]) -> Harness:
         blocks += [Block(tag, f"<{tag}", tag=True, **row) for tag in tags]
         blocks += [Block(text, form=_LABELLED.format(re.escape(text)), **row) for text in labels]
         blocks += [Block(**row)] if "form" in row else []
-    calls = [KnownRequest(**row) for row in table.pop("calls", ())]
+    calls = [KnownRequest(**call) for call in table.pop("calls", ())]
     denials = [
         Denial(re.compile(form, re.DOTALL), re.compile(row.get("tools", ".*")), row["vote"])
         for row in table.pop("denials", ())

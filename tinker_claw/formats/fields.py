@@ -355,12 +355,12 @@ def _allowed(choice: Object, tools: tuple[Tool, ...], at: str, *, nested: bool) 
     if mode not in ("auto", "required"):
         raise choice.wrong("must be auto or required", "mode")
     offered = {tool["function"]["name"] for tool in tools}
-    for tool in choice.objects("tools"):
-        if tool.get("type", "function") != "function":
+    for entry in choice.objects("tools"):
+        if entry.get("type", "function") != "function":
             continue  # left out, like the tool itself
-        name = (tool.object("function") if nested else tool).string("name")
+        name = (entry.object("function") if nested else entry).string("name")
         if name not in offered:
-            raise tool.wrong(f"names {shorten_name(name)}, which is none of the functions offered")
+            raise entry.wrong(f"names {shorten_name(name)}, which is none of the functions offered")
         names.add(name)
     kept = KnownTools([tool for tool in tools if tool["function"]["name"] in names])
     if mode == "required":

@@ -50,12 +50,12 @@ def take_out(
     Args:
         named: gives every piece of a message its writer.
     """
-    lines = {at: line for at, message in enumerate(messages) if (line := _command(message, named))}
+    lines = {at: line for at, m in enumerate(messages) if (line := _command(m, named))}
     if not lines:
         return messages, None
     newest, command = newest_message_with_words(messages), None
     kept, answered = list[Message](), False
-    replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    replies = [at for at, m in enumerate(messages) if m["role"] == "assistant"]
     for at, message in enumerate(messages):
         if answered and message["role"] == "assistant" and message["content"].startswith(_OURS):
             answered = False

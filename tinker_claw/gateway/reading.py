@@ -64,11 +64,11 @@ async def parse(
 
     def parsed() -> tuple[GenerationRequest, bool]:
         body = without_halves(sent)
-        request = wire.parse(body, route, caller.user)
-        _check_shown(deps.renderer, request)
-        _refuse_hopeless(request, deps.can.context_tokens)
-        newest_request(request.messages)  # reads the newest messages here, for all that ask later
-        return request, body != sent
+        incoming = wire.parse(body, route, caller.user)
+        _check_shown(deps.renderer, incoming)
+        _refuse_hopeless(incoming, deps.can.context_tokens)
+        newest_request(incoming.messages)  # reads the newest messages here, for all that ask later
+        return incoming, body != sent
 
     if large:
         request, mended = await deps.compute.aside(parsed)
