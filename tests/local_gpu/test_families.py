@@ -108,7 +108,9 @@ def plain(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
 def learns_exactly(model: Path, base: BaseModel, folder: Path, *, checkpointing: bool) -> None:
     """Compare logprobs and gradients with the reference."""
     learner = LoraOptimizer(
-        *(base, SHAPE, adapter_of(base)),
+        base,
+        SHAPE,
+        adapter_of(base),
         passes=Passes(Body(SdpaKernel(), base.device, packs=base.packs), PassBudget(None)),
         context_tokens=base.context_tokens,
         checkpointing=checkpointing,

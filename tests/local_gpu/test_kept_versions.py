@@ -78,7 +78,11 @@ asyncio.run(main())
 async def test_a_ref_resolves_after_kill_9(tmp_path: Path) -> None:
     life = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-W", "ignore", "-c", LIFE, str(tmp_path)),
+        "-W",
+        "ignore",
+        "-c",
+        LIFE,
+        str(tmp_path),
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=asyncio.subprocess.PIPE,
     )

@@ -74,7 +74,9 @@ def warm(base: BaseModel, shape: LoraShape) -> dict[str, torch.Tensor]:
 
 def optimizer(base: BaseModel, shape: LoraShape) -> LoraOptimizer:
     return LoraOptimizer(
-        *(base, shape, warm(base, shape)),
+        base,
+        shape,
+        warm(base, shape),
         passes=Passes(Body(SdpaKernel(), base.device), PassBudget(None)),
         context_tokens=base.context_tokens,
         checkpointing=False,

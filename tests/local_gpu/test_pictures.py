@@ -66,7 +66,9 @@ def optimizer(
     base: BaseModel, vision: Vision | None, *, tokens: int | None = None, checkpoint: bool = False
 ) -> LoraOptimizer:
     return LoraOptimizer(
-        *(base, SHAPE, drawn_adapter(base)),
+        base,
+        SHAPE,
+        drawn_adapter(base),
         passes=Passes(Body(MergedKernel(), base.device), PassBudget(tokens), vision=vision),
         context_tokens=base.context_tokens,
         checkpointing=checkpoint,

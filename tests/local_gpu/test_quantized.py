@@ -123,7 +123,9 @@ def test_gradients_are_those_of_the_rounded_weights(tmp_path: Path) -> None:
     fresh = fresh_adapter(base, SHAPE, seed=0)
     adapter = {n: t + 0.1 * torch.randn(t.shape, generator=draw) for n, t in fresh.items()}
     learner = LoraOptimizer(
-        *(base, SHAPE, adapter),
+        base,
+        SHAPE,
+        adapter,
         passes=Passes(Body(SdpaKernel(), base.device, packs=base.packs), PassBudget(None)),
         context_tokens=base.context_tokens,
         checkpointing=True,

@@ -78,7 +78,8 @@ async def drawn(trainer: LocalTrainer, method: Method, k: int) -> list[Taught]:
             told + done.tokens, start=len(told), targets=done.topk_ids, top_k=k
         )
         teacher = HintScores(
-            *("", scores.logprobs),
+            "",
+            scores.logprobs,
             targets=scores.targets,
             topk_ids=scores.topk_ids,
             topk_logprobs=scores.topk_logprobs,

@@ -144,7 +144,9 @@ def datums(turns: list[Turn], loss: str) -> tuple[Datum, ...]:
 def learner(model: Path, kernel: Kernel, tokens: int | None) -> LoraOptimizer:
     base, adapter = opened(model, torch.float32)
     return LoraOptimizer(
-        *(base, SHAPE, adapter),
+        base,
+        SHAPE,
+        adapter,
         passes=Passes(Body(kernel, CPU), PassBudget(tokens)),
         context_tokens=10_000,
         checkpointing=False,

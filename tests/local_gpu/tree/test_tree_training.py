@@ -62,7 +62,9 @@ def adapter_of(base: BaseModel) -> dict[str, torch.Tensor]:
 def optimizer(base: BaseModel, *, share: bool = True, tokens: int | None = None) -> LoraOptimizer:
     body = Body(SdpaKernel(), base.device, share=share)
     return LoraOptimizer(
-        *(base, SHAPE, adapter_of(base)),
+        base,
+        SHAPE,
+        adapter_of(base),
         passes=Passes(body, PassBudget(tokens)),
         context_tokens=base.context_tokens,
         checkpointing=False,
