@@ -245,7 +245,7 @@ sys.exit(main(words))
         "tinker_claw.app.main:build",
         "tinker_claw.app.main:listen",
         "tinker_claw.app.main:wire",
-        "tinker_claw.app.main:Server",
+        "tinker_claw.app.main:GatewayServer",
     ],
 )
 def test_signal_in_a_start_is_never_lost(tmp_path: Path, place: str, number: int) -> None:

@@ -486,6 +486,7 @@ async def test_nothing_is_practised_before_its_owner_accepted_it(
             case "rejected since":
                 o.is_pleased(2)
                 o.asks(-1, told=(lesson,))
+                o.asks(-1, told=(lesson,))
             case "by tools":
                 o.is_pleased(2, role="tool")
             case "few prompts":

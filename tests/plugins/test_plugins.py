@@ -87,8 +87,8 @@ def lay(folder: Path, name: str, source: str, *entries: str) -> None:
 
 
 FORMAT = """
-from tinker_claw.formats.base import Format
-class Half(Format):
+from tinker_claw.formats.base import WireFormat
+class Half(WireFormat):
     about, routes = "half", ()
     def parse(self, body, route, user): ...
 class Bare(Half):
@@ -100,7 +100,7 @@ class Other: ...
 
 @pytest.mark.parametrize(
     ("which", "why"),
-    [("Half", "abstract methods error, reply"), ("Bare", "`routes`"), ("Other", "under Format")],
+    [("Half", "abstract methods error, reply"), ("Bare", "`routes`"), ("Other", "under WireFormat")],
 )
 def test_a_format_that_no_request_could_use_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str, why: str

@@ -37,5 +37,5 @@ def _make_format(named: Any) -> WireFormat:
     """Make a format of an installed package, and use what its first request would miss."""
     instance = named()
     if not isinstance(instance, WireFormat) or not (instance.about and instance.routes):
-        raise TypeError("it is not a class under Format with an `about` and `routes`")
+        raise TypeError("it is not a class under WireFormat with an `about` and `routes`")
     return instance
