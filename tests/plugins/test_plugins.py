@@ -100,7 +100,11 @@ class Other: ...
 
 @pytest.mark.parametrize(
     ("which", "why"),
-    [("Half", "abstract methods error, reply"), ("Bare", "`routes`"), ("Other", "under WireFormat")],
+    [
+        ("Half", "abstract methods error, reply"),
+        ("Bare", "`routes`"),
+        ("Other", "under WireFormat"),
+    ],
 )
 def test_a_format_that_no_request_could_use_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str, why: str
