@@ -25,7 +25,7 @@ LOOK_S = 0.5
 """Seconds between two checks of how many samples wait."""
 SHOW_S = 5.0
 """Seconds between two lines of progress."""
-_IDLE = {"held", "observing", "paused"}
+_IDLE = {"held", "paused"}
 """States of the gateway in which nothing is learned; replies go on, and go on costing."""
 
 

@@ -4,13 +4,14 @@ the fault of its turns."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.fakes import FakeTrainer
+from tests.support.fakes import FakeTrainer, rated
 from tests.support.learning import SHORT, Says, World, world
 from tinker_claw.app.main import guarded
 from tinker_claw.billing.budget import Spending
@@ -25,6 +26,7 @@ from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import read_contents, read_run, read_turn
 from tinker_claw.ledger.prune import from_turn
+from tinker_claw.privacy.redact import Redactor
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Message, NextState, Verdict
@@ -421,6 +423,30 @@ async def test_a_denied_call_is_a_tool_s_rejection_and_no_judge_is_asked(tmp_pat
             told = "\n".join(one for turn in (no, stopped) for one in verdict_of(rows, turn))
         assert "says that you denied the call: the verdict is -1 (bad)." in told
         assert "says that you stopped the run: the verdict is 0 (neutral)." in told
+
+
+async def test_judge_gets_and_leaves_only_redacted_text(tmp_path: Path) -> None:
+    secret = "sk-" + "q7Zk2Wm9Xv4Tb8Nc3Rd6"
+    asked: list[str] = []
+
+    class Leaks(Says):
+        async def answers(self, messages: Any, n: int, schema: Schema) -> list[str]:
+            asked.append(json.dumps(list(messages)))
+            told = rated(-1, "NO, with", f"use {secret} next time", so=f"he said {secret}")
+            return [told] * n
+
+    async with world(tmp_path, running=False, redact=Redactor(["secrets"]).redact) as w:
+        w.judging._judge._endpoint = Leaks()
+        turn = w.turn(f"NO, with {secret}")  # as an older release has kept it
+        await w.judging._handle(turn)
+        assert len(asked) == 1
+        assert not any(secret in prompt for prompt in asked)
+        kept = w.ledger._db.rows("SELECT answer FROM votes UNION ALL SELECT text FROM hints")
+        assert len(kept) == 4
+        assert not any(secret in row[0] for row in kept)
+        (sample,) = w.ledger.samples.oldest(1)
+        assert sample.teacher is not None
+        assert sample.teacher.hint == "use [redacted: API key] next time"
 
 
 def verdict_of(rows: Rows, turn_id: int) -> list[str]:

@@ -216,7 +216,6 @@ PAUSED = {"status": "paused", "meaning": ""}
     ("told", "why"),
     [
         ({"learner": "held", "learner_error": "An alarm rang."}, HELD),
-        ({"learner": "observing", "learner_error": "An alarm rang."}, HELD),
         ({"learner": "paused", "spending_paused": "All is spent."}, "So it is. All is spent. Then"),
         (PAUSED, "The gateway's budget is spent. Then the same command goes on"),
     ],

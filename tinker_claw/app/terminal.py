@@ -212,7 +212,6 @@ SENTENCES: Mapping[str, str] = {
     "data_dir.open": "Others can read {files} files ({first} ...): run chmod -R go= on them.",
     "local": "{told}",
     "servers": "{told}",
-    "observed": "{samples} samples are queued, enough for {steps} steps; --observe trains none.",
     "learning.held": "Learning is paused: {because}",
     "learning.resumed": "Learning resumes.",
     "step.void": "A training step failed and changed nothing: {error}",

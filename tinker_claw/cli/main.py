@@ -32,7 +32,6 @@ COMMON = (
     "run__backend",
     "run__method",
     "gateway__port",
-    "training__observe",
     "spend__budget_usd",
 )
 """Settings that most users set: --help shows these, --help-all every flag."""

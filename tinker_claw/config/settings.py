@@ -299,7 +299,6 @@ class Training(Section):
         ge=1,
         when="steps should be steadier (larger), or sooner (smaller)",
     )
-    observe: bool = _setting(False, "judge and queue samples, train nothing")
     learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = _setting(
         "auto",
         "Adam's rate; auto: by the model's hidden size",

@@ -166,7 +166,9 @@ class Health:
         elif troubles:
             replies = f"Replies come from policy v{version} as before"
         else:
-            queue = _QUEUE.get(self.learner.state, _WAITING).format(waiting, batch_size)
+            queue = f"{waiting} of {batch_size} samples for the next step are queued"
+            if self.learner.state == "finished":
+                queue = "learning has ended"
             return f"Replies come from policy v{version}; {queue}."
         if self.records.state == "ok":  # else what was recorded may be gone with its folder
             queued = f"{waiting} {'sample is' if waiting == 1 else 'samples are'} queued, none"
@@ -190,7 +192,7 @@ class Health:
             yield "old turns are kept for now"
 
 
-_FINE = ("ok", "waiting", "training", "observing", "finished")
+_FINE = ("ok", "waiting", "training", "finished")
 """States of a part that works."""
 _LEARNING = {
     "failed": "learning starts again by itself",
@@ -198,9 +200,3 @@ _LEARNING = {
     "held": "learning is paused (`tinker-claw status` says why, and how it resumes)",
     "recovering": "a step failed, and the state before it is being loaded",
 }
-_WAITING = "{} of {} samples for the next step are queued"
-_QUEUE = {
-    "finished": "learning has ended",
-    "observing": "observing: nothing is trained, and {} samples are queued",
-}
-"""Text about the queue while all is well, by the learner's state."""

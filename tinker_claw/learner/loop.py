@@ -106,8 +106,6 @@ class Learner:
         self._adam = Adam(learning_rate=learning_rate)
         self._score_fresh = score_fresh
         self._ended = ended
-        self._observed = 0
-        """Steps reported while only observing."""
         self._gate = gate
         self._practice = practice
         self._undoing = 0
@@ -200,7 +198,7 @@ class Learner:
         if self._held is not None:
             health.learner_is("held", f"{self._held.because}.")
         else:
-            health.learner_is("observing" if self._parts.training.observe else "waiting")
+            health.learner_is("waiting")
 
     async def _goes_on(self) -> bool:
         """Do the next piece of work, as far as service and ledger allow; False: there is none."""
@@ -251,11 +249,7 @@ class Learner:
         queue = ledger.samples.queue()
         waiting = ready(queue, cfg.batch_size)
         parts.telemetry.waiting(waiting)
-        if cfg.observe:  # a later run may train on all of it while it is fresh
-            if (steps := waiting // cfg.batch_size) > self._observed:
-                log.info("observed", samples=waiting, steps=steps)
-            self._observed = steps
-        if cfg.observe or waiting < cfg.batch_size:
+        if waiting < cfg.batch_size:
             return None
         choice = choose(queue, batch_size=cfg.batch_size, most=most, now=self._now())
         if choice.ids:
@@ -268,7 +262,7 @@ class Learner:
 
         Live samples go before it.
         """
-        if self._practice is None or self._parts.training.observe or self.recovery.suspect:
+        if self._practice is None or self.recovery.suspect:
             return None
         if self._undoing:
             return None  # `between_steps` wakes the loop
