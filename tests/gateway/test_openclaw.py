@@ -505,11 +505,16 @@ def named(*, affinity: bool) -> dict[str, Any]:
 
 
 async def converse(
-    world: World, home: Path, *messages: str, api: str = "openai-completions", **entry: Any
+    world: World,
+    home: Path,
+    *messages: str,
+    api: str = "openai-completions",
+    gives_up_s: int = GIVES_UP_S,
+    **entry: Any,
 ) -> list[str]:
     """Let a user converse with their OpenClaw; the session is named like their folder."""
     url = world.url.removesuffix("/v1") if api == "anthropic-messages" else world.url
-    provider = {"timeoutSeconds": GIVES_UP_S, "baseUrl": entry.pop("url", url), "api": api}
+    provider = {"timeoutSeconds": gives_up_s, "baseUrl": entry.pop("url", url), "api": api}
     claw = LocalOpenClaw.create(home, url, "demo", provider=provider, **entry)
     (home / "workspace" / "notes.txt").write_text(NOTE)
     return [await asyncio.to_thread(claw.say, home.name, message) for message in messages]
