@@ -150,8 +150,10 @@ async def test_a_server_that_only_pauses_keeps_its_requests(
         await eventually(lambda: place.pool.away() == ())
 
 
+@pytest.mark.slow
 async def test_a_server_that_computes_for_others_does_not_hang(tmp_path: Path) -> None:
-    options = PoolOptions(returns=Backoff(600, 600), look_s=0.1, still_s=1.5)
+    # A busy machine may keep a server from its token for seconds.
+    options = PoolOptions(returns=Backoff(600, 600), look_s=0.1, still_s=4)
     async with site(tmp_path, 1, options=options) as place:
         sampler, (server,) = await place.publish("v1"), place.servers
         server.faults.slow_s = 0.1
@@ -159,7 +161,7 @@ async def test_a_server_that_computes_for_others_does_not_hang(tmp_path: Path) -
             await anext(stream)
             server.faults.hangs = True  # whoever comes now gets no turn
             asked = len(server.log.warmed)
-            while len(server.log.warmed) < asked + 3:  # three checks in vain
+            while len(server.log.warmed) < asked + 2:  # two checks in vain
                 await anext(stream)
                 assert place.pool.away() == ()
         await eventually(lambda: place.pool.away() != ())
