@@ -81,7 +81,7 @@ def model_folder(cache: Path, say: Callable[[str], object] = print) -> Path:
     if not folder.is_dir():
         check_room(cache)
         file = ready(cache, say)
-        say(f"Converting {file.name} to {folder}: 3.1 GB, one minute of processor, 7 GB of memory")
+        say(f"Converting {file.name} to {folder}: 3.1 GB, one minute of processor, 6 GB of memory")
         converted(file, folder, dtype="bfloat16", mend=tie)
     return folder
 

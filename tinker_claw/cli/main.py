@@ -47,6 +47,7 @@ COMMANDS = {
     "demo": ("set up", "start"),
     "doctor": ("set up", "doctor"),
     "openclaw-config": ("set up", "openclaw"),
+    "carry": ("set up", "carry"),
     "status": ("look", "status"),
     "log": ("look", "log"),
     "explain": ("look", "explain"),

@@ -102,8 +102,11 @@ class Outside(Rows):
 
 
 @contextmanager
-def reading(path: Path) -> Generator[Outside]:
+def reading(path: Path, *, oldest: int = SCHEMA_VERSION) -> Generator[Outside]:
     """Open the ledger file `path` for reading.
+
+    Args:
+        oldest: oldest schema that the caller can read.
 
     Raises:
         LedgerError: there is no such file, it is no ledger, or of another schema.
@@ -119,19 +122,19 @@ def reading(path: Path) -> Generator[Outside]:
         raise LedgerError(f"{path} cannot be read as a ledger: {error}") from error
     with closing(connection):
         outside = Outside(path, connection)
-        _check_version(path, outside.one("PRAGMA user_version"))
+        _check_version(path, outside.one("PRAGMA user_version"), oldest)
         yield outside
 
 
-def _check_version(path: Path, version: int) -> None:
-    if version == SCHEMA_VERSION:
+def _check_version(path: Path, version: int, oldest: int = SCHEMA_VERSION) -> None:
+    if oldest <= version <= SCHEMA_VERSION:
         return
     if version <= 0:
         raise LedgerError(f"{path} is no ledger")
     raise LedgerError(
         f"{path} was written by another release (its schema is version {version}, this program "
-        f"knows {SCHEMA_VERSION}), and was left as it is; get that release, or use another "
-        "--data-dir"
+        f"knows {SCHEMA_VERSION}), and was left as it is; `tinker-claw carry {path.parent} NEW` "
+        "takes what an older one has learned into a new directory"
     )
 
 

@@ -1,0 +1,150 @@
+"""Start a ledger with what an older one has learned: its newest policy state and its lessons.
+
+Rule: the older ledger is only read, and the new directory appears whole or not at all. Turns and
+everything that was made of them stay where they are.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tinker_claw.errors import LedgerError
+from tinker_claw.ledger.database import FILE, Database, Rows, insert, reading
+from tinker_claw.ledger.lessons import State
+
+OLDEST: Final = 11
+"""Oldest schema that can be carried; later ones have the same versions and steps."""
+_VAIN: Final = "vain"
+_LESSON: Final = ("id", "user", "text", "words", "created_at", "changed_at")
+_BOUND: Final = ("model", "method", "backend", "lora_rank")
+"""Keys of `meta` that tie a ledger to a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedRun:
+    """Contents of a new ledger."""
+
+    version: int
+    """Newest version of the older ledger, which keeps its number."""
+    step: int
+    """Its optimizer steps since the base."""
+    lessons: int
+    candidates: int
+    """Lessons of these that no user has kept yet."""
+    unnamed_owners: int
+    """Chat channels whose first sender taught the older run, and whom the new one does not know."""
+
+
+def carry(old: Path, new: Path) -> CarriedRun:
+    """Write what `old` has learned into the empty directory `new`.
+
+    Version 0 and the newest version keep their weights, as files or at the service; those between
+    are listed without.
+
+    Args:
+        old: data directory that no gateway uses.
+
+    Raises:
+        LedgerError: `old` is no ledger, too old or without a version, or `new` cannot be written.
+        OSError: weights cannot be copied.
+    """
+    with reading(old / FILE, oldest=OLDEST) as rows, rows.moment():
+        line = _line(rows)
+        lessons = [*_lessons(rows)]
+        meta = rows.pairs("SELECT key, value FROM meta")
+        _copy_weights(old, new, meta, line)
+        with closing(Database(new)) as database, database.transaction() as tx:
+            for key in _BOUND:
+                tx.execute("INSERT INTO meta VALUES (?, ?)", (key, meta[key]))
+            _insert_all(tx, "versions", line)
+            _insert_all(tx, "steps", _steps(rows, [version["id"] for version in line]))
+            _insert_all(tx, "lessons", lessons)
+        candidates = sum(lesson["state"] is State.CANDIDATE for lesson in lessons)
+        newest = line[-1]
+        return CarriedRun(
+            newest["id"], newest["step"], len(lessons), candidates, _unnamed_owners(rows)
+        )
+
+
+def _line(rows: Rows) -> list[dict[str, Any]]:
+    """Return the newest version and its ancestors, oldest first."""
+    versions = {row["id"]: dict(row) for row in rows.rows("SELECT * FROM versions")}
+    if not versions:
+        raise LedgerError(f"{rows.path} has no version yet: there is nothing to carry")
+    line = [versions[max(versions)]]
+    while (parent := line[-1]["parent"]) is not None:
+        line.append(versions[parent])
+    return line[::-1]
+
+
+def _steps(rows: Rows, versions: Iterable[int]) -> Iterable[dict[str, Any]]:
+    """Yield the steps that made these versions: their metrics, and the method's state."""
+    of_line = set(versions)
+    steps = rows.rows("SELECT * FROM steps WHERE status = 'committed' ORDER BY id")
+    return (dict(step) for step in steps if step["version"] in of_line)
+
+
+def _lessons(rows: Rows) -> Iterable[dict[str, Any]]:
+    """Yield the lessons that are still of use, as rows of this schema."""
+    for row in rows.rows("SELECT * FROM lessons ORDER BY id"):
+        lesson = dict(row)
+        state = _state(lesson["state"], kept=bool(lesson.get("kept", True)))
+        if state is not None:
+            yield {name: lesson[name] for name in _LESSON} | {"state": state}
+
+
+def _state(state: str, *, kept: bool) -> State | None:
+    """Return the state in which a lesson is carried; None: it is left.
+
+    One that only the judge took for a lasting wish becomes a candidate: it is told once its user
+    keeps it. Version 11 ended a lesson told in vain, even one that its user had kept.
+    """
+    if state in (State.DROPPED, State.ASIDE):
+        return None
+    if not kept:
+        return None if state == _VAIN else State.CANDIDATE
+    return State.TOLD if state == _VAIN else State(state)
+
+
+def _copy_weights(
+    old: Path, new: Path, meta: Mapping[str, str], line: Sequence[Mapping[str, Any]]
+) -> None:
+    """Copy the folders of the first and the newest version, where the run trained here.
+
+    Raises:
+        LedgerError: the newest version's state is not there.
+    """
+    if meta["backend"] != "local":
+        return
+    if not (old / "states" / line[-1]["state_ref"]).is_dir():
+        raise LedgerError(f"the state of v{line[-1]['id']} is missing in {old / 'states'}")
+    folders = {
+        folder  # a rollback's version has those of an earlier one
+        for version in (line[0], line[-1])
+        for folder in (
+            Path("states", version["state_ref"]),
+            Path("adapters", version["sampler_ref"]),
+        )
+    }
+    for folder in folders:
+        if (old / folder).is_dir():
+            shutil.copytree(old / folder, new / folder)
+
+
+def _unnamed_owners(rows: Rows) -> int:
+    """Return the number of channels with an owner who is stored as a digest alone."""
+    columns = rows.column("SELECT name FROM pragma_table_info('channels')")
+    if "first" not in columns:
+        return 0
+    return rows.one("SELECT COUNT(*) FROM channels WHERE first IS NOT NULL")
+
+
+def _insert_all(tx: sqlite3.Connection, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    for row in rows:
+        insert(tx, table, row)
