@@ -249,7 +249,7 @@ async def test_control_tokens_in_texts_and_results_stay_text(
         talk.go_on()
         talk.give(HOSTILE, "two")
         await talk.ask()
-        (marker,) = renderer._encode("<|im_start|>")
+        (marker,) = renderer.encode("<|im_start|>")
         first, second = world.turns()
         assert list(first.prompt).count(marker) == 3, "system, user, assistant"
         assert list(second.prompt).count(marker) == 5, "a user's turn with the results, assistant"

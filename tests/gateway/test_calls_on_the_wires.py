@@ -154,7 +154,7 @@ async def test_usage_counts_thinking(
     async with gateway(tmp_path, qwen35) as world:
         world.say(f"{THOUGHT}\n</think>\n\nTwo.")
         reply = await ask(world, wire, stream)
-        thought = len(qwen35._encode(f"{THOUGHT}\n"))
+        thought = len(qwen35.encode(f"{THOUGHT}\n"))
         (turn,) = world.turns()
         usage: Any = (reply[-1] if isinstance(reply, list) else reply).usage
         if wire == "messages":  # which has no such count

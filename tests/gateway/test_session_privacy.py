@@ -59,7 +59,7 @@ def rows(world: World) -> list[dict[str, Any]]:
 def nothing_of(text: str, world: World) -> bool:
     """Check that neither the text nor its tokens nor usual digests of it are anywhere."""
     kept = written(world)
-    ids = array("i", world.renderer._encode(text)[1:-1]).tobytes()
+    ids = array("i", world.renderer.encode(text)[1:-1]).tobytes()
     plain = hashlib.sha256(text.encode()).hexdigest()[:32].encode()
     blocks = world.ledger._db.rows("SELECT * FROM prompt_blocks")
     turns = world.turns()

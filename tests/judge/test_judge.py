@@ -515,7 +515,7 @@ async def test_what_will_not_heal_is_not_retried(response: httpx.Response, says:
 
 
 async def test_base_model_judges_with_one_prompt_for_all_votes(renderer: Renderer) -> None:
-    answer = tuple(renderer._encode(f"{rated(-1)}<|im_end|>"))
+    answer = tuple(renderer.encode(f"{rated(-1)}<|im_end|>"))
     sampler = FakeSampler(answer)
     endpoint = SamplerEndpoint(sampler, renderer)
     judgement = await Judge(endpoint, SETTINGS, most_hints=0).judge("ask", "reply", STATE)
@@ -528,7 +528,7 @@ async def test_base_model_judges_with_one_prompt_for_all_votes(renderer: Rendere
 async def test_base_model_judges_a_long_turn_in_what_its_context_leaves(
     renderer: Renderer,
 ) -> None:
-    answer = tuple(renderer._encode(f"{rated(-1)}<|im_end|>"))
+    answer = tuple(renderer.encode(f"{rated(-1)}<|im_end|>"))
     sampler, context = FakeSampler(answer), ANSWER_TOKENS + 3700
     endpoint = SamplerEndpoint(sampler, renderer, context)
     judge = Judge(endpoint, SETTINGS, most_hints=0)
@@ -539,7 +539,7 @@ async def test_base_model_judges_a_long_turn_in_what_its_context_leaves(
 
 
 async def test_base_model_thinks_only_if_it_is_to(thinker: Renderer) -> None:
-    answer = tuple(thinker._encode(f"{rated(-1)}<|im_end|>"))
+    answer = tuple(thinker.encode(f"{rated(-1)}<|im_end|>"))
     asked = ask(INCLUDED, "ask", "reply", STATE)[0]
     for thinks in (False, True):
         sampler = FakeSampler(answer)
@@ -552,7 +552,7 @@ async def test_base_model_thinks_only_if_it_is_to(thinker: Renderer) -> None:
 async def test_base_model_that_thinks_all_the_same_gets_the_room_for_it(
     renderer: Renderer,
 ) -> None:
-    sampler = FakeSampler(tuple(renderer._encode("<think>Let me see")))
+    sampler = FakeSampler(tuple(renderer.encode("<think>Let me see")))
     judge = Judge(SamplerEndpoint(sampler, renderer), SETTINGS, most_hints=0)
     for _ in range(2):
         await judge.judge("ask", "reply", STATE)
@@ -564,7 +564,7 @@ async def test_answers_of_the_base_model_that_are_cut_or_think_on_cast_no_vote(
     renderer: Renderer,
 ) -> None:
     for said in (rated(1), f"<think>It may be {rated(1)}<|im_end|>"):
-        sampler = FakeSampler(tuple(renderer._encode(said)))  # one without a stop token is cut
+        sampler = FakeSampler(tuple(renderer.encode(said)))  # one without a stop token is cut
         endpoint = SamplerEndpoint(sampler, renderer)
         judgement = await Judge(endpoint, SETTINGS, most_hints=0).judge("a", "b", STATE)
         assert judgement.verdict.votes == (None, None, None)

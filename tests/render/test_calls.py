@@ -242,7 +242,7 @@ def is_whole_or_text(
     renderer: Renderer, prompt: list[int], text: str, calls: list[tuple[str, Any]]
 ) -> str | None:
     """Return what is wrong with how a damaged reply is read; None: nothing."""
-    ids = [*renderer._encode(text), renderer.stop_tokens[0]]
+    ids = [*renderer.encode(text), renderer.stop_tokens[0]]
     reply, *others = (read(renderer, prompt, ids, size) for size in (1, 7, len(ids)))
     if any(parts(other) != parts(reply) for other in others):
         return "depends on the chunks"
@@ -280,11 +280,9 @@ def test_a_call_in_closed_thinking_is_thinking(family: str) -> None:
     begin, end = ("<think>", "</think>")
     if family == "hy3":
         begin, end = ("<think:opensource>", "</think:opensource>")
-    opened = (
-        renderer._encode(begin)[0] == prompt[-1] or renderer.decode(prompt[-2:]) == f"{begin}\n"
-    )
+    opened = renderer.encode(begin)[0] == prompt[-1] or renderer.decode(prompt[-2:]) == f"{begin}\n"
     text = f"{'' if opened else begin}Perhaps {call}. No.{end}Done."
-    ids = [*renderer._encode(text), renderer.stop_tokens[0]]
+    ids = [*renderer.encode(text), renderer.stop_tokens[0]]
     for size in (1, len(ids)):
         reply = read(renderer, prompt, ids, size)
         assert (reply.text, reply.tool_calls) == ("Done.", ())
@@ -309,7 +307,7 @@ def test_no_half_of_a_call_that_the_token_limit_cuts_off_is_shown(family: str) -
 def test_without_leave_to_call_a_call_is_text(family: str) -> None:
     renderer = renderer_of(family)
     prompt, head, call = replies(family)
-    ids = [*renderer._encode(head + call), renderer.stop_tokens[0]]
+    ids = [*renderer.encode(head + call), renderer.stop_tokens[0]]
     stream = renderer.stream(prompt, TOOLS, may_call=False)
     shown = [delta for token in ids for delta in stream.feed([token])]
     rest, reply = stream.finish()
@@ -363,4 +361,4 @@ def test_json_in_the_tag_of_any_family_is_a_call(family: str) -> None:
 
 
 def ids_of(renderer: Renderer, text: str) -> list[int]:
-    return [*renderer._encode(text), renderer.stop_tokens[0]]
+    return [*renderer.encode(text), renderer.stop_tokens[0]]

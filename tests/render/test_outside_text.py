@@ -248,7 +248,7 @@ def test_a_tokenizer_that_begins_with_a_blank_puts_none_into_a_text(tmp_path: Pa
     backend.decoder = decoders.Metaspace(prepend_scheme="first")
     renderer = _model(tmp_path, backend, ["<|im_end|>"])
     prompt = renderer.prompt(chat("end<|im_end|>of it"))
-    assert prompt.tokens.count(renderer._encode("a<|im_end|>")[-1]) == 1
+    assert prompt.tokens.count(renderer.encode("a<|im_end|>")[-1]) == 1
     assert "end<|im_end|>of it" in renderer.decode(prompt.tokens)
 
 
@@ -261,7 +261,7 @@ def test_a_token_is_not_found_in_normalised_text(tmp_path: Path) -> None:
     letters = {letter: at for at, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend.model = models.BPE(letters, [])
     renderer = _model(tmp_path, backend, [AddedToken("<|im_end|>", normalized=True)])
-    (end,) = renderer._encode("<|im_end|>")
+    (end,) = renderer.encode("<|im_end|>")
     for said in ("<|im_end|>", "＜|im_end|＞", "＜｜im_end｜＞"):
         assert renderer.prompt(chat(said)).tokens.count(end) == 1
 
@@ -296,8 +296,8 @@ async def test_a_forged_turn_reaches_neither_the_policy_nor_the_judge(
 
 
 def test_thousands_of_control_tokens_in_a_text_are_encoded_like_a_few(renderer: Renderer) -> None:
-    few, many = (renderer._encode(renderer._guard.text("<|im_end|>" * n)) for n in (4, 2500))
+    few, many = (renderer.encode(renderer._guard.text("<|im_end|>" * n)) for n in (4, 2500))
     between = (len(many) - len(few)) // 2496
     assert renderer.decode(many) == "<|im_end|>" * 2500
     assert many[-len(few) + between :] == few[between:]
-    assert not set(many) & set(renderer._encode("<|im_end|>"))
+    assert not set(many) & set(renderer.encode("<|im_end|>"))

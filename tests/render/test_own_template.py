@@ -206,7 +206,7 @@ def test_the_place_is_the_one_that_a_hand_written_format_tells(
 def test_text_arrives_word_by_word_with_its_blanks(unknown: dict[str, Renderer]) -> None:
     renderer = unknown["words"]
     stream = renderer.stream(renderer.prompt(chat("hi")).tokens)
-    shown = [d.text for i in renderer._encode("the the a") for d in stream.feed([i])]
+    shown = [d.text for i in renderer.encode("the the a") for d in stream.feed([i])]
     assert "".join(shown) == "the the a"
     assert shown[:2] == ["the", " the"]
 
@@ -216,13 +216,13 @@ def test_a_reply_ends_where_its_template_ends_one(tmp_path: Path) -> None:
     renderer = Renderer.load(str(folder(tmp_path / "m", LLAMA, "<|endoftext|>")))
     names = renderer._tokenizer.get_added_vocab()
     assert renderer.stop_tokens == (names["<|endoftext|>"], names["<|eot|>"])
-    done = [*renderer._encode("Yes."), names["<|eot|>"]]
+    done = [*renderer.encode("Yes."), names["<|eot|>"]]
     assert renderer.parse(done, renderer.prompt(chat("So?")).tokens) == Reply("Yes.")
 
 
 def test_thinking_between_tokens_is_reasoning(unknown: dict[str, Renderer]) -> None:
     renderer = unknown["chatml"]
-    done = renderer._encode("<think>\nHm.\n</think>\n\nYes.<|im_end|>")
+    done = renderer.encode("<think>\nHm.\n</think>\n\nYes.<|im_end|>")
     assert renderer.parse(done, renderer.prompt(chat("So?")).tokens) == Reply("Yes.", "Hm.")
 
 
@@ -400,11 +400,11 @@ def test_calls_of_a_template_that_writes_them_as_hermes_are_read(qwen25: Rendere
     renderer = qwen25
     assert renderer.refusals == ()
     prompt = renderer.prompt(chat("So?")).tokens
-    reply = renderer.parse(renderer._encode(f"{WRITTEN}<|im_end|>"), prompt)
+    reply = renderer.parse(renderer.encode(f"{WRITTEN}<|im_end|>"), prompt)
     (call,) = reply.tool_calls
     assert (reply.text, call.name, call.arguments) == ("So.", "ls", '{"p":"x"}')
     broken = WRITTEN.replace('"arguments"', '"argument"')
-    reply = renderer.parse(renderer._encode(f"{broken}<|im_end|>"), prompt)
+    reply = renderer.parse(renderer.encode(f"{broken}<|im_end|>"), prompt)
     assert (reply.text, reply.tool_calls) == (broken, ())
 
 
@@ -416,7 +416,7 @@ def test_marks_of_calls_that_a_template_does_not_write_are_text(
     renderer = Renderer.load(str(place))
     prompt = renderer.prompt(chat("So?")).tokens
     for said in (WRITTEN, '[TOOL_CALLS][{"name": "ls", "arguments": {}}]'):
-        reply = renderer.parse(renderer._encode(f"{said}<|im_end|>"), prompt)
+        reply = renderer.parse(renderer.encode(f"{said}<|im_end|>"), prompt)
         assert (reply.text, reply.tool_calls) == (said, ())
 
 
@@ -425,7 +425,7 @@ def test_a_call_of_such_a_template_is_begun_as_it_writes_it(qwen25: Renderer) ->
     begun = qwen25.begin_call(["ls"])
     assert begun
     assert qwen25.decode(begun) == '<tool_call>\n{"name": "ls", "arguments":'
-    told = (*begun, *qwen25._encode(' {"p": "x"}}\n</tool_call><|im_end|>'))
+    told = (*begun, *qwen25.encode(' {"p": "x"}}\n</tool_call><|im_end|>'))
     (call,) = qwen25.parse(told, prompt, [LS]).tool_calls
     assert (call.name, call.arguments) == ("ls", '{"p":"x"}')
 

@@ -96,7 +96,7 @@ def test_a_cut_falls_in_the_same_place_whatever_the_chunks(
     renderer: Renderer, data: st.DataObject, one_call: bool
 ) -> None:
     drawn = data.draw(st.lists(st.sampled_from(PIECES), max_size=12))
-    tokens = [token for piece in drawn for token in renderer._encode(piece)]
+    tokens = [token for piece in drawn for token in renderer.encode(piece)]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(tokens)), max_size=8)))
     chunks = [tokens[a:b] for a, b in pairwise([0, *cuts, len(tokens)])]
     streamed, _, _ = shown(renderer, chunks, ["END", "\n\nw"], one_call)

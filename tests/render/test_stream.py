@@ -32,7 +32,7 @@ def parsed(renderer: Renderer, text: str, *, thinking: bool = False) -> Reply:
 def opened(renderer: Renderer, thinking: bool) -> tuple[int, ...]:
     """Return a prompt; `thinking`: one that opens the thinking block itself, as Qwen3.5's does."""
     prompt = renderer.prompt(chat("hi")).tokens
-    return (*prompt, *renderer._encode("<think>\n")) if thinking else prompt
+    return (*prompt, *renderer.encode("<think>\n")) if thinking else prompt
 
 
 def said(reply: Reply) -> tuple[Any, ...]:
@@ -123,7 +123,7 @@ def test_a_stream_adds_up_to_the_reply(
     renderer: Renderer, data: st.DataObject, thinking: bool
 ) -> None:
     drawn = data.draw(st.lists(st.sampled_from(PIECES), max_size=12))
-    tokens = [token for piece in drawn for token in renderer._encode(piece)]
+    tokens = [token for piece in drawn for token in renderer.encode(piece)]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(tokens)), max_size=8)))
     edges = [0, *cuts, len(tokens)]
     streamed(renderer, [tokens[a:b] for a, b in pairwise(edges)], thinking)
@@ -138,8 +138,8 @@ def test_any_tokens_at_all(renderer: Renderer, tokens: list[int], thinking: bool
 @given(text=st.text(max_size=40))
 @example("<|endoftext|>")
 def test_text_streams_as_it_is_decoded(renderer: Renderer, text: str) -> None:
-    tokens = renderer._encode(text)
-    marks = {*renderer.stop_tokens, *(renderer._encode(marker)[0] for marker in MARKERS)}
+    tokens = renderer.encode(text)
+    marks = {*renderer.stop_tokens, *(renderer.encode(marker)[0] for marker in MARKERS)}
     if not marks.isdisjoint(tokens):
         return
     deltas = streamed(renderer, [[token] for token in tokens], False)
@@ -147,7 +147,7 @@ def test_text_streams_as_it_is_decoded(renderer: Renderer, text: str) -> None:
 
 
 def test_text_comes_token_by_token_and_characters_whole(renderer: Renderer) -> None:
-    tokens = renderer._encode("one two 🙂🙂 three")
+    tokens = renderer.encode("one two 🙂🙂 three")
     deltas = streamed(renderer, [[token] for token in tokens], False)
     assert len(deltas) > 3
     assert not any("\ufffd" in delta.text for delta in deltas)
@@ -155,7 +155,7 @@ def test_text_comes_token_by_token_and_characters_whole(renderer: Renderer) -> N
 
 def test_a_call_comes_with_its_closing_token(renderer: Renderer) -> None:
     stream = renderer.stream(opened(renderer, False))
-    *start, last = renderer._encode(CALL)
+    *start, last = renderer.encode(CALL)
     assert stream.feed(start) == []
     (delta,) = stream.feed([last])
     assert delta.call is not None
@@ -163,7 +163,7 @@ def test_a_call_comes_with_its_closing_token(renderer: Renderer) -> None:
 
 
 def test_thousands_of_broken_bytes_do_not_pile_up(renderer: Renderer) -> None:
-    (byte, *_) = renderer._encode("🙂")
+    (byte, *_) = renderer.encode("🙂")
     deltas = streamed(renderer, [[byte]] * 1000, False)
     assert len("".join(delta.text for delta in deltas)) == 1000
 
@@ -241,7 +241,7 @@ def test_a_family_that_is_parsed_at_the_end_loses_nothing() -> None:
 def test_tokens_of_thinking_are_counted(family: str, text: str, thinking: str) -> None:
     renderer = Renderer(tokenizer_for(family), config_from_name(family))
     stream = renderer.stream(renderer.prompt(chat("hi")).tokens)
-    for token in renderer._encode(text):
+    for token in renderer.encode(text):
         stream.feed([token])
     assert stream.finish()[1].reasoning == (thinking or None)
-    assert stream.thought == len(renderer._encode(thinking))
+    assert stream.thought == len(renderer.encode(thinking))

@@ -62,7 +62,7 @@ OFF = (("enable_thinking", False),)
 
 def spell(renderer: Renderer, text: str, *, end: str = IM_END) -> tuple[int, ...]:
     """Text as ids, markers as single tokens, ended as a model ends its reply."""
-    return tuple(renderer._encode(text + end))
+    return tuple(renderer.encode(text + end))
 
 
 class Observer(Telemetry):

@@ -100,7 +100,8 @@ class Renderer:
         """
         self.eyes = eyes
         self._tokenizer = CutTokenizer(tokenizer)
-        self._encode = self._tokenizer.encode
+        self.encode = self._tokenizer.encode
+        """Ids of a text, in which control tokens are tokens: the opposite of `decode`."""
         self._guard = Guard(tokenizer.get_added_vocab())
         self._cache = PromptCache()
         # One thread: more of them would only take the processor from the event loop.
@@ -232,7 +233,7 @@ class Renderer:
         widest = half * _LETTERS
         if len(text) > 2 * widest:  # a very long text is cut before it is encoded
             text = f"{text[:widest]}{_GAP}{text[-widest:]}"
-        ids = self._encode(self._guard.text(text))
+        ids = self.encode(self._guard.text(text))
         if len(ids) <= most:
             return text
         head, tail = self.decode(ids[:half]), self.decode(ids[-half:])
@@ -244,7 +245,7 @@ class Renderer:
         Args:
             words: template of the text in the prompt, with {hint}.
         """
-        return tuple(self._encode(self._guard.text(words.format(hint=hint))))
+        return tuple(self.encode(self._guard.text(words.format(hint=hint))))
 
     def splice(
         self, prompt: Tokens, hint_at: int, hint: str, words: str = HINT_TEMPLATE
@@ -337,7 +338,7 @@ class Renderer:
         chat_format = self._format(switches)
         unthought = chat_format.beginnings.ids((), self.parse)
         if unthought is None and self._opened(chat_format).endswith(THINK[0]):
-            unthought = tuple(self._encode(f"\n{THINK[1]}\n\n"))
+            unthought = tuple(self.encode(f"\n{THINK[1]}\n\n"))
         if not names:
             return unthought if self.thinking.on is not None else ()
         knows_calls = chat_format.own is None or chat_format.own.calls
@@ -434,7 +435,7 @@ class Renderer:
     def _tokens_of(self, text: str, ids: Sequence[int]) -> int:
         """Return the number of ids that hold a text."""
         if not text or text not in self.decode(ids):  # in several parts
-            return len(self._encode(text))
+            return len(self.encode(text))
         numbers = range(len(ids) + 1)
         end = bisect_left(numbers, True, key=lambda n: text in self.decode(ids[:n]))
         begin = bisect_left(numbers, True, key=lambda n: text not in self.decode(ids[n:end]))
