@@ -22,7 +22,14 @@ from tests.support.backends import CONTEXT
 from tests.support.faults import Fault
 from tests.support.ports import deaf_port
 from tests.support.tinker import KEY, NAME, served, settings, start_tinker
-from tests.support.tinker_dialects import Delisted, Flattened, Keyed, OtherPaths, answering
+from tests.support.tinker_dialects import (
+    Delisted,
+    Flattened,
+    Keyed,
+    OtherPaths,
+    Unnumbered,
+    answering,
+)
 from tinker_claw.backends.tinker import failures
 from tinker_claw.backends.tinker.access import ServedModel, choose, keep
 from tinker_claw.backends.tinker.sampler import Scoring, TinkerSampler
@@ -346,7 +353,8 @@ async def test_what_a_server_lacks_is_found_out_and_named(tmp_path: Path) -> Non
     await trainer.aclose()
 
     poor = await start_tinker(tmp_path)
-    served(tmp_path).faulty.spoil(Fault("retrieve_future", "fail", of="Sample"))
+    with_options = Fault("retrieve_future", "fail", of="Sample", times=3)
+    served(tmp_path).faulty.spoil(with_options)
     lacks = await poor.capabilities()
     await poor.aclose()
     assert not lacks.student_topk
@@ -371,6 +379,17 @@ async def test_server_that_flattens_tables_is_good_for_token_mode_only(tmp_path:
     with pytest.raises(ConfigError, match=r"needs \[N, K\] targets.*--opd-topk 0 works"):
         require(build("combine"), Training(), has)
     require(build("combine"), Training(opd_topk=0), has)
+    datum = Datum((1, 2, 3, 4), start=2, logprobs=(-1.0, -1.0), advantages=(1.0, 1.0))
+    report = await trainer.train_step((LossPass("ppo", (datum,)),), Adam(learning_rate=0.01))
+    # Its loss by token is the logprobs, of which the first belongs to the prompt.
+    assert report.losses[0] < sum(report.logprobs[0][0]) < 0
+    await trainer.aclose()
+
+
+async def test_server_whose_samples_the_sdk_refuses_is_named_at_the_start(tmp_path: Path) -> None:
+    trainer = await start_tinker(tmp_path, server={"speaking": Unnumbered()})
+    with pytest.raises(BackendError, match="a sample of one token failed"):
+        await trainer.capabilities()
     await trainer.aclose()
 
 

@@ -81,7 +81,8 @@ class OtherPaths:
 
 
 class Flattened:
-    """Answers [N, K] targets with one row of N x K logprobs, as SkyRL does."""
+    """Answers [N, K] targets with one row of N x K logprobs, and gives the loss by token alone, as
+    SkyRL 0.4.0 does."""
 
     def __call__(self, app: App) -> App:
         async def speaking(scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,7 +102,28 @@ class Flattened:
             return body  # of a sample
         for record in message.loss_fn_outputs:
             del record.fields["logprobs"].trailing_shape[:]
+            record.fields["elementwise_loss"].CopyFrom(record.fields["logprobs"])
+        message.metrics.clear()
         return message.SerializeToString()
+
+
+class Unnumbered:
+    """Promises samples without ids, which the SDK from 0.38 on refuses: SkyRL 0.4.0's are so."""
+
+    def __call__(self, app: App) -> App:
+        async def speaking(scope: Scope, receive: Receive, send: Send) -> None:
+            await app(scope, receive, _Rewriting(send, self) if scope["type"] == "http" else send)
+
+        return speaking
+
+    def body(self, kind: str, body: bytes) -> bytes:
+        return _through(body, _without_ids) if kind == "application/json" else body
+
+
+def _without_ids(value: Any) -> Any:
+    if isinstance(value, dict):
+        value.pop("sample_sequence_ids", None)
+    return value
 
 
 class Uncancelling:
@@ -161,7 +183,7 @@ class Delisted:
 class _Rewriting:
     """Sends an answer, once it is whole, with another body."""
 
-    def __init__(self, send: Send, by: OtherPaths | Flattened) -> None:
+    def __init__(self, send: Send, by: OtherPaths | Flattened | Unnumbered) -> None:
         self._send = send
         self._by = by
         self._start: dict[str, Any] = {}

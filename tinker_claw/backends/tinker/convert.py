@@ -91,6 +91,18 @@ def rows_of(datum: Datum, logprobs: sdk.TensorData) -> tuple[float, ...]:
     return tuple(table[datum.start - 1 :, 0].tolist())
 
 
+def loss_of(output: sdk.ForwardBackwardOutput) -> float:
+    """Return the summed loss of an answer, which SkyRL gives by token alone.
+
+    Raises:
+        KeyError: the answer has neither.
+    """
+    if (loss := output.metrics.get("loss:sum")) is not None:
+        return float(loss)
+    by_token = [arrays["elementwise_loss"] for arrays in output.loss_fn_outputs]
+    return sum(float(losses.to_numpy().sum()) for losses in by_token)
+
+
 def _reinforcement(datum: Datum) -> sdk.Datum:
     return _datum(
         datum,

@@ -21,9 +21,18 @@ import numpy as np
 import tinker
 from tinker import types as sdk
 
-from tinker_claw.backends.tinker.convert import candidates, named, named_ids, rows_of, tail, to_sdk
+from tinker_claw.backends.tinker.convert import (
+    candidates,
+    loss_of,
+    named,
+    named_ids,
+    rows_of,
+    tail,
+    to_sdk,
+)
 from tinker_claw.backends.tinker.failures import (
     Fault,
+    failing,
     fault_of,
     lost_at_the_service,
     outage,
@@ -79,6 +88,7 @@ async def probe(
 
     Raises:
         OutageError: the service does not answer.
+        BackendError: it cannot sample.
     """
     server = _Server(training, sampling, session, deadline_s)
     try:
@@ -120,7 +130,11 @@ class _Server:
         return _sums(await self._forward("ppo", _PLAIN), _PLAIN), False, False
 
     async def samples(self) -> tuple[Any, bool]:
-        """The answer with all options, and whether it names ids in sparse rows."""
+        """Return the answer with all options, and whether it names ids in sparse rows.
+
+        Raises:
+            BackendError: it cannot sample at all.
+        """
         for sparse in (True, False):
             ids = named_ids(_IDS, before=1, sparse=sparse)
             last = len(_IDS) if sparse else None
@@ -129,7 +143,11 @@ class _Server:
             )
             if _usable(answer, _named):
                 return answer, sparse
-        return await self._sample(topk_sample_logprobs=_K), False
+        answer = await self._sample(topk_sample_logprobs=_K)
+        if answer is None:  # else it would serve, and each reply fail
+            with failing("a sample of one token"):
+                await self.session.wait(self._one_token(), self.deadline_s)
+        return answer, False
 
     async def sees(self) -> tuple[bool, bool]:
         """Return whether it takes images in samples, and in what it trains on."""
@@ -152,11 +170,14 @@ class _Server:
         return await _tried(self.session.wait(call, self.deadline_s))
 
     async def _sample(self, *image: sdk.ImageChunk, **options: Any) -> Any:
-        text = sdk.EncodedTextChunk(tokens=list(_TOKENS))
-        params = sdk.SamplingParams(max_tokens=1)
-        prompt = sdk.ModelInput(chunks=[*image, text])
-        call = self.sampling.sample(prompt, 1, params, include_prompt_logprobs=True, **options)
+        call = self._one_token(*image, include_prompt_logprobs=True, **options)
         return await _tried(self.session.wait(call, self.deadline_s))
+
+    def _one_token(self, *image: sdk.ImageChunk, **options: Any) -> Any:
+        """Ask for a sample of one token."""
+        text = sdk.EncodedTextChunk(tokens=list(_TOKENS))
+        prompt = sdk.ModelInput(chunks=[*image, text])
+        return self.sampling.sample(prompt, 1, sdk.SamplingParams(max_tokens=1), **options)
 
 
 async def _tried(call: Awaitable[Any]) -> Any:
@@ -183,7 +204,7 @@ def _sums(output: sdk.ForwardBackwardOutput | None, datum: Datum) -> bool:
 
     def read(output: sdk.ForwardBackwardOutput) -> bool:
         (arrays,) = output.loss_fn_outputs
-        numbers = (output.metrics["loss:sum"], *rows_of(datum, arrays["logprobs"]))
+        numbers = (loss_of(output), *rows_of(datum, arrays["logprobs"]))
         return all(map(math.isfinite, numbers))
 
     return _usable(output, read)

@@ -25,7 +25,7 @@ from tinker.lib.public_interfaces import APIFuture
 
 from tinker_claw.backends.model_files import may_see
 from tinker_claw.backends.tinker.access import ServedModel, address, choose, served_models
-from tinker_claw.backends.tinker.convert import rows_of, to_sdk
+from tinker_claw.backends.tinker.convert import loss_of, rows_of, to_sdk
 from tinker_claw.backends.tinker.failures import Fault, failing, fault_of, outage, reason
 from tinker_claw.backends.tinker.probe import Abilities, probe
 from tinker_claw.backends.tinker.sampler import BASE_REF, Scoring, TinkerSampler
@@ -415,7 +415,7 @@ def report_of(
     metrics = stepped.metrics or {}
     try:
         return StepReport(
-            losses=tuple(float(output.metrics["loss:sum"]) for output in outputs),
+            losses=tuple(map(loss_of, outputs)),
             logprobs=tuple(
                 tuple(
                     rows_of(datum, arrays["logprobs"])
