@@ -220,7 +220,6 @@ class Learner:
                 return False
             await self._take(batch or [], plan)
         except LedgerError as error:
-            self._parts.health.backend.seen("learning", error)
             await self.recovery.after(error)
         return True
 
@@ -367,21 +366,19 @@ class Learner:
                 parent, lesson = parts.policy.newest.version.id, plan and plan.lesson.id
                 prompts = plan.prompts if plan else ()
                 step_id = parts.ledger.steps.begin(parent, ids, lesson, prompts)
-                version = await self._attempt(step_id, batch, plan)
+                result = await self._attempt(step_id, batch, plan)
         except asyncio.CancelledError:
             self._void(step_id, "the gateway was stopped", Void.AWAY)
             raise
         except ClawError as error:
+            result = VoidStep(void_of(error), error)
+            self._void(step_id, str(error), result.why)
             if isinstance(error, OutageError | LedgerError):
-                backend.seen("learning", error)
-            else:
-                backend.over("learning")
-            self._void(step_id, str(error), void_of(error))
-            return VoidStep(void_of(error), error)
+                return result
         finally:
             self.stepping = False
         backend.over("learning")
-        return version
+        return result
 
     async def _attempt(
         self, step_id: int, batch: Sequence[Sample], plan: PracticePlan | None

@@ -167,6 +167,7 @@ class Recovery:
         while self.suspect or outage is not None:
             if outage is not None:
                 # Counted until a step succeeds: one that loads states but takes no steps is away.
+                self._health.backend.seen("learning", outage)
                 wait_s = self._waits.after(self._health.backend.attempts("learning"))
                 self._health.learner_stalls(outage, wait_s)
                 await asyncio.sleep(wait_s)
@@ -252,7 +253,6 @@ class Recovery:
                     await self._restore(sampler_gone=sampler_gone)
                     self.suspect = False
             except (OutageError, LedgerError) as error:
-                self._health.backend.seen("learning", error)
                 return error
         return None
 
@@ -267,10 +267,8 @@ class Recovery:
         # A service that refuses a sampler may open it all the same.
         sampler = await (trainer.publish() if sampler_gone else _reopened(trainer, saved))
         try:
-            now, lost = (
-                Policy(self._ledger.steps.republish(saved, sampler.ref), sampler),
-                policy.newest,
-            )
+            lost = policy.newest
+            now = Policy(self._ledger.steps.republish(saved, sampler.ref), sampler)
             if saved.id == lost.version.id:
                 policy.reopen(lost, now)
             else:  # committed, and stopped before it could serve
