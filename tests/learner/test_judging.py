@@ -18,8 +18,9 @@ from tinker_claw.app.main import guarded
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.cli import main
-from tinker_claw.errors import JudgeError
+from tinker_claw.errors import JudgeError, OutageError
 from tinker_claw.judge.prompts import Schema
+from tinker_claw.learner.judging import UNREADABLE, Breaker
 from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.ledger.database import FILE, Rows, reading
 from tinker_claw.ledger.feedback import About, Feedback
@@ -67,6 +68,30 @@ def set_aside(w: World) -> list[int]:
         "SELECT id FROM turns WHERE untrained_because = ? ORDER BY id", SET_ASIDE
     )
     return [row["id"] for row in found]
+
+
+def test_failures_of_one_outage_count_once_and_waits_grow() -> None:
+    judge = Breaker(Backoff(10, 40))
+    for at, asks_at in ((100, 110), (101, 110), (109, 110), (110, 130), (111, 130), (130, 170)):
+        assert not judge.failed(OutageError("away"), at)
+        assert judge.asks_at == asks_at
+        assert [judge.lets(now, 0) for now in (asks_at - 1, asks_at)] == [False, True]
+        assert not judge.lets(asks_at, 1), "one at a time"
+    judge.answered()
+    assert (judge.trouble, judge.lets(131, 7)) == (None, True)
+    assert not judge.failed(OutageError("away"), 200)
+    assert judge.asks_at == 210
+
+
+def test_a_turn_is_to_blame_if_another_succeeded_since_and_most_do() -> None:
+    judge = Breaker(NEVER)
+    assert not judge.failed(JudgeError("?"), 1), "none has succeeded"
+    judge.answered()
+    assert judge.failed(JudgeError("?"), 2)
+    assert not judge.failed(JudgeError("?"), 3), "none since"
+    judge.answered()
+    assert judge.trouble == UNREADABLE
+    assert not judge.failed(JudgeError("?"), 4), "most fail"
 
 
 async def others_are_judged(w: World) -> None:

@@ -342,8 +342,9 @@ class Judging:
         await self._parts.spending.room()
         if (verdict := self._parts.ledger.judgements.verdict(turn.id)) is not None:
             return verdict  # by feedback, while waiting for budget
+        tells = self._parts.training.lessons != "off" and not turn.episode
+        lessons = self._parts.ledger.lessons.for_judge(turn.id) if tells else []
         with self._parts.health.backend.watching("judging"):
-            lessons = self._lessons(turn)
             judgement = await self._answered(turn, state, lessons)
         verdict, read = judgement.verdict, sum(v is not None for v in judgement.verdict.votes)
         if not read:
@@ -358,10 +359,6 @@ class Judging:
         self.judge_works.answered(read / len(verdict.votes))
         # Explicit feedback that came meanwhile takes precedence.
         return self._parts.ledger.judgements.verdict(turn.id) or verdict
-
-    def _lessons(self, turn: Turn) -> list[Lesson]:
-        shows_lessons = self._parts.training.lessons != "off" and not turn.episode
-        return self._parts.ledger.lessons.for_judge(turn.id) if shows_lessons else []
 
     async def _answered(self, turn: Turn, state: NextState, lessons: Sequence[Lesson]) -> Judgement:
         self._check(turn.id)  # forgotten while waiting for budget?

@@ -300,6 +300,8 @@ class Learner:
                     break
                 result = await self._step(batch, plan)
             match result:  # first, as what follows may wait or never come
+                case PolicyVersion():
+                    self._failed = 0
                 case VoidStep(Void.EMPTY):
                     ledger.samples.expire_these([sample.id for sample in batch], NO_GRADIENT)
                     self._parts.telemetry.sample("expired", count=len(batch))
@@ -315,7 +317,7 @@ class Learner:
                     raise LearningEndedError(str(error)) from error
                 case VoidStep(Void.ENDED, error):
                     raise error
-                case _:  # committed; or away, withdrawn or not learned, and no sample is to blame
+                case _:  # away, withdrawn or not learned: no sample is to blame
                     pass
             await self.recovery.after(result.error if isinstance(result, VoidStep) else None)
             if not (isinstance(result, VoidStep) and result.why is Void.FAILED):
@@ -400,7 +402,6 @@ class Learner:
             version = await self._commit(step_id, trained.sampler, metrics, plan)
         self.retire(parts.policy.swap(Policy(version, trained.sampler)))
         self.recovery.suspect = plan is not None  # its moments are not the next step's
-        self._failed = 0
         seconds = trained.published_at - started
         of = {"step": version.step, "version": version.id}
         parts.telemetry.step(seconds=seconds, step_id=step_id, **of, **metrics)
