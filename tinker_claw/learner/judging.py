@@ -179,7 +179,8 @@ class Judging:
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
-                jobs, now = self._waiting(), time.time()
+                now = time.time()
+                jobs = self._waiting(now)
                 for job in jobs:
                     if self._may_start(job, now):
                         self._busy[job.turn_id] = self._asks(job)
@@ -189,13 +190,13 @@ class Judging:
                     async with asyncio.timeout(self._wait_s(jobs, now)):
                         await self._changed.wait()
 
-    def _waiting(self) -> list[WaitingTurn]:
+    def _waiting(self, now: float) -> list[WaitingTurn]:
         """Read the queue; [] while the ledger cannot be read."""
         backend = self._parts.health.backend
         try:
             jobs = self._parts.ledger.jobs.waiting()
         except LedgerError as error:
-            self.ledger_works.failed(error, time.time())
+            self.ledger_works.failed(error, now)
             self._show()
             return []
         ended = not jobs and self.ledger_works.end_outage()
