@@ -192,7 +192,7 @@ async def running(
         system = await wire(settings, source(settings), None, ledger, price, stack)
         judging = system.judging
         system.learner.recovery._waits = waits = Backoff(0.05, 0.2)
-        judging.judge_works.waits = judging.teacher_works.waits = waits
+        judging.judge_breaker.waits = judging.teacher_breaker.waits = waits
         url = await stack.enter_async_context(in_background(system.app))
         http = httpx.AsyncClient(base_url=url, timeout=240, verify=False)
         await stack.enter_async_context(http)

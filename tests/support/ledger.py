@@ -54,7 +54,7 @@ def one(data: Path, query: str, *values: Any) -> Any:
 
 def judgeable(ledger: Ledger) -> list[int]:
     """Turns that wait to be judged, scored or queued, oldest first."""
-    return sorted(turn.turn_id for turn in ledger.jobs.waiting())
+    return sorted(job.turn_id for job in ledger.jobs.waiting())
 
 
 def tries(ledger: Ledger, turn_id: int) -> int:

@@ -35,7 +35,7 @@ from tinker_claw.errors import (
 from tinker_claw.judge.judge import Judge, Judgement
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer, ends_apart
-from tinker_claw.ledger.jobs import TRIES, WaitingTurn
+from tinker_claw.ledger.jobs import TRIES, JudgingJob
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
@@ -158,9 +158,9 @@ class Judging:
         self._rests = rests
         self._silent_s = silent_s
         self._concurrency = concurrency
-        self.judge_works = Breaker(waits)
-        self.teacher_works = Breaker(waits)
-        self.ledger_works = Breaker(waits)
+        self.judge_breaker = Breaker(waits)
+        self.teacher_breaker = Breaker(waits)
+        self.ledger_breaker = Breaker(waits)
         self._busy: dict[int, Breaker | None] = {}
         """Turns in hand, and what each asks; None: neither judge nor teacher yet."""
         self._left = False
@@ -190,60 +190,60 @@ class Judging:
                     async with asyncio.timeout(self._wait_s(jobs, now)):
                         await self._changed.wait()
 
-    def _waiting(self, now: float) -> list[WaitingTurn]:
+    def _waiting(self, now: float) -> list[JudgingJob]:
         """Read the queue; [] while the ledger cannot be read."""
         backend = self._parts.health.backend
         try:
             jobs = self._parts.ledger.jobs.waiting()
         except LedgerError as error:
-            self.ledger_works.failed(error, now)
+            self.ledger_breaker.failed(error, now)
             self._show()
             return []
-        ended = not jobs and self.ledger_works.end_outage()
+        ended = not jobs and self.ledger_breaker.end_outage()
         if not any(job.due_at for job in jobs):  # no turn waits for the service any more
             backend.over("judging")
             backend.over("teaching")
-            ended |= self.judge_works.end_outage() | self.teacher_works.end_outage()
+            ended |= self.judge_breaker.end_outage() | self.teacher_breaker.end_outage()
         if ended:
             self._show()
         if not jobs:  # an outcome may have come though nothing is left to judge
             self._on_sample()
         return jobs
 
-    def _asks(self, job: WaitingTurn) -> Breaker | None:
+    def _asks(self, job: JudgingJob) -> Breaker | None:
         """Return what a turn waits for: the judge's verdict, or the teacher that was away."""
         if not job.judged and not (job.episode and self._by_outcome):
-            return self.judge_works
-        return self.teacher_works if job.due_at else None
+            return self.judge_breaker
+        return self.teacher_breaker if job.due_at else None
 
-    def _may_start(self, job: WaitingTurn, now: float) -> bool:
+    def _may_start(self, job: JudgingJob, now: float) -> bool:
         """Return whether a turn may be advanced beside those in hand."""
         busy, asks = self._busy, self._asks(job)
         if job.turn_id in busy or len(busy) >= self._concurrency or job.due_at > now:
             return False
-        if asks is self.judge_works and self._needs_none():
+        if asks is self.judge_breaker and self._needs_none():
             return False
         others = sum(other is asks for other in busy.values())
-        return self.ledger_works.lets(now, len(busy)) and (asks is None or asks.lets(now, others))
+        return self.ledger_breaker.lets(now, len(busy)) and (asks is None or asks.lets(now, others))
 
     def _needs_none(self) -> bool:
         """Return whether no verdict would be used: learning has ended, and no lesson is told."""
         return self._parts.health.learner.ended and self._parts.training.lessons == "off"
 
-    def _wait_s(self, jobs: Sequence[WaitingTurn], now: float) -> float | None:
+    def _wait_s(self, jobs: Sequence[JudgingJob], now: float) -> float | None:
         """Return the seconds until something is due that waits for time alone; None: nothing is."""
-        breakers = (self.judge_works, self.teacher_works, self.ledger_works)
+        breakers = (self.judge_breaker, self.teacher_breaker, self.ledger_breaker)
         due = [*(job.due_at for job in jobs), *(breaker.asks_at for breaker in breakers)]
         return min((at - now for at in due if at > now), default=None)
 
-    async def _try(self, job: WaitingTurn) -> None:
+    async def _try(self, job: JudgingJob) -> None:
         """Advance one turn, and record it if that fails."""
         try:
             await self._advance(job.turn_id)
         except ForgottenError:
             self._changed.set()
         except LedgerError as error:
-            self.ledger_works.failed(error, time.time())
+            self.ledger_breaker.failed(error, time.time())
             self._changed.set()
         except (OutageError, JudgeError) as error:
             self._postpone(job, error)
@@ -251,30 +251,30 @@ class Judging:
             self._postpone(job, error)
             raise
         else:
-            self.ledger_works.answered()
+            self.ledger_breaker.answered()
         finally:
             self._busy.pop(job.turn_id, None)
             self._show()
             if self._left:
                 self._changed.set()
 
-    def _postpone(self, job: WaitingTurn, error: Exception) -> None:
+    def _postpone(self, job: JudgingJob, error: Exception) -> None:
         """Record a failed try and when the next one is due, or set the turn aside after its last.
         A turn that is not to blame is due at once, behind those that wait; its breaker holds it."""
         self._changed.set()
         ledger, now = self._parts.ledger, time.time()
-        breaker = self._busy[job.turn_id] or self.judge_works
+        breaker = self._busy[job.turn_id] or self.judge_breaker
         blamed = breaker.failed(error, now)
         tries = job.tries + blamed
         rests = blamed or breaker.trouble is None
         due_at = now + self._rests.after(max(1, tries)) if rests else now
         message = str(error) if isinstance(error, ClawError) else f"{type(error).__name__}: {error}"
         try:
-            if breaker is self.judge_works and ledger.judgements.verdict(job.turn_id):
+            if breaker is self.judge_breaker and ledger.judgements.verdict(job.turn_id):
                 return  # it was rated meanwhile
             kept = ledger.jobs.postpone(job.turn_id, tries, due_at, self._redact(message))
         except LedgerError as refused:
-            self.ledger_works.failed(refused, now)
+            self.ledger_breaker.failed(refused, now)
             return
         if kept and blamed:
             log.warning("turn.unjudged", turn=job.turn_id, tries=tries, of=TRIES)
@@ -283,7 +283,7 @@ class Judging:
 
     def _show(self) -> None:
         """Report the judge's state to health."""
-        breakers = (self.judge_works, self.teacher_works, self.ledger_works)
+        breakers = (self.judge_breaker, self.teacher_breaker, self.ledger_breaker)
         failing = next((breaker for breaker in breakers if breaker.trouble), None)
         if failing is None:
             self._parts.health.judge_is("ok")
@@ -357,7 +357,7 @@ class Judging:
             votes=verdict.votes,
             hints=len(judgement.hints),
         )
-        self.judge_works.answered(read / len(verdict.votes))
+        self.judge_breaker.answered(read / len(verdict.votes))
         # Explicit feedback that came meanwhile takes precedence.
         return self._parts.ledger.judgements.verdict(turn.id) or verdict
 
@@ -456,7 +456,7 @@ class Judging:
         fitting = self._scorer.fitting(turn, texts)
         if isinstance(fitting, str):
             return None, fitting
-        self._busy[turn.id] = self.teacher_works
+        self._busy[turn.id] = self.teacher_breaker
         try:
             with (
                 self._parts.health.backend.watching("teaching"),
@@ -470,7 +470,7 @@ class Judging:
             raise
         except (AlignmentError, BackendError, RequestError) as error:
             return None, Why.UNSCORED.says(str(error))
-        self.teacher_works.answered()
+        self.teacher_breaker.answered()
         if self._parts.training.recipe != "paper" and ends_apart(turn.completion, scores):
             return None, Why.UNREACHED_END.says()
         return scores, None

@@ -34,7 +34,7 @@ WHERE why = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingTurn:
+class JudgingJob:
     """A turn that can become a sample."""
 
     turn_id: int
@@ -49,10 +49,10 @@ class WaitingTurn:
 class JobTable(LedgerTable):
     """Turns to judge, and their failed tries."""
 
-    def waiting(self) -> list[WaitingTurn]:
+    def waiting(self) -> list[JudgingJob]:
         """Return the turns that are neither samples nor refused: those never tried first, oldest
         first, then those that are due earliest."""
-        return [WaitingTurn(*row) for row in self._db.rows(_JOBS)]
+        return [JudgingJob(*row) for row in self._db.rows(_JOBS)]
 
     def postpone(self, turn_id: int, tries: int, due_at: float, error: str) -> bool:
         """Record a failed try, of which the last sets the turn aside. False: the turn was forgotten
