@@ -88,7 +88,9 @@ def test_a_turn_is_to_blame_if_another_succeeded_since_and_most_do() -> None:
     assert not judge.failed(JudgeError("?"), 1), "none has succeeded"
     judge.answered()
     assert judge.failed(JudgeError("?"), 2)
+    assert judge.trouble is None, "the judge is not to blame"
     assert not judge.failed(JudgeError("?"), 3), "none since"
+    assert not judge.failed(JudgeError("?"), 3)
     judge.answered()
     assert judge.trouble == UNREADABLE
     assert not judge.failed(JudgeError("?"), 4), "most fail"
@@ -199,6 +201,21 @@ async def test_one_turn_asks_at_a_time_while_the_judge_fails(tmp_path: Path) -> 
         assert says.most_at_once == 1
 
 
+async def test_while_the_ledger_refuses_the_judge_is_not_asked_about_turn_after_turn(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, judge_waits=NEVER, running=False) as w:
+        for _ in range(8):
+            w.turn("YES")
+        w.ledger._db.rows("PRAGMA query_only = ON")
+        judging = asyncio.create_task(w.judging.run())
+        await w.until(lambda: w.health.judge.state == "failing")
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert w.says.asked == 4, "about those in hand when it began"
+        judging.cancel()
+
+
 async def test_accident_over_one_turn_restarts_judging_and_sets_that_turn_aside(
     tmp_path: Path,
 ) -> None:
@@ -212,7 +229,8 @@ async def test_accident_over_one_turn_restarts_judging_and_sets_that_turn_aside(
         assert part.error == "ZeroDivisionError: what nobody thought of"
         assert part.next_try_s is not None
         await judge_others_until(w, lambda: set_aside(w) == [poison])
-        await judge_others_until(w, lambda: part.state == "ok")
+        await others_are_judged(w)  # after the last restart
+        await w.until(lambda: part.state == "ok")
         assert not running.done()
         running.cancel()
 

@@ -73,7 +73,7 @@ class Breaker:
 
     waits: Backoff
     shares: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
-    """Readable share of each of the latest answers."""
+    """Readable share of each of the latest answers, but those for which a turn is to blame."""
     error: Exception | None = None
     """Why the last try got no answer; None: it got one, or its turn is to blame."""
     succeeded: bool = False
@@ -105,10 +105,10 @@ class Breaker:
         away = isinstance(error, OutageError | LedgerError)
         blamed = self.succeeded and self.trouble is None and not away
         self.succeeded = False
-        if not away:
-            self.shares.append(0.0)
         if not blamed:
             self.error = None if isinstance(error, _Unread) else error
+            if not away:
+                self.shares.append(0.0)
             if now >= self.asks_at:
                 self.failures += 1
                 self.asks_at = now + self.waits.after(self.failures)
