@@ -10,16 +10,12 @@
   - ForgottenError: what was to be written is about a turn that was forgotten meanwhile
   - UndoError: it cannot be undone or exported as asked
   - JudgeError: the judge's endpoint failed for good
-  - EmptyStepError: a batch carries no gradient
   - BackendError: a trainer or sampler failed
     - SamplerError: one generation failed; the request may be tried again
       - GoneError: the service has these weights no more
     - StepError: an optimizer step failed: it is void
-      - RefusedError: the gate refused the version that it made
-      - WithdrawnError: what it trained on was forgotten meanwhile
-      - UnlearnedError: a practised lesson was not learned well enough
+      - VoidStepError (ledger/versions.py): it is void for another reason than a failure
     - LearningEndedError: steps fail again and again: learning ends until a restart
-      - DisagreementError: logprobs of sampler and trainer differ too much
     - OutageError: the service is away or refuses for a time: wait, then go on
 
 Rule: foreign exceptions are mapped once, at the edge, with `raise ... from`.
@@ -111,32 +107,12 @@ class GoneError(SamplerError):
     """The service has a sampler's weights no more, as where somebody deleted them."""
 
 
-class EmptyStepError(ClawError):
-    """No sample of a batch carries a gradient: there is nothing to learn from it."""
-
-
 class StepError(BackendError):
     """An optimizer step failed; the weights are suspect until a committed state is loaded."""
 
 
-class RefusedError(StepError):
-    """The gate refused the version that a step made; nothing of it is kept."""
-
-
-class WithdrawnError(StepError):
-    """Something that a step rests on was forgotten or changed meanwhile; nothing of it is kept."""
-
-
-class UnlearnedError(StepError):
-    """A practised lesson was not learned well enough; nothing of its step is kept."""
-
-
 class LearningEndedError(BackendError):
     """Learning ended on purpose until a restart: to continue would do harm or no good."""
-
-
-class DisagreementError(LearningEndedError):
-    """The sampler's logprobs differ from the trainer's: no step may be built on them."""
 
 
 class OutageError(BackendError):

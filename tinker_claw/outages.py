@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tinker_claw.errors import BackendError, GoneError, OutageError
+from tinker_claw.errors import BackendError, ClawError, GoneError, OutageError
 from tinker_claw.telemetry import log
 
 Asking = Literal["serving", "judging", "teaching", "learning"]
@@ -93,7 +93,7 @@ class Outages:
         outage = self._away.get(asking)
         return outage.attempts if outage else 0
 
-    def seen(self, asking: Asking, error: OutageError) -> None:
+    def seen(self, asking: Asking, error: ClawError) -> None:
         """Record that a request of this kind failed because the service is away."""
         if not self._away:
             log.error("backend.lost", noticed=asking, error=str(error))
@@ -109,7 +109,7 @@ class Outages:
             log.info("backend.recovered", noticed=asking, away_s=round(self._well_since - since, 1))
         self._back[asking].set()
 
-    def refuses(self, version: int, ref: str, error: BackendError, by: str | None) -> None:
+    def refuses(self, version: int, ref: str, error: ClawError, by: str | None) -> None:
         """Record that the version that should answer could not, and what answered instead."""
         earlier = self.refused
         now = (version, ref, by)

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Final
 
 from tinker_claw.ledger.groups import LIMIT_S
-from tinker_claw.ledger.judgements import TRIES
+from tinker_claw.ledger.jobs import TRIES
 from tinker_claw.ledger.outcome import Contents, Record, RunView, SampleView, TurnView
 from tinker_claw.ledger.samples import KEPT_BARE, KEPT_BASELINE
 from tinker_claw.served import OPENING
@@ -163,10 +163,9 @@ def _rated(contents: Contents) -> Iterator[Sentence]:
 
 
 def _judged(turn: TurnView, contents: Contents) -> Iterator[Sentence]:
-    in_vain = [answer["answer"] for answer in contents.answers if answer["about"] == "in vain"]
-    for at, answer in enumerate(in_vain, 1):
-        yield Sentence(f"Try {at} to judge it failed:", answer or "(an empty answer)")
     if not turn.judged:
+        if (answer := contents.failed_try) is not None:
+            yield Sentence("The last try to judge it failed:", answer or "(an empty answer)")
         return
     voted = ", ".join("unreadable" if v is None else vote(v) for v in turn.votes)
     judge = f"The judge voted {voted}" if voted else "The judge"

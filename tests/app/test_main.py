@@ -16,7 +16,7 @@ from tinker_claw.app.wiring import MOST_OPEN, VersionSamplers
 from tinker_claw.backends.model_files import Source, source
 from tinker_claw.backends.open import learning_rate
 from tinker_claw.config.load import load
-from tinker_claw.errors import ConfigError, DisagreementError
+from tinker_claw.errors import ConfigError, LearningEndedError
 from tinker_claw.learner.health import PartHealth
 from tinker_claw.learner.recovery import restore
 from tinker_claw.ledger.ledger import Ledger
@@ -53,11 +53,11 @@ async def test_part_that_ends_on_purpose_stays_ended() -> None:
     async def gives_up() -> None:
         nonlocal starts
         starts += 1
-        raise ExceptionGroup("tasks", [DisagreementError("they do not agree")])
+        raise ExceptionGroup("tasks", [LearningEndedError("they do not agree")])
 
     await guarded("a part", gives_up, part, SOON)
     assert (starts, part.state, part.ended) == (1, "failed", True)
-    assert part.error == "DisagreementError: they do not agree"
+    assert part.error == "LearningEndedError: they do not agree"
 
 
 async def test_versions_are_opened_once_and_the_one_unused_longest_is_closed(

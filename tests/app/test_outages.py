@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.support.learning import SHORT, Says, World, bad_batch, has_token, world
-from tests.support.ledger import sample_counts, step_counts
+from tests.support.ledger import judgeable, sample_counts, step_counts, tries
 from tinker_claw.errors import OutageError, SamplerError
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.outages import Outages
@@ -188,7 +188,7 @@ async def test_judging_waits_for_the_service_and_goes_on(tmp_path: Path, events:
         turn = w.turn("YES")
         await w.until(lambda: w.health.backend.attempts("judging") > 2)
         assert w.health.judge.state == "stalled"
-        assert w.ledger.turns.judgeable() == [turn]
+        assert judgeable(w.ledger) == [turn]
         assert w.why_refused(turn) is None
         seen = w.health.snapshot(version=0, waiting=0, batch_size=4)
         assert seen["status"] == "degraded"
@@ -209,7 +209,7 @@ async def test_judging_waits_for_the_service_and_goes_on(tmp_path: Path, events:
 
 
 async def test_first_judged_turn_after_an_outage_wakes_the_others(tmp_path: Path) -> None:
-    async with world(tmp_path, judge_waits=Backoff(600, 600)) as w:  # a turn rests for so long
+    async with world(tmp_path, judge_waits=SHORT, rests=Backoff(600, 600)) as w:
         w.says.away = 2  # the verdicts of two turns
         batch(w, "YES", "YES")
         await w.until(lambda: w.says.away == 0 and w.health.backend.attempts("judging") == 2)
@@ -239,7 +239,7 @@ async def test_one_turn_asks_at_a_time_while_the_service_is_away(tmp_path: Path)
         turns = [w.turn("YES") for _ in range(20)]
         await w.until(lambda: w.health.backend.attempts("judging") > 40)
         assert says.most == 1
-        assert sum(w.ledger.judgements.in_vain(turn) for turn in turns) == 0, "none is to blame"
+        assert sum(tries(w.ledger, turn) for turn in turns) == 0, "none is to blame"
         says.away = 0
         await w.settled()
         assert w.ledger.samples.waiting() == 21
@@ -253,7 +253,7 @@ async def test_teacher_that_is_away_keeps_the_sample(tmp_path: Path) -> None:
         w.turn("YES")  # no hint, so no teacher
         await w.until(lambda: w.ledger.samples.waiting() == 1)
         assert w.health.backend.away == {"teaching"}, "the judge's answer says nothing of it"
-        assert w.ledger.turns.judgeable() == [turn]
+        assert judgeable(w.ledger) == [turn]
         asked = w.says.asked
         w.base.away = 0
         await w.settled()

@@ -77,7 +77,7 @@ class Agent:
 
 SAMPLES = """
 SELECT groups.name, sessions.key, turns.idx, state, expired_because, reward, samples.step_id,
-  (SELECT AVG(value) FROM votes WHERE votes.turn_id = turns.id AND about = 'verdict') AS vote
+  (SELECT AVG(value) FROM votes WHERE votes.turn_id = turns.id) AS vote
 FROM samples JOIN turns ON turns.id = samples.turn_id JOIN sessions ON sessions.id = session_id
   JOIN groups ON groups.id = group_id ORDER BY samples.id
 """

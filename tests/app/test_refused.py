@@ -24,6 +24,7 @@ from fastapi.responses import JSONResponse
 from examples.demo import homework
 from tests.support.fakes import rated
 from tests.support.faults import App, Receive, Scope, Send, _body, _replay
+from tests.support.ledger import judgeable
 from tests.support.tinker import KEY, Served, served
 from tinker_claw.app import wiring
 from tinker_claw.app.server import in_background
@@ -165,7 +166,7 @@ class Product:
                     {"role": "user", "content": line},
                 ]
             async with asyncio.timeout(120):
-                while self.system.parts.ledger.turns.judgeable() or self.system.learner.stepping:  # noqa: ASYNC110
+                while judgeable(self.system.parts.ledger) or self.system.learner.stepping:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             if self.newest.version.id:
                 return
@@ -189,7 +190,9 @@ async def running(
         stack.callback(ledger.close)
         price = price_in_force(settings)
         system = await wire(settings, source(settings), None, ledger, price, stack)
-        system.learner.recovery._waits = system.judging._waits = Backoff(0.05, 0.2)
+        judging = system.judging
+        system.learner.recovery._waits = waits = Backoff(0.05, 0.2)
+        judging.judge_breaker.waits = judging.teacher_breaker.waits = waits
         url = await stack.enter_async_context(in_background(system.app))
         http = httpx.AsyncClient(base_url=url, timeout=240, verify=False)
         await stack.enter_async_context(http)
@@ -389,7 +392,7 @@ async def test_a_judge_that_is_gone_is_told_and_replies_go_on(
         judge.status = 200
         while (await product.health())["judge"] != "ok":
             await product.complain(next(seeds))
-            await product.until(lambda: not product.system.parts.ledger.turns.judgeable())
+            await product.until(lambda: not judgeable(product.system.parts.ledger))
         assert (await product.until(judge="ok"))["status"] == "ok"
 
 

@@ -50,7 +50,7 @@ def test_killed_while_a_version_is_refused_the_one_before_serves_and_learns_on(
 ) -> None:
     """A candidate is published and not admitted, and the state before it is loaded again."""
     data = tmp_path / "data"
-    refuses = {"tinker_claw.learner.gate:lost": functools.partial("all is lost".format)}
+    refuses = {"tinker_claw.learner.gate:CanaryLoss.is_too_large": functools.partial(bool, 1)}
     learned(data, 1, fate=Fate(point, passes=passes, constants=refuses))
     assert one(data, "SELECT COUNT(*) FROM versions") == 1
     taken = (

@@ -18,7 +18,7 @@ import pytest
 from tests.support.fakes import FakeSampler, FakeTrainer, Script
 from tests.support.gateways import MODEL, World, chat, gateway, spell
 from tests.support.learning import Says
-from tests.support.ledger import by_purpose, of_turn
+from tests.support.ledger import by_purpose, judgeable, of_turn
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.meter import bill
 from tinker_claw.billing.prices import Price
@@ -181,7 +181,7 @@ async def test_budget_stops_judging_and_steps_and_serving_goes_on(
         assert after[1:] == before[1:]
         assert before[1:] == (judged, trained)
         assert len(it.trainer.steps) == 1
-        assert it.world.ledger.turns.judgeable(), "kept for later"
+        assert judgeable(it.world.ledger), "kept for later"
         assert [r for r in it.world.column("untrained_because") if r] == [], "nothing refused"
         paused_at = (await it.health())["spent_usd"]
 
@@ -192,7 +192,7 @@ async def test_budget_stops_judging_and_steps_and_serving_goes_on(
         await it.ask(9, "still there?")
 
     async with life(tmp_path, renderer, budget * 10, it.trainer) as it:
-        await it.until(lambda: not it.world.ledger.turns.judgeable())
+        await it.until(lambda: not judgeable(it.world.ledger))
         await it.until(lambda: len(it.trainer.steps) == 2)
         health = await it.health()
         assert (health["status"], health["spending_paused"]) == ("ok", None)
@@ -212,7 +212,7 @@ async def test_budget_is_overrun_by_one_step_and_the_judge_calls_in_flight_at_mo
         _, more_judged, more_trained = sums(it.world)
         assert 0 < more_judged - judged <= rest + 4 * 10
         assert more_judged - judged + more_trained - trained <= rest + 4 * 10 + trained
-        assert it.world.ledger.turns.judgeable(), "kept for later"
+        assert judgeable(it.world.ledger), "kept for later"
 
 
 @pytest.mark.parametrize("stream", [False, True])

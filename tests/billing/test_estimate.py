@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.fakes import FakeTrainer
 from tests.support.learning import world
-from tests.support.ledger import billed, by_purpose, of_step, of_turn, step_counts
+from tests.support.ledger import billed, by_purpose, judgeable, of_step, of_turn, step_counts
 from tinker_claw.billing import estimate
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.estimate import announce, forecast
@@ -179,7 +179,7 @@ async def test_verdict_that_was_paid_for_is_kept_while_the_teacher_waits(tmp_pat
         turn = w.turn("NO, HOW it should be")
         await w.until(lambda: w.spending.paused() is not None)
         assert w.ledger.judgements.hints(turn) == ("do it the other way",)
-        assert w.ledger.turns.judgeable() == [turn]
+        assert judgeable(w.ledger) == [turn]
         assert w.base.scored == []
         asked = w.says.asked
     async with world(tmp_path, trainer=trainer, spending=budget(600)) as w:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import gateway, spell
-from tests.support.ledger import new_turn, sample_counts
+from tests.support.ledger import judgeable, new_turn, sample_counts
 from tests.support.stories import METRICS, run
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import BLOCK, pack_ids, raw_ids
@@ -192,7 +192,7 @@ def test_forgotten_turn_takes_what_follows_it_and_what_was_said_before_it(
     assert found(tmp_path, 3) == []
     assert "text" in found(tmp_path, 1)
     assert talk.ledger.samples.waiting() == 0, "its hint said what was to be forgotten"
-    assert talk.ledger.turns.judgeable() == []
+    assert judgeable(talk.ledger) == []
 
 
 def test_blocks_that_another_prompt_needs_stay(talk: Talk) -> None:

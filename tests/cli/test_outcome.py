@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ledger import postpone
 from tests.support.stories import TEACHER, Told, every_state
 from tinker_claw.cli import main
 from tinker_claw.ledger import prune
-from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
+from tinker_claw.ledger.jobs import SET_ASIDE, TRIES
 from tinker_claw.ledger.versions import LEFT_BEHIND
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.why import Why
@@ -68,10 +69,9 @@ def states(directory: Path) -> dict[str, int]:
     told = Told(directory)
     ledger = told.ledger
     turns["tried in vain"] = told.followed("vain")
-    ledger.judgements.add_in_vain(turns["tried in vain"], "I cannot rate that.")
+    postpone(ledger, turns["tried in vain"], "I cannot rate that.")
     turns["set aside"] = told.followed("aside")
-    for _ in range(TRIES):
-        ledger.judgements.add_in_vain(turns["set aside"], "I cannot rate that.")
+    postpone(ledger, turns["set aside"], "I cannot rate that.", last=True)
     turns["without a score"] = told.judged("unscored", -1, "be brief")
     ledger.turns.refuse(turns["without a score"], Why.UNSCORED.says("no adapter."))
     turns["private"] = told.turn("private")

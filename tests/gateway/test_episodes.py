@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.support.gateways import MODEL, World, gateway
+from tests.support.ledger import judgeable
 from tinker_claw.ledger.turns import OVER
 from tinker_claw.render.renderer import Renderer
 
@@ -63,7 +64,7 @@ async def test_step_is_kept_whatever_its_environment_says_next(
         await world.ask("hi", "fine", wrong, headers=of("a") | EPISODE)
         outcome = {"session": "a", "score": 1, "final": True}
         assert (await world.http.post("/feedback", json=outcome)).json()["counts"]
-        assert world.ledger.turns.judgeable() == [1, 2]
+        assert judgeable(world.ledger) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -114,12 +115,12 @@ async def test_last_turn_of_an_episode_is_open_until_its_outcome_and_then_a_samp
         await world.ask("hi", headers=of("a") | EPISODE | done)
         await world.ask("hi", headers=of("b") | done)
         assert world.column("settled") == [0, 1]
-        assert world.ledger.turns.judgeable() == []
+        assert judgeable(world.ledger) == []
         url = world.url.removesuffix("/v1") + "/v1/feedback"
         said = {"session": "a", "score": 0.25, "final": True}
         answer = (await world.http.post(url, json=said)).json()
         assert (answer["counts"], answer["because"]) == (True, None)
-        assert world.ledger.turns.judgeable() == [1]
+        assert judgeable(world.ledger) == [1]
         assert world.woken == ["judge"]
         await world.ask("more", headers=of("a") | EPISODE)
         assert world.column("untrained_because")[-1] == OVER

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import MODEL, World, gateway, spell
-from tests.support.ledger import sample_counts, session_outcome
+from tests.support.ledger import judgeable, postpone, sample_counts, session_outcome
 from tests.support.openclaw import TRACE, assistant, openclaw, user
 from tests.support.processes import ROOT
 from tinker_claw.conversation.outright import outright
@@ -26,7 +26,7 @@ from tinker_claw.errors import RequestError
 from tinker_claw.gateway.feedback import FIELDS, MAX_BYTES, MAX_NAME, PATH, read
 from tinker_claw.gateway.request import NOTHING_TO_RATE, UNASKED
 from tinker_claw.ledger.feedback import LONGEST_TEXT
-from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
+from tinker_claw.ledger.jobs import SET_ASIDE
 from tinker_claw.ledger.prune import from_turn, in_session
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.renderer import Renderer
@@ -73,7 +73,7 @@ async def test_reply_is_judged_by_its_name_without_a_next_state(
         }
         assert said_of(world, 1) == Verdict((), -1, "user", -0.5)
         assert world.ledger.judgements.hints(1) == ("say hello back",)
-        assert world.ledger.turns.judgeable() == [1], "it waits for no next state"
+        assert judgeable(world.ledger) == [1], "it waits for no next state"
         assert world.woken == ["judge"]
         assert session_outcome(world.ledger, 1) is None
 
@@ -177,7 +177,7 @@ async def test_queued_sample_gives_way_in_one_transaction_and_a_trained_one_stay
         assert (await give(world, turn=1, score=-1)).json()["counts"]
         assert not ledger.samples.still_queued(before), "a step that was about to begin looks"
         assert [sample.turn_id for sample in ledger.samples.oldest(2)] == [2]
-        assert ledger.turns.judgeable() == [1]
+        assert judgeable(ledger) == [1]
         ledger.steps.commit(step, parent, state_ref="s", sampler_ref="p", metrics={})
         after = await give(world, turn=2, score=-1)
         assert after.json()["because"] == "the reply was trained already"
@@ -206,7 +206,7 @@ async def test_what_was_said_while_a_step_trained_counts_where_that_came_to_noth
         else:
             assert ledger.steps.void_unfinished() == [step]
         assert ledger.samples.waiting() == 0
-        assert ledger.turns.judgeable() == [1]
+        assert judgeable(ledger) == [1]
         assert [row["unused"] for row in rows(world)] == [None, None]
         again = ledger.samples.add(1, -1, None)
         ledger.steps.void(ledger.steps.begin(0, [again]), "it failed")
@@ -219,12 +219,11 @@ async def test_turns_that_got_no_signal_get_one(
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
         await world.ask("hi", headers={"X-Session-Done": "1"} if how == "ended" else {})
-        judged = world.ledger.judgements
         if how == "refused":
-            judged.add(1, value=0, ballots=[], hints=[])
+            world.ledger.judgements.add(1, value=0, ballots=[], hints=[])
             world.ledger.turns.refuse(1, "neutral verdict")
-        for _ in range(TRIES if how == "set aside" else 0):
-            judged.add_in_vain(1, "I would rather not.")
+        if how == "set aside":
+            postpone(world.ledger, 1, "I would rather not.", last=True)
         assert (world.column("untrained_because") == [SET_ASIDE]) == (how == "set aside")
         assert world.column("settled") == [1]
         assert (await give(world, turn=1, score=1)).json()["counts"]
@@ -246,7 +245,7 @@ async def test_turns_that_cannot_be_trained_keep_their_reason(
                 assert (answer["counts"], answer["because"]) == (False, reasons[turn - 1])
             assert said_of(world, turn) is None
         assert world.column("untrained_because") == reasons
-        assert world.ledger.turns.judgeable() == []
+        assert judgeable(world.ledger) == []
 
 
 async def test_sessions_that_are_over_drop_no_turn_that_was_judged(
@@ -342,7 +341,7 @@ async def test_forgetting_a_message_takes_the_reason_that_it_gave(
         world.ledger.forget(from_turn(2))
         (row,) = rows(world)
         assert (row["turn_id"], row["score"], row["text"], row["key"]) == (1, -1, "", None)
-        assert world.ledger.turns.judgeable() == []
+        assert judgeable(world.ledger) == []
         assert b"xochiquetzal" not in world.ledger.path.read_bytes()
 
 
@@ -756,7 +755,7 @@ async def test_the_talk_goes_on_from_the_reply_to_a_verdict(
             None,
         ]
         assert [row["turn_id"] for row in rows(world)] == [1, 3]
-        assert world.ledger.turns.judgeable() == [1, 3]
+        assert judgeable(world.ledger) == [1, 3]
 
 
 async def test_secrets_in_a_reason_are_not_kept(tmp_path: Path, renderer: Renderer) -> None:
@@ -789,5 +788,5 @@ async def test_a_thumb_on_a_trained_reply_is_recorded_only(
         world.ledger.steps.commit(step, parent, state_ref="s", sampler_ref="p", metrics={})
         await world.ask("hi", "fine", DOWN)
         assert [row["unused"] for row in rows(world)] == ["the reply was trained already"]
-        assert world.ledger.turns.judgeable() == []
+        assert judgeable(world.ledger) == []
         assert sample_counts(world.ledger)["trained"] == 1

@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from tests.support.captures import load
 from tests.support.fakes import FakeSampler
 from tests.support.gateways import World, gateway, spell
+from tests.support.ledger import judgeable
 from tinker_claw.cli.status import board as lines_of
 from tinker_claw.cli.status import describe
 from tinker_claw.formats.chat import Chat, parse_chat
@@ -159,7 +160,7 @@ async def test_secret_in_the_system_prompt_does_not_silence_its_session(world: W
     answer = {"role": "assistant", "content": "fine"}
     await world.ask(KEYED, HELLO, answer, {"role": "user", "content": "no, shorter"})
     assert [row["untrained_because"] for row in rows(world)] == [None, None]
-    assert world.ledger.turns.judgeable() == [1]
+    assert judgeable(world.ledger) == [1]
     assert ids_of(world, 1) == world.sampler.prompts[0], "to be trained it is needed whole"
     assert not world.ledger._db.rows("SELECT * FROM prompt_blocks"), "no other turn shares its ids"
     assert SECRET.encode() not in written(world), "no text holds it"
@@ -234,7 +235,7 @@ async def test_secret_in_what_came_next_leaves_the_turn_before_to_be_trained(
     state = world.next_states()[1]
     assert state is not None
     assert state.text == "no, with [redacted: API key]"
-    assert world.ledger.turns.judgeable() == [1]
+    assert judgeable(world.ledger) == [1]
     assert world.turns()[0].prompt == world.sampler.prompts[0]
     assert nothing_of(SECRET, world)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from tests.support.bad_judges import (
 from tests.support.clients import ask, rows
 from tests.support.fakes import FakeTrainer
 from tests.support.learning import SHORT, World, world
+from tests.support.ledger import judgeable, tries
 from tests.support.lives import until
 from tests.support.processes import Running, product
 from tests.support.stories import run
@@ -28,8 +32,9 @@ from tinker_claw.app.main import guarded
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import JudgeError
 from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint
+from tinker_claw.ledger.database import FILE
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
+from tinker_claw.ledger.jobs import SET_ASIDE, TRIES
 from tinker_claw.retry import Backoff
 
 NEVER = Backoff(1e6, 1e6)
@@ -56,11 +61,11 @@ async def test_whatever_a_judge_sends_the_next_turn_is_judged(tmp_path: Path, ho
     ):
         await sampled(w)
         bad = w.turn(f"{MARK} {how}")
-        await w.until(lambda: w.ledger.judgements.in_vain(bad) == 1)
+        await w.until(lambda: tries(w.ledger, bad) == 1)
         assert w.ledger.judgements.verdict(bad) is None
         await sampled(w)
         assert w.health.judge.state == "ok"
-        assert w.ledger.turns.judgeable() == [bad], "it is tried again"
+        assert judgeable(w.ledger) == [bad], "it is tried again"
 
 
 @pytest.mark.parametrize("how", READ)
@@ -126,16 +131,16 @@ async def test_once_learning_has_ended_the_judge_is_asked_for_lessons_only(
         unjudged, rated = w.turn("YES"), w.turn("YES")
         assert w.ledger.feedback.give("me", About("turn", str(rated)), Feedback(1.0))
         w.judging.wake()
-        await w.until(lambda: rated not in w.ledger.turns.judgeable())
+        await w.until(lambda: rated not in judgeable(w.ledger))
         if lessons == "off":
-            assert w.ledger.turns.judgeable() == [unjudged], "a later start judges it"
+            assert judgeable(w.ledger) == [unjudged], "a later start judges it"
         else:
             await w.settled()
         assert judge.asked.total() == asked + (lessons == "on")
         judging.cancel()
 
 
-IN_VAIN = "SELECT COUNT(*) FROM votes WHERE about = 'in vain'"
+FAILED = "SELECT tries FROM jobs"
 SAMPLES = "SELECT COUNT(*) FROM samples"
 ASIDE = f"SELECT COUNT(*) FROM turns WHERE untrained_because = '{SET_ASIDE}'"
 
@@ -145,6 +150,13 @@ def talk(running: Running, session: str, said: str) -> None:
     first = {"role": "user", "content": "How many are 2 and 3?"}
     reply = {"role": "assistant", "content": ask(running, session, [first])}
     ask(running, session, [first, reply, {"role": "user", "content": said}])
+
+
+def end_rest(data: Path) -> None:
+    """Let the minutes pass that a turn rests between two tries, which a restart does not end."""
+    with closing(sqlite3.connect(data / FILE)) as ledger, ledger:
+        assert ledger.execute("SELECT MIN(due_at) FROM jobs").fetchone()[0] > time.time()
+        ledger.execute("UPDATE jobs SET due_at = 1")
 
 
 @pytest.mark.slow
@@ -169,8 +181,9 @@ def test_product_outlives_every_answer_and_sets_a_turn_aside_over_three_lives(
                     until(lambda: running.health()["judge"] == "failing")
                     assert running.health()["status"] == "degraded"
                 sampled(running, f"life {life}")
-                until(lambda life=life: rows(data, IN_VAIN) == [(life,)])
+                until(lambda life=life: rows(data, FAILED) == [(life,)])
                 running.process.kill()
+            end_rest(data)
         with product(data, *flags) as running:
             sampled(running, "last life")
             until(lambda: rows(data, ASIDE) == [(1,)])

@@ -15,7 +15,7 @@ import re
 import tempfile
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -27,12 +27,12 @@ from local_gpu.config import LocalConfig
 from local_gpu.model.small import default_cache, model_folder
 from local_gpu.trainer import LocalTrainer
 from tinker_claw.config.settings import Training
-from tinker_claw.errors import UnlearnedError
 from tinker_claw.judge.endpoints import SamplerEndpoint
 from tinker_claw.learner import practice
 from tinker_claw.learner.lesson_replies import FirstMessage, LessonReplies
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.lessons import Lesson, State
+from tinker_claw.ledger.versions import Void, VoidStepError
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import (
@@ -184,12 +184,12 @@ async def _practise(
             await bench.exam(name, wish, candidate, None, args.exam)
             try:
                 found = await super()._checked(plan, candidate, *rest)
-            except UnlearnedError as error:
+            except VoidStepError as error:
                 print(f"refused: {error}", flush=True)
                 raise
             print(f"passed: {found}", flush=True)
             if args.all_checks:
-                raise UnlearnedError("passed, and goes on")
+                raise VoidStepError(Void.UNLEARNED, "passed, and goes on")
             return found
 
         async def _examples(self, *rest: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -204,8 +204,8 @@ async def _practise(
 
     runner = Examined(bench.parts, bench.replies, None)
     try:
-        await runner.run(plan, Random(args.seed), train, lambda _: None, lambda: None)
-    except UnlearnedError as error:
+        await runner.run(plan, Random(args.seed), train, lambda _: nullcontext(), lambda: None)
+    except VoidStepError as error:
         print(f"not learned: {error}", flush=True)
 
 

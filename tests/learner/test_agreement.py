@@ -26,7 +26,7 @@ from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.cli.status import describe
 from tinker_claw.config.settings import Training
-from tinker_claw.errors import DisagreementError, OutageError
+from tinker_claw.errors import LearningEndedError, OutageError
 from tinker_claw.learner.diagnostics import agreement, compare
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.loop import Learner
@@ -158,7 +158,7 @@ async def test_first_batch_that_does_not_agree_stops_learning_and_is_told(tmp_pa
 
     with pytest.raises(ExceptionGroup) as failed:
         await until_it_stops()
-    assert failed.group_contains(DisagreementError, match="do not agree: the step is not kept")
+    assert failed.group_contains(LearningEndedError, match="do not agree: the step is not kept")
     (told,) = healths
     assert (told["status"], told["agreement"]) == ("degraded", "alarm")
     assert "On 32 fresh tokens" in told["agreement_error"]
@@ -478,5 +478,5 @@ async def stops_after(well: int, folder: Path, fault: Fault) -> None:
 
     with pytest.raises(ExceptionGroup) as failed:
         await until_it_stops()
-    assert failed.group_contains(DisagreementError)
+    assert failed.group_contains(LearningEndedError)
     assert healths[0].agreement.state == "alarm"

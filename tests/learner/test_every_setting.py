@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from examples.demo import homework
 from examples.demo.judge import create_app
-from tests.support.ledger import step_counts
+from tests.support.ledger import judgeable, step_counts
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import System, wire
 from tinker_claw.backends.local import arrange
@@ -231,7 +231,7 @@ async def test_a_step_is_whole_with(
         for session in range(40):
             await talk(settings, http, session)
             async with asyncio.timeout(120):
-                while ledger.turns.judgeable() or system.learner.stepping:  # noqa: ASYNC110
+                while judgeable(ledger) or system.learner.stepping:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             if step_counts(ledger)["committed"]:
                 break

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.learner.test_judging import NEVER, Moody, judge_others_until
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.support.learning import SHORT, Says, World, world
-from tests.support.ledger import sample_counts
+from tests.support.ledger import judgeable, sample_counts, tries
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.prune import from_turn
@@ -76,7 +77,7 @@ async def test_a_reason_goes_to_the_teacher_as_a_hint_does(
             turn = unanswered(w)
         asked = w.says.asked
         say(w, turn, -1, "say it in two sentences")
-        await w.until(lambda: rewards(w).get(turn) == -1 and not w.ledger.turns.judgeable())
+        await w.until(lambda: rewards(w).get(turn) == -1 and not judgeable(w.ledger))
         (sample,) = [s for s in w.ledger.samples.oldest(MANY) if s.turn_id == turn]
         assert sample.teacher is not None
         assert sample.teacher.hint == "say it in two sentences"
@@ -114,14 +115,14 @@ async def test_a_rating_right_after_a_failed_try_ends_the_rest_that_it_would_beg
     says = Moody()
     says.mood = "down"
     async with world(tmp_path, endpoint=says, judge_waits=NEVER, rests=NEVER, batch_size=MANY) as w:
-        turn, look = w.turn("YES"), w.ledger.turns.judgeable
+        turn, postpone = w.turn("YES"), w.ledger.jobs.postpone
 
-        def rated_before() -> list[int]:
-            if turn in w.judging._resting and not w.ledger.judgements.judged([turn]):
-                say(w, turn, 1)
-            return look()
+        def rated_after(*job: Any) -> bool:
+            kept = postpone(*job)
+            say(w, turn, 1)
+            return kept
 
-        monkeypatch.setattr(w.ledger.turns, "judgeable", rated_before)
+        monkeypatch.setattr(w.ledger.jobs, "postpone", rated_after)
         await w.until(lambda: rewards(w) == {turn: 1})
 
 
@@ -153,7 +154,7 @@ async def test_what_is_said_while_the_judge_thinks_goes_before_its_answer(
         say(w, turn, -1)
         says.may.set()
         await w.until(lambda: rewards(w) == {turn: -1})
-        assert w.ledger.judgements.in_vain(turn) == 0
+        assert tries(w.ledger, turn) == 0
         judged = w.ledger._db.one("SELECT judged FROM verdicts WHERE turn_id = ?", turn)
         assert judged == found, "what it found is kept"
 
@@ -273,7 +274,7 @@ async def test_a_rating_after_forgetting_teaches_no_empty_text(
         await w.until(lambda: {rated, forgotten} <= rewards(w).keys())
         w.ledger.forget(from_turn(forgotten))
         say(w, rated, -1)
-        await w.until(lambda: not w.ledger.turns.judgeable())
+        await w.until(lambda: not judgeable(w.ledger))
         assert w.why_refused(rated) == left
 
 

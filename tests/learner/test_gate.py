@@ -31,7 +31,6 @@ from tinker_claw.errors import (
     BackendError,
     ConfigError,
     OutageError,
-    RefusedError,
     SamplerError,
 )
 from tinker_claw.learner import gate as module
@@ -49,6 +48,7 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.outcome import read_run, read_turn
+from tinker_claw.ledger.versions import VoidStepError
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.switches import Decides
@@ -687,7 +687,7 @@ async def test_damaged_weights_are_refused_and_sound_ones_are_not(tmp_path: Path
         gate = Gate(run.parts, asked)
         told = await gate.ask(run.parts.base)
         assert told["gate"]["asked"] == len(asked)
-        with pytest.raises(RefusedError, match="less likely"):
+        with pytest.raises(VoidStepError, match="less likely"):
             await gate.ask(_Deaf(run.parts.base))
 
 
@@ -733,7 +733,7 @@ async def test_momentum_that_fails_the_gate_is_gone_with_the_version_it_led_to(
         parts.policy.swap(Policy(version, sampler))
         assert parts.ledger.reference.accept() == version.id
         await parts.trainer.train_step([towards(0.0)], adam)
-        with pytest.raises(RefusedError, match="less likely"):
+        with pytest.raises(VoidStepError, match="less likely"):
             await gate.ask(await parts.trainer.publish())
         await parts.trainer.load_state(state_ref)
         await run.talk(USERS["plain"], lambda: run.held or run.step >= 3)

@@ -13,16 +13,18 @@ import pytest
 
 from tests.support.fakes import FakeTrainer, rated
 from tests.support.learning import SHORT, Says, World, world
+from tests.support.ledger import judgeable, postpone, tries
 from tinker_claw.app.main import guarded
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.cli import main
-from tinker_claw.errors import JudgeError
+from tinker_claw.errors import JudgeError, OutageError
 from tinker_claw.judge.prompts import Schema
+from tinker_claw.learner.judging import UNREADABLE, Breaker
 from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.ledger.database import FILE, Rows, reading
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
+from tinker_claw.ledger.jobs import SET_ASIDE, TRIES
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import read_contents, read_run, read_turn
 from tinker_claw.ledger.prune import from_turn
@@ -33,6 +35,7 @@ from tinker_claw.types import Message, NextState, Verdict
 from tinker_claw.words import VERDICT, tell
 
 NEVER = Backoff(1e6, 1e6)
+LONG = Backoff(600, 600)
 RARE = Backoff(0.1, 0.2)
 """Waits between attempts at a turn; others are judged in between."""
 
@@ -67,13 +70,43 @@ def set_aside(w: World) -> list[int]:
     return [row["id"] for row in found]
 
 
+def test_failures_of_one_outage_count_once_and_waits_grow() -> None:
+    judge = Breaker(Backoff(10, 40))
+    for at, asks_at in ((100, 110), (101, 110), (109, 110), (110, 130), (111, 130), (130, 170)):
+        assert not judge.failed(OutageError("away"), at)
+        assert judge.asks_at == asks_at
+        assert [judge.lets(now, 0) for now in (asks_at - 1, asks_at)] == [False, True]
+        assert not judge.lets(asks_at, 1), "one at a time"
+    judge.answered()
+    assert (judge.trouble, judge.lets(131, 7)) == (None, True)
+    assert not judge.failed(OutageError("away"), 200)
+    assert judge.asks_at == 210
+
+
+def test_a_turn_is_to_blame_if_another_succeeded_since_and_most_do() -> None:
+    judge = Breaker(NEVER)
+    assert not judge.failed(JudgeError("?"), 1), "none has succeeded"
+    judge.answered()
+    assert judge.failed(JudgeError("?"), 2)
+    assert judge.trouble is None, "the judge is not to blame"
+    assert not judge.failed(JudgeError("?"), 3), "none since"
+    assert not judge.failed(JudgeError("?"), 3)
+    judge.answered()
+    assert judge.trouble == UNREADABLE
+    assert not judge.failed(JudgeError("?"), 4), "most fail"
+
+
+async def others_are_judged(w: World) -> None:
+    before = w.ledger.samples.waiting()
+    w.turn("YES")
+    await w.until(lambda: w.ledger.samples.waiting() > before)
+
+
 async def judge_others_until(w: World, happened: Any) -> None:
     for _ in range(100):
         if happened():
             return
-        before = w.ledger.samples.waiting()
-        w.turn("YES")
-        await w.until(lambda before=before: w.ledger.samples.waiting() > before)
+        await others_are_judged(w)
     raise AssertionError("in vain")
 
 
@@ -84,9 +117,9 @@ async def test_turn_that_alone_cannot_be_judged_is_set_aside_after_three_tries(
     async with world(tmp_path, judge_waits=SHORT, rests=SHORT, batch_size=10_000) as w:
         bad = w.turn(said)
         await judge_others_until(w, lambda: set_aside(w) == [bad])
-        assert w.ledger.judgements.in_vain(bad) == TRIES
+        assert tries(w.ledger, bad) == TRIES
         assert w.ledger.judgements.verdict(bad) is None, "it is no verdict"
-        assert w.ledger.turns.judgeable() == []
+        assert judgeable(w.ledger) == []
         assert w.health.judge.state == "ok"
         text = w.telemetry.exposition().decode()
         assert 'tinker_claw_samples_total{fate="set_aside"} 1.0' in text
@@ -96,13 +129,13 @@ async def test_no_try_counts_while_nobody_else_is_judged(tmp_path: Path) -> None
     async with world(tmp_path, judge_waits=SHORT, rests=SHORT, batch_size=10_000) as w:
         bad = w.turn("MUMBLE")
         await w.until(lambda: w.says.asked > 20)
-        assert w.ledger.judgements.in_vain(bad) == 0
+        assert tries(w.ledger, bad) == 0
         assert w.health.judge.state == "failing"
         assert w.health.snapshot(version=0, waiting=0, batch_size=4)["status"] == "degraded"
-        await judge_others_until(w, lambda: w.ledger.judgements.in_vain(bad) == 1)
+        await judge_others_until(w, lambda: tries(w.ledger, bad) == 1)
         asked = w.says.asked
         await w.until(lambda: w.says.asked > asked + 20)
-        assert w.ledger.judgements.in_vain(bad) <= 2, "nobody else was judged since"
+        assert tries(w.ledger, bad) <= 2, "nobody else was judged since"
 
 
 async def test_tries_are_counted_over_restarts(tmp_path: Path) -> None:
@@ -110,12 +143,14 @@ async def test_tries_are_counted_over_restarts(tmp_path: Path) -> None:
     trainer = FakeTrainer()
     for life in range(TRIES):
         async with world(
-            tmp_path, trainer=trainer, judge_waits=SHORT, rests=NEVER, batch_size=10_000
+            tmp_path, trainer=trainer, judge_waits=SHORT, rests=LONG, batch_size=10_000
         ) as w:
+            if bad:
+                await others_are_judged(w)
+                assert tries(w.ledger, bad) == life, "it rests"
+                w.ledger._db.rows("UPDATE jobs SET due_at = 1")
             bad = bad or w.turn("MUMBLE")
-            await judge_others_until(
-                w, lambda w=w, bad=bad, life=life: w.ledger.judgements.in_vain(bad) > life
-            )
+            await judge_others_until(w, lambda w=w, bad=bad, life=life: tries(w.ledger, bad) > life)
             assert set_aside(w) == ([bad] if life == TRIES - 1 else [])
 
 
@@ -132,12 +167,12 @@ async def test_judge_that_fails_as_a_whole_is_failing_and_no_turn_is_to_blame(
         turns = [w.turn("YES") for _ in range(20)]
         await w.until(lambda: w.health.judge.state == "failing")
         says.most_at_once = 0
-        before = sum(w.ledger.judgements.in_vain(turn) for turn in turns)
+        before = sum(tries(w.ledger, turn) for turn in turns)
         await w.until(lambda: says.most_at_once > 0)
         for _ in range(200):
             await asyncio.sleep(0)
             assert w.health.judge.state == "failing", "it has not answered since"
-        assert sum(w.ledger.judgements.in_vain(turn) for turn in turns) == before
+        assert sum(tries(w.ledger, turn) for turn in turns) == before
         assert before < 4 + 1, "those in hand when it began"
         error = w.health.judge.error
         assert error is not None
@@ -158,12 +193,27 @@ async def test_one_turn_asks_at_a_time_while_the_judge_fails(tmp_path: Path) -> 
         says.most_at_once = 0
         for _ in range(20):
             w.turn("YES")
-        asked = w.ledger.turns.judgeable()
+        asked = judgeable(w.ledger)
         assert first in asked
         await w.until(lambda: says.most_at_once > 0)
         for _ in range(500):
             await asyncio.sleep(0)
         assert says.most_at_once == 1
+
+
+async def test_while_the_ledger_refuses_the_judge_is_not_asked_about_turn_after_turn(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, judge_waits=NEVER, running=False) as w:
+        for _ in range(8):
+            w.turn("YES")
+        w.ledger._db.rows("PRAGMA query_only = ON")
+        judging = asyncio.create_task(w.judging.run())
+        await w.until(lambda: w.health.judge.state == "failing")
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert w.says.asked == 4, "about those in hand when it began"
+        judging.cancel()
 
 
 async def test_accident_over_one_turn_restarts_judging_and_sets_that_turn_aside(
@@ -179,7 +229,8 @@ async def test_accident_over_one_turn_restarts_judging_and_sets_that_turn_aside(
         assert part.error == "ZeroDivisionError: what nobody thought of"
         assert part.next_try_s is not None
         await judge_others_until(w, lambda: set_aside(w) == [poison])
-        await judge_others_until(w, lambda: part.state == "ok")
+        await others_are_judged(w)  # after the last restart
+        await w.until(lambda: part.state == "ok")
         assert not running.done()
         running.cancel()
 
@@ -197,7 +248,7 @@ async def test_set_aside_turns_are_taken_up_again_while_the_loop_runs(tmp_path: 
         assert undoing.judge_again([bad[1], 999]) == [bad[1]]
         await w.until(lambda: w.ledger.samples.waiting() == before + 1)
         assert set_aside(w) == bad[:1]
-        assert w.ledger.judgements.in_vain(bad[1]) == 0
+        assert tries(w.ledger, bad[1]) == 0
         assert undoing.judge_again(None) == bad[:1]
         await w.settled()
         assert undoing.judge_again(None) == []
@@ -210,8 +261,7 @@ async def test_command_takes_up_what_was_set_aside(
         bad = [w.turn("MUMBLE") for _ in range(3)]
         gone = w.turn("MUMBLE")
         for turn in (*bad, gone):
-            for _ in range(TRIES):
-                w.ledger.judgements.add_in_vain(turn, "As an AI, I would rather not.")
+            postpone(w.ledger, turn, "As an AI, I would rather not.", last=True)
         w.ledger.forget(from_turn(gone))
     where = ("--data-dir", str(tmp_path))
 
@@ -223,7 +273,7 @@ async def test_command_takes_up_what_was_set_aside(
     capsys.readouterr()
     _, explained = told("explain", str(bad[0]))
     assert f"It is not trained: {SET_ASIDE}." in explained
-    assert "Try 3 to judge it failed: | As an AI, I would rather not." in explained
+    assert "The last try to judge it failed: | As an AI, I would rather not." in explained
     _, short = told("explain", str(bad[0]), "--no-text")
     assert "As an AI" not in short
     assert told("rejudge", str(bad[1])) == (
@@ -240,7 +290,7 @@ async def test_command_takes_up_what_was_set_aside(
     )
     assert told("rejudge") == (0, "No turn is set aside.")
     ledger = Ledger(tmp_path)
-    assert ledger.turns.judgeable() == bad
+    assert judgeable(ledger) == bad
     ledger.close()
 
 
@@ -252,7 +302,7 @@ async def test_looking_at_a_backlog_does_not_ask_the_ledger_about_each_of_its_tu
     async with world(tmp_path, endpoint=says, rests=NEVER, judge_waits=NEVER) as w:
         for _ in range(200):
             w.turn("YES")
-        await w.until(lambda: says.most_at_once > 0 and len(w.judging._queue) == 200)
+        await w.until(lambda: says.most_at_once > 0 and not w.judging._busy)
         asked, verdict = list[int](), w.ledger.judgements.verdict
 
         def counted(turn: int) -> Verdict | None:
@@ -281,7 +331,7 @@ async def test_verdict_that_comes_while_there_is_no_room_to_ask_saves_the_questi
     room = asyncio.Event()
     async with world(tmp_path, spending=poor_until(room)) as w:
         turn = w.turn("NO")
-        await w.until(lambda: turn in w.judging._in_hand)
+        await w.until(lambda: turn in w.judging._busy)
         given = w.ledger.feedback.give("me", About("turn", str(turn)), Feedback(1.0))
         assert given is not None
         room.set()
@@ -331,10 +381,10 @@ async def test_turn_that_is_forgotten_while_there_is_no_room_to_ask_is_shown_to_
     room = asyncio.Event()
     async with world(tmp_path, spending=poor_until(room)) as w:
         turn = w.turn("NO")
-        await w.until(lambda: turn in w.judging._in_hand)
+        await w.until(lambda: turn in w.judging._busy)
         w.ledger.forget(from_turn(turn))
         room.set()
-        await w.until(lambda: not w.judging._in_hand)
+        await w.until(lambda: not w.judging._busy)
         assert w.says.asked == 0
 
 
@@ -346,12 +396,12 @@ async def test_turn_that_is_forgotten_while_there_is_no_room_to_teach_is_scored_
         turn = w.turn("NO")
         given = w.ledger.feedback.give("me", About("turn", turn), Feedback(-1.0, "shorter"))
         assert given is not None
-        await w.until(lambda: turn in w.judging._in_hand)
+        await w.until(lambda: turn in w.judging._busy)
         for _ in range(50):
             await asyncio.sleep(0)  # until it waits for room
         w.ledger.forget(from_turn(turn))
         room.set()
-        await w.until(lambda: not w.judging._in_hand)
+        await w.until(lambda: not w.judging._busy)
         assert w.base.scored == []
 
 
@@ -378,7 +428,7 @@ async def test_answer_about_what_is_forgotten_meanwhile_is_kept_by_nobody(
         gone = w.turn("YES", session="s") if follows else bad
         w.ledger.forget(from_turn(gone))
         may.set()
-        await w.until(lambda: not w.judging._in_hand)
+        await w.until(lambda: not w.judging._busy)
         assert w.ledger._db.column("SELECT answer FROM votes WHERE turn_id = ?", bad) == []
         assert w.health.last_error is None or "ledger" not in w.health.last_error
         assert w.health.records.state == "ok"
@@ -435,10 +485,9 @@ async def test_judge_gets_and_leaves_only_redacted_text(tmp_path: Path) -> None:
             told = rated(-1, "NO, with", f"use {secret} next time", so=f"he said {secret}")
             return [told] * n
 
-    async with world(tmp_path, running=False, redact=Redactor(["secrets"]).redact) as w:
-        w.judging._judge._endpoint = Leaks()
-        turn = w.turn(f"NO, with {secret}")  # as an older release has kept it
-        await w.judging._handle(turn)
+    async with world(tmp_path, endpoint=Leaks(), redact=Redactor(["secrets"]).redact) as w:
+        w.turn(f"NO, with {secret}")  # as an older release has kept it
+        await w.settled()
         assert len(asked) == 1
         assert not any(secret in prompt for prompt in asked)
         kept = w.ledger._db.rows("SELECT answer FROM votes UNION ALL SELECT text FROM hints")

@@ -18,7 +18,7 @@ from tests.support.learning import (
     has_token,
     world,
 )
-from tests.support.ledger import sample_counts, step_counts
+from tests.support.ledger import judgeable, sample_counts, step_counts
 from tinker_claw.backends.open import lora_learning_rate
 from tinker_claw.errors import LearningEndedError, OutageError
 from tinker_claw.learner.recovery import restore
@@ -140,7 +140,7 @@ async def test_turns_that_the_judge_cannot_take_do_not_hold_up_the_others(tmp_pa
         for _ in range(4):
             w.turn("GOOD")
         await w.version(1)
-        assert w.ledger.turns.judgeable() == stuck
+        assert judgeable(w.ledger) == stuck
 
 
 async def test_restart_goes_on_where_judging_and_the_queue_were(tmp_path: Path) -> None:

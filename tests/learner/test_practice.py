@@ -21,7 +21,6 @@ from tests.support.ledger import COMPLETION, new_turn, sample_counts
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Budget
-from tinker_claw.errors import RefusedError
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.learner import practice
 from tinker_claw.learner.gate import Gate
@@ -29,7 +28,7 @@ from tinker_claw.learner.practice import Behaviour, lacks
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import Lesson, State
 from tinker_claw.ledger.prune import from_turn
-from tinker_claw.ledger.versions import Void
+from tinker_claw.ledger.versions import Void, VoidStepError
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Adam,
@@ -543,7 +542,7 @@ async def test_the_newest_prompts_are_used_and_a_third_of_them_is_held_out(tmp_p
 
 class _Refuses:
     async def ask(self, candidate: Sampler) -> dict[str, Any]:
-        raise RefusedError("as told")
+        raise VoidStepError(Void.REFUSED, "as told")
 
 
 async def test_untold_replies_that_its_owner_accepts_make_a_lesson_learned(tmp_path: Path) -> None:

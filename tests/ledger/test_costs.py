@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.ledger import new_turn, queue
+from tests.support.ledger import judgeable, new_turn, queue
 from tinker_claw.ledger import prune
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.feedback import About, Feedback
@@ -38,10 +38,10 @@ def test_a_look_at_the_queue_reads_the_turns_in_it_alone(ledger: Ledger) -> None
 def test_a_turn_that_waits_for_ever_costs_a_look_at_its_next_state_alone(ledger: Ledger) -> None:
     """The last turn of every session is one, and the judge looks whenever a reply is answered."""
     open_turns = [ledger.turns.add(new_turn(ledger, f"s{n}")) for n in range(200)]
-    assert steps_of(ledger, ledger.turns.judgeable) < 16 * len(open_turns)
+    assert steps_of(ledger, ledger.jobs.waiting) < 16 * len(open_turns)
     ledger.turns.add_next_state(open_turns[7], NextState("user", "no"))
     ledger.feedback.give("me", About("turn", open_turns[3]), Feedback(1.0))
-    assert ledger.turns.judgeable() == [open_turns[3], open_turns[7]]
+    assert judgeable(ledger) == [open_turns[3], open_turns[7]]
 
 
 def test_what_a_forgotten_session_taught_is_found_by_its_lessons(ledger: Ledger) -> None:

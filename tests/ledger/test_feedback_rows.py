@@ -9,10 +9,9 @@ from typing import Any, Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.ledger import new_turn, sample_counts
+from tests.support.ledger import judgeable, new_turn, postpone, sample_counts
 from tests.support.stories import Told
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.ledger.samples import NO_GRADIENT
@@ -115,7 +114,7 @@ def test_no_order_takes_a_reason_from_what_can_never_be_trained(tmp_path: Path) 
         answer = ledger.feedback.give("me", About("turn", turn), Feedback(score))
         assert answer is not None
         assert answer.unused == "the client hung up"
-    assert ledger.turns.judgeable() == []
+    assert judgeable(ledger) == []
     ledger.close()
 
 
@@ -151,17 +150,16 @@ def test_nothing_trains_a_reply_whose_lesson_was_taken_out_of_its_prompt(
     ledger.judgements.add(neutral, value=0, **none)
     ledger.turns.refuse(neutral, "neutral verdict")
     ledger.turns.add_next_state(aside, NextState("user", "thanks"))
-    for _ in range(TRIES):
-        ledger.judgements.add_in_vain(aside, "?")
+    postpone(ledger, aside, "?", last=True)
     trained = story.judged("other", 1, told=told)
     ledger.steps.begin(story.version.id, [ledger.samples.add(trained, 1, None)])
     ledger.forget(in_session("source", "me"))
     ledger.steps.void_unfinished()  # which puts back what may be trained
     assert ledger.samples.waiting() == 0
-    assert ledger.judgements.take_up(None) == []
+    assert ledger.jobs.take_up(None) == []
     for turn in (queued, neutral, aside):
         answer = ledger.feedback.give("me", About("turn", turn), Feedback(1.0))
         assert answer is not None
         assert answer.unused == FORGOTTEN_LESSON
-    assert ledger.turns.judgeable() == []
+    assert judgeable(ledger) == []
     ledger.close()

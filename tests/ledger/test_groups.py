@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.ledger import new_turn, sample_counts
+from tests.support.ledger import judgeable, new_turn, postpone, sample_counts
 from tinker_claw.cli.explain import explained
 from tinker_claw.cli.log import COLUMNS
 from tinker_claw.config.settings import Training
 from tinker_claw.ledger import groups, prune
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
-from tinker_claw.ledger.judgements import TRIES, Ballot
+from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import count_outcomes, read_run, turns_where
 from tinker_claw.ledger.turns import OVER
@@ -61,7 +61,7 @@ class Told:
     def end(self, key: str, score: float) -> None:
         """Report an outcome, and judge the last turn."""
         assert self.ledger.feedback.give("me", About("session", key), Feedback(score, final=True))
-        for turn in self.ledger.turns.judgeable():
+        for turn in judgeable(self.ledger):
             if self.ledger.turns.next_state(turn) is None:
                 self.ledger.samples.add(turn, None, None)
 
@@ -397,11 +397,10 @@ def test_turn_that_is_judged_anew_after_its_episode_is_not_trained(told: Told) -
     told.begin("a", in_group(size=1))
     turn = told.turn("a")
     told.ledger.turns.add_next_state(turn, NextState("tool", "ok"))
-    for _ in range(TRIES):
-        told.ledger.judgements.add_in_vain(turn, "no answer that can be read")
+    postpone(told.ledger, turn, "no answer that can be read", last=True)
     told.end("a", 1.0)
     told.look()
-    assert told.ledger.judgements.take_up(None) == [turn]
+    assert told.ledger.jobs.take_up(None) == [turn]
     told.judge(turn, (1,))
     assert told.words() == {OVER}
     assert told.queued() == {}
@@ -441,7 +440,7 @@ def test_feedback_changes_what_is_held_and_nothing_of_a_group_that_is_queued(tol
     given = told.ledger.feedback.give("me", About("turn", turn), Feedback(-0.5))
     assert given is not None
     assert given.unused is None
-    assert told.ledger.turns.judgeable() == [turn]
+    assert judgeable(told.ledger) == [turn]
     told.ledger.samples.add(turn, -0.5, None)
     told.end("a", 1.0)
     told.look()

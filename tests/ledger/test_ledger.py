@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.ledger import (
     COMPLETION,
+    judgeable,
     new_turn,
     queue,
     sample_counts,
@@ -117,7 +118,7 @@ def test_judgeable_is_what_has_a_next_state_and_is_not_settled(ledger: Ledger) -
         ledger.turns.add_next_state(turn, NextState("user", "ok"))
     ledger.turns.refuse(turns[2], "neutral verdict")
     ledger.samples.add(turns[3], 1, None)
-    assert ledger.turns.judgeable() == [turns[1]]
+    assert judgeable(ledger) == [turns[1]]
 
 
 def test_a_verdicts_weight_is_kept_and_explicit_feedback_weighs_1(tmp_path: Path) -> None:

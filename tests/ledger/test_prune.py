@@ -292,11 +292,10 @@ def test_what_is_written_about_a_turn_that_was_forgotten_meanwhile_is_refused(
     for turn in (before, gone):
         with pytest.raises(ForgottenError):
             ledger.judgements.add(turn, value=-1, ballots=ballots, hints=[WORDS])
-        with pytest.raises(ForgottenError):
-            ledger.judgements.add_in_vain(turn, WORDS)
+        assert not ledger.jobs.postpone(turn, 1, 0.0, WORDS)
         with pytest.raises(ForgottenError):
             ledger.samples.add(turn, -1, TEACHER)
-    for table in ("votes", "hints", "verdicts", "samples"):
+    for table in ("jobs", "votes", "hints", "verdicts", "samples"):
         assert ledger._db.rows(f"SELECT * FROM {table}") == []
 
 

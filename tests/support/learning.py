@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer, rated
-from tests.support.ledger import outcome, sample_counts
+from tests.support.ledger import judgeable, outcome, sample_counts
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.meter import bill
 from tinker_claw.billing.prices import Price
@@ -196,7 +196,7 @@ class World:
                 await asyncio.sleep(0.005)
 
     async def settled(self) -> None:
-        await self.until(lambda: not self.ledger.turns.judgeable())
+        await self.until(lambda: not judgeable(self.ledger))
 
     async def version(self, number: int) -> None:
         await self.until(lambda: self.policy.current.version.id >= number)

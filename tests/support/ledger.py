@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_claw.ledger.codec import unpack_ids
+from tinker_claw.ledger.jobs import TRIES
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import PURPOSES, Bill, Purpose, Spent
 from tinker_claw.render.renderer import Renderer
@@ -49,6 +50,21 @@ def read(data: Path, query: str, *values: Any) -> list[sqlite3.Row]:
 
 def one(data: Path, query: str, *values: Any) -> Any:
     return read(data, query, *values)[0][0]
+
+
+def judgeable(ledger: Ledger) -> list[int]:
+    """Turns that wait to be judged, scored or queued, oldest first."""
+    return sorted(job.turn_id for job in ledger.jobs.waiting())
+
+
+def tries(ledger: Ledger, turn_id: int) -> int:
+    """Failed tries to judge a turn for which it is to blame."""
+    return ledger.jobs._db.one("SELECT tries FROM jobs WHERE turn_id = ?", turn_id) or 0
+
+
+def postpone(ledger: Ledger, turn_id: int, error: str, *, last: bool = False) -> None:
+    """Record a try to judge a turn that failed by its own fault, or the last that may."""
+    ledger.jobs.postpone(turn_id, TRIES if last else tries(ledger, turn_id) + 1, 1.0, error)
 
 
 def _open(data: Path) -> sqlite3.Connection:

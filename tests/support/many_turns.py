@@ -126,7 +126,7 @@ def _judged(tx: Any, rows: list[dict[str, Any]]) -> None:
         judged,
     )
     tx.executemany(
-        "INSERT INTO votes VALUES (?, 'verdict', ?, ?, 'secret vote')",
+        "INSERT INTO votes VALUES (?, ?, ?, 'secret vote')",
         [(row["id"], n, row["verdict"]) for row in judged for n in range(3)],
     )
     tx.executemany(

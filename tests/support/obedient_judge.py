@@ -15,6 +15,7 @@ from typing import Any
 from tests.support.fakes import FakeTrainer
 from tests.support.gateways import World
 from tests.support.learning import SHORT, Splicer
+from tests.support.ledger import judgeable
 from tinker_claw.config.settings import JudgeSettings, Training
 from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.judge import Judge
@@ -88,7 +89,7 @@ async def judge_all(world: World, judge: Endpoint, *, most_hints: int = VOTES) -
     judging = Judging(parts, asks, scorer, lambda: None, waits=SHORT, rests=SHORT)
     task = asyncio.create_task(judging.run())
     async with asyncio.timeout(300):
-        while world.ledger.turns.judgeable():  # noqa: ASYNC110
+        while judgeable(world.ledger):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -113,11 +113,10 @@ class Direct(Client):
     async def _until_wanted(self) -> None:
         """Wait while judge and trainer are behind, so that turns do not get stale: all share one
         process."""
-        turns = self._parts.ledger.turns
         most = 3 * self._parts.training.batch_size
         while not self.enough() and (  # noqa: ASYNC110 - nobody tells
             len(usable(self._parts.ledger.samples.queue())) > most
-            or len(turns.judgeable()) > 2 * IN_FLIGHT
+            or len(self._parts.ledger.jobs.waiting()) > 2 * IN_FLIGHT
         ):
             await asyncio.sleep(0.02)
 

@@ -150,7 +150,7 @@ class Rejudge(LedgerCommand):
         with self.rows():
             pass  # checks that it is a ledger of this schema
         again, running = self.carry_out(
-            "rejudge", {"turns": wanted}, lambda ledger: ledger.judgements.take_up(wanted)
+            "rejudge", {"turns": wanted}, lambda ledger: ledger.jobs.take_up(wanted)
         )
         when = "now" if running else "when the gateway is started"
         if again:

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from tinker_claw.errors import DisagreementError
 from tinker_claw.learner.health import Health
+from tinker_claw.ledger.versions import Void, VoidStepError
 from tinker_claw.methods.passes import Prepared
 from tinker_claw.types import StepReport
 
@@ -89,17 +89,18 @@ def admit(figures: Agreement | None, health: Health) -> None:
     the step is void, and learning ends until a restart, while the gateway goes on answering.
 
     Raises:
-        DisagreementError: sampler and trainer do not agree on it.
+        VoidStepError: sampler and trainer do not agree on it.
     """
     if figures is not None and figures.agrees is False:
         health.disagree(
             f"On {figures.tokens} fresh tokens the sampler's logprobs are not the trainer's (k3 "
             f"{figures.k3:.3g} nats, at most {MOST_K3}). {_CAUSES}"
         )
-        raise DisagreementError(
+        raise VoidStepError(
+            Void.DISAGREES,
             "Sampler and trainer do not agree: the step is not kept, and what this version "
             "sampled is set aside. Fix the sampler (`agreement` says what to check), then "
-            "restart."
+            "restart.",
         )
 
 

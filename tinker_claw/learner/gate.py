@@ -32,9 +32,10 @@ from typing import Any
 
 from tinker_claw.billing.estimate import GATE_TOKENS
 from tinker_claw.config.canaries import Canary
-from tinker_claw.errors import BackendError, ConfigError, OutageError, RefusedError, same_length
+from tinker_claw.errors import BackendError, ConfigError, OutageError, same_length
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import outcomes, side_by_side
+from tinker_claw.ledger.versions import Void, VoidStepError
 from tinker_claw.policy import Sampler
 from tinker_claw.render.begun import common
 from tinker_claw.render.renderer import Renderer
@@ -285,7 +286,7 @@ class Gate:
         kept; return the result for the metrics of the step.
 
         Raises:
-            RefusedError: the candidate has lost too much to serve.
+            VoidStepError: the candidate has lost too much to serve.
             OutageError: the service is away for more than a few of the questions; the version is
                 not admitted then.
         """
@@ -300,11 +301,12 @@ class Gate:
             return {"gate": {"unasked": str(error)}}
         step, whole = loss(answers, before), loss(answers, reference, WHOLE_MOST)
         if not answers:
-            raise RefusedError(f"{REFUSED}: it does not answer")
+            raise VoidStepError(Void.REFUSED, f"{REFUSED}: it does not answer")
         if step.is_too_large():
-            raise RefusedError(
+            raise VoidStepError(
+                Void.REFUSED,
                 f"{REFUSED}: right replies to canaries are {step.mean:.2f} nats less likely "
-                f"({len(step.each)} questions)"
+                f"({len(step.each)} questions)",
             )
         if len(whole.each) < FEWEST:
             log.info("gate.idle", canaries=len(whole.each), fewest=FEWEST)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tinker_claw.errors import OutageError
+from tinker_claw.errors import ClawError
 from tinker_claw.outages import Outages, Refused
 from tinker_claw.telemetry import log
 
@@ -98,7 +98,7 @@ class Health:
             log.error("ledger.failing", error=error)
         self._enter(self.records, "failing" if error else "ok", error)
 
-    def learner_stalls(self, error: OutageError, next_try_s: float) -> None:
+    def learner_stalls(self, error: ClawError, next_try_s: float) -> None:
         """Record that the service is away, and when the learner asks again."""
         self._enter(self.learner, "stalled", str(error), next_try_s)
 

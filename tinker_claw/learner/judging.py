@@ -1,28 +1,30 @@
 """Turn a next state into a sample: judge, then score, then queue.
 
-Rule: the work is one queue, which comes from the ledger, so a restart picks up where this stopped.
-No verdict is made up; if the teacher fails, the sample keeps its reward and records why.
+Rule: the ledger has the queue, the failed tries of each turn and when its next one is due, so a
+restart picks up where this stopped. No verdict is made up; if the teacher fails, the sample keeps
+its reward and records why.
 
-Two kinds of failures are kept apart. Those of the judge (it is away, slow, refuses, or most of what
-it answers cannot be read) blame no turn: until it answers again one turn asks at a time. Those of a
-turn, which fails although others went well since, are counted: after three tries, with growing
-rests between them, it is set aside.
+Two kinds of failures are kept apart. Those of a service as a whole (it is away, slow, refuses, or
+most of what the judge answers cannot be read) blame no turn: until it answers again one turn asks
+at a time. Those of a turn, which fails although others went well since, are counted: after three
+tries, with growing rests between them, it is set aside.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
 
 from tinker_claw.conversation.outright import denied
 from tinker_claw.errors import (
     AlignmentError,
     BackendError,
+    ClawError,
     ForgottenError,
     GoneError,
     JudgeError,
@@ -33,7 +35,8 @@ from tinker_claw.errors import (
 from tinker_claw.judge.judge import Judge, Judgement
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer, ends_apart
-from tinker_claw.ledger.judgements import TRIES, Ballot
+from tinker_claw.ledger.jobs import TRIES, JudgingJob
+from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
@@ -41,8 +44,8 @@ from tinker_claw.telemetry import log
 from tinker_claw.types import HintScores, NextState, Turn, Verdict, Wish
 from tinker_claw.why import Why
 
-WAITS = Backoff(first_s=5.0, longest_s=600.0, jitter=0.25)
-"""Waits between attempts while the judge fails, the service is away, or the ledger refuses."""
+WAITS = Backoff(first_s=5.0, longest_s=60.0, jitter=0.25)
+"""Waits of all turns together while a service is away or the ledger refuses."""
 RESTS = Backoff(first_s=60.0, longest_s=3600.0)
 """Waits between the tries of a turn whose answers cannot be read."""
 CONCURRENCY = 8
@@ -51,6 +54,10 @@ LATELY = 8
 """Number of latest tries that show whether the judge works."""
 SILENT_S = 600.0
 """Seconds after which a judge that has not answered a question is failing. It is waited for."""
+UNREADABLE = (
+    "most of the judge's latest answers could not be read: it does not answer in the form it is "
+    "asked for, refuses, or is cut off"
+)
 
 _NONE = Verdict(votes=(), value=None)
 """Verdict of a reply that nobody has rated."""
@@ -60,50 +67,59 @@ class _Unread(JudgeError):
     """Raised when the judge answered, and nothing can be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    """A turn's wait for its next try."""
+@dataclass(slots=True, eq=False)
+class Breaker:
+    """Latest answers of a service. While it fails as a whole, one turn at a time asks it."""
 
-    until: float
-    """Time of the event loop."""
-    because: Literal["judge", "teacher", "ledger", "turn"]
-    """What failed. Once the judge or the teacher answers again, the rest is over."""
-
-
-class _RecentAnswers:
-    """The judge's latest answers."""
-
-    def __init__(self) -> None:
-        self._last = deque[tuple[int, int]](maxlen=LATELY)
-        """Readable answers and all answers of each try."""
-        self.well = False
-        """Whether the last try succeeded."""
-        self.away: OutageError | JudgeError | None = None
-        """Why the last try got no answers, unless the turn was at fault."""
+    waits: Backoff
+    shares: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
+    """Readable share of each of the latest answers, but those for which a turn is to blame."""
+    error: Exception | None = None
+    """Why the last try got no answer; None: it got one, or its turn is to blame."""
+    succeeded: bool = False
+    """Whether the last try succeeded."""
+    failures: int = 0
+    """Failures in a row that blame no turn; those under way at the same time count once."""
+    asks_at: float = 0.0
+    """When the next turn may ask while it fails, in seconds since 1970."""
 
     @property
     def trouble(self) -> str | None:
-        """Reason why the judge fails as a whole; None: it works, as far as known."""
-        return str(self.away) if self.away else self._mostly_lost()
+        """Reason why it fails as a whole; None: it works, as far as known."""
+        if self.error is not None:
+            return str(self.error)
+        return UNREADABLE if 2 * sum(self.shares) < len(self.shares) else None
 
-    def note(self, read: int, of: int) -> None:
-        self._last.append((read, of))
-        self.well, self.away = read > 0, None
+    def lets(self, now: float, asking: int) -> bool:
+        """Return whether one more turn may ask beside `asking` others."""
+        return self.trouble is None or (now >= self.asks_at and not asking)
 
-    def blames(self) -> bool:
-        """Record that a turn's try failed; return whether the turn is to blame: the judge works,
-        and another has succeeded since the last failure."""
-        well, self.well = self.well, False
-        return well and self._mostly_lost() is None
+    def answered(self, share: float = 1.0) -> None:
+        """Record an answer of which this share can be read."""
+        self.shares.append(share)
+        self.error, self.succeeded, self.failures, self.asks_at = None, True, 0, 0.0
 
-    def _mostly_lost(self) -> str | None:
-        if sum(read / of for read, of in self._last) >= len(self._last) / 2:
-            return None
-        read, of = (sum(some) for some in zip(*self._last, strict=True))
-        return (
-            f"{of - read} of the judge's last {of} answers could not be read: it does not answer "
-            "in the form it is asked for, refuses, or is cut off"
-        )
+    def failed(self, error: Exception, now: float) -> bool:
+        """Record a failed try; return whether its turn is to blame: the service works, and another
+        turn has succeeded since the last failure."""
+        away = isinstance(error, OutageError | LedgerError)
+        blamed = self.succeeded and self.trouble is None and not away
+        self.succeeded = False
+        if not blamed:
+            self.error = None if isinstance(error, _Unread) else error
+            if not away:
+                self.shares.append(0.0)
+            if now >= self.asks_at:
+                self.failures += 1
+                self.asks_at = now + self.waits.after(self.failures)
+        return blamed
+
+    def end_outage(self) -> bool:
+        """Return whether it was away, and take it for well: no turn waits for it any more."""
+        away = isinstance(self.error, OutageError | LedgerError)
+        if away:
+            self.error, self.failures, self.asks_at = None, 0, 0.0
+        return away
 
 
 class Judging:
@@ -139,209 +155,141 @@ class Judging:
         hinted = Signal.HINT in parts.method.needs
         self._doubts_hints = hinted and parts.training.recipe != "paper"
         """Whether hints are only taught while the model does what they ask."""
-        self._waits = waits
         self._rests = rests
         self._silent_s = silent_s
         self._concurrency = concurrency
-        self._queue: dict[int, bool] = {}
-        """Turns to advance, oldest first, and whether each has a verdict."""
-        self._in_hand: set[int] = set()
-        self._asking: set[int] = set()
-        """Turns in hand that wait for the judge."""
-        self._resting: dict[int, _Rest] = {}
-        self._failed = Counter[int]()
-        """Failures in a row of each turn."""
-        self._recent = _RecentAnswers()
-        self._probe_at = 0.0
-        """Time of the event loop from which one turn may ask a judge that fails."""
-        self._look, self._look_at, self._refused = True, 0.0, 0
-        """Whether to look for work in the ledger; from when on; and how often it refused."""
+        self.judge_breaker = Breaker(waits)
+        self.teacher_breaker = Breaker(waits)
+        self.ledger_breaker = Breaker(waits)
+        self._busy: dict[int, Breaker | None] = {}
+        """Turns in hand, and what each asks; None: neither judge nor teacher yet."""
+        self._left = False
+        """Whether the last look found turns that had to wait."""
         self._changed = asyncio.Event()
 
     def wake(self) -> None:
         """Look for work: a next state or a rating has come in, or a turn is taken up again."""
-        self._look = True
         self._changed.set()
 
     async def run(self) -> None:
         """Judge all turns that can be judged, until cancelled. May be called again after an
-        unexpected end: the state of turns and judge is kept."""
-        self._in_hand.clear()  # a task cancelled before it began has not removed itself
-        self._asking.clear()
+        unexpected end."""
+        self._busy.clear()  # a task cancelled before it began has not removed itself
         self._show()
-        self.wake()
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
-                now = asyncio.get_running_loop().time()
-                if self._look and now >= self._look_at:
-                    self._look_for_work(now)
-                for turn_id in self._next(now):
-                    self._in_hand.add(turn_id)
-                    group.create_task(self._handle(turn_id))
+                now = time.time()
+                jobs = self._waiting(now)
+                for job in jobs:
+                    if self._may_start(job, now):
+                        self._busy[job.turn_id] = self._asks(job)
+                        group.create_task(self._try(job))
+                self._left = any(job.turn_id not in self._busy for job in jobs)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout_at(self._due_after(now)):
+                    async with asyncio.timeout(self._wait_s(jobs, now)):
                         await self._changed.wait()
 
-    def _look_for_work(self, now: float) -> None:
-        """Read the queue from the ledger. A rating ends the rest of its turn."""
+    def _waiting(self, now: float) -> list[JudgingJob]:
+        """Read the queue; [] while the ledger cannot be read."""
+        backend = self._parts.health.backend
         try:
-            turn_ids = self._parts.ledger.turns.judgeable()
-            rated = {*self._parts.ledger.judgements.judged(turn_ids)}
+            jobs = self._parts.ledger.jobs.waiting()
         except LedgerError as error:
-            self._refused += 1
-            self._look_at = now + self._waits.after(self._refused)
-            self._parts.health.judge_is("failing", str(error))
-            return
-        self._look, self._refused = False, 0
-        self._queue = {turn_id: turn_id in rated for turn_id in turn_ids}
-        for turn_id, rest in [*self._resting.items()]:
-            if turn_id not in self._queue:
-                self._done(turn_id)
-            elif self._queue[turn_id] and rest.because in ("judge", "turn"):
-                del self._resting[turn_id]
-        if not turn_ids:  # an outcome may have come though nothing is left to judge
+            self.ledger_breaker.failed(error, now)
+            self._show()
+            return []
+        ended = not jobs and self.ledger_breaker.end_outage()
+        if not any(job.due_at for job in jobs):  # no turn waits for the service any more
+            backend.over("judging")
+            backend.over("teaching")
+            ended |= self.judge_breaker.end_outage() | self.teacher_breaker.end_outage()
+        if ended:
+            self._show()
+        if not jobs:  # an outcome may have come though nothing is left to judge
             self._on_sample()
+        return jobs
 
-    def _next(self, now: float) -> list[int]:
-        """Return the turns to advance now: those that failed least, the oldest first."""
-        chosen = list[int]()
-        for turn_id in sorted(self._queue, key=self._failed.__getitem__):
-            if len(self._in_hand) + len(chosen) >= self._concurrency:
-                break
-            rest = self._resting.get(turn_id)
-            if turn_id in self._in_hand or (rest is not None and rest.until > now):
-                continue
-            if self._asks(turn_id):
-                if self._needs_none():
-                    continue
-                if self._recent.trouble and (self._asking or self._probe_at > now):
-                    continue
-                self._asking.add(turn_id)
-            chosen.append(turn_id)
-        return chosen
+    def _asks(self, job: JudgingJob) -> Breaker | None:
+        """Return what a turn waits for: the judge's verdict, or the teacher that was away."""
+        if not job.judged and not (job.episode and self._by_outcome):
+            return self.judge_breaker
+        return self.teacher_breaker if job.due_at else None
 
-    def _asks(self, turn_id: int) -> bool:
-        """Return whether a turn waits for the judge's verdict."""
-        turns = self._parts.ledger.turns
-        return not self._queue[turn_id] and not (self._by_outcome and turns.get(turn_id).episode)
+    def _may_start(self, job: JudgingJob, now: float) -> bool:
+        """Return whether a turn may be advanced beside those in hand."""
+        busy, asks = self._busy, self._asks(job)
+        if job.turn_id in busy or len(busy) >= self._concurrency or job.due_at > now:
+            return False
+        if asks is self.judge_breaker and self._needs_none():
+            return False
+        others = sum(other is asks for other in busy.values())
+        return self.ledger_breaker.lets(now, len(busy)) and (asks is None or asks.lets(now, others))
 
     def _needs_none(self) -> bool:
         """Return whether no verdict would be used: learning has ended, and no lesson is told."""
         return self._parts.health.learner.ended and self._parts.training.lessons == "off"
 
-    def _due_after(self, now: float) -> float | None:
-        """Return when something is due that waits for time alone; None: nothing is."""
-        rests = [rest.until for rest in self._resting.values()]
-        return min((at for at in (*rests, self._probe_at, self._look_at) if at > now), default=None)
+    def _wait_s(self, jobs: Sequence[JudgingJob], now: float) -> float | None:
+        """Return the seconds until something is due that waits for time alone; None: nothing is."""
+        breakers = (self.judge_breaker, self.teacher_breaker, self.ledger_breaker)
+        due = [*(job.due_at for job in jobs), *(breaker.asks_at for breaker in breakers)]
+        return min((at - now for at in due if at > now), default=None)
 
-    async def _handle(self, turn_id: int) -> None:
-        """Advance one turn."""
+    async def _try(self, job: JudgingJob) -> None:
+        """Advance one turn, and record it if that fails."""
         try:
-            await self._advance(turn_id)
+            await self._advance(job.turn_id)
         except ForgottenError:
-            self._done(turn_id)
-        except OutageError as error:
-            self._service_is_away(turn_id, error)
+            self._changed.set()
         except LedgerError as error:
-            self._parts.health.judge_is("failing", str(error))
-            self._rest(turn_id, "ledger")
-        except JudgeError as error:
-            self._no_answer(turn_id, error)
+            self.ledger_breaker.failed(error, time.time())
+            self._changed.set()
+        except (OutageError, JudgeError) as error:
+            self._postpone(job, error)
         except Exception as error:  # unexpected: this part ends, and starts again
-            message = f"{type(error).__name__}: {error}"
-            self._try_later(turn_id, message, blamed=self._recent.blames())
+            self._postpone(job, error)
             raise
         else:
-            self._done(turn_id)
+            self.ledger_breaker.answered()
         finally:
-            self._in_hand.discard(turn_id)
-            self._asking.discard(turn_id)
-            self._changed.set()
+            self._busy.pop(job.turn_id, None)
+            self._show()
+            if self._left:
+                self._changed.set()
+
+    def _postpone(self, job: JudgingJob, error: Exception) -> None:
+        """Record a failed try and when the next one is due, or set the turn aside after its last.
+        A turn that is not to blame is due at once, behind those that wait; its breaker holds it."""
+        self._changed.set()
+        ledger, now = self._parts.ledger, time.time()
+        breaker = self._busy[job.turn_id] or self.judge_breaker
+        blamed = breaker.failed(error, now)
+        tries = job.tries + blamed
+        rests = blamed or breaker.trouble is None
+        due_at = now + self._rests.after(max(1, tries)) if rests else now
+        message = str(error) if isinstance(error, ClawError) else f"{type(error).__name__}: {error}"
+        try:
+            if breaker is self.judge_breaker and ledger.judgements.verdict(job.turn_id):
+                return  # it was rated meanwhile
+            kept = ledger.jobs.postpone(job.turn_id, tries, due_at, self._redact(message))
+        except LedgerError as refused:
+            self.ledger_breaker.failed(refused, now)
+            return
+        if kept and blamed:
+            log.warning("turn.unjudged", turn=job.turn_id, tries=tries, of=TRIES)
+        if kept and tries >= TRIES:
+            self._parts.telemetry.sample("set_aside", turn=job.turn_id)
 
     def _show(self) -> None:
         """Report the judge's state to health."""
-        trouble, away = self._recent.trouble, isinstance(self._recent.away, OutageError)
-        state = "stalled" if away else "failing"
-        self._parts.health.judge_is(state if trouble else "ok", trouble)
-
-    def _done(self, turn_id: int) -> None:
-        self._queue.pop(turn_id, None)
-        self._failed.pop(turn_id, None)
-        self._resting.pop(turn_id, None)
-        if not self._resting:  # no turn waits for the service any more
-            self._parts.health.backend.over("judging")
-            self._parts.health.backend.over("teaching")
-            if isinstance(self._recent.away, OutageError):
-                self._recent.away = None
-        self._show()
-
-    def _answers_again(self, what: Literal["judge", "teacher"]) -> None:
-        """End the rests of all turns that wait for it."""
-        for turn_id in [turn_id for turn_id, rest in self._resting.items() if rest.because == what]:
-            del self._resting[turn_id]
-
-    def _service_is_away(self, turn_id: int, error: OutageError) -> None:
-        """Let the turn wait; neither turn nor judge is at fault."""
-        if turn_id in self._asking:
-            self._recent.well, self._recent.away = False, error
-            self._show()
-            self._rest(turn_id, "judge")
+        breakers = (self.judge_breaker, self.teacher_breaker, self.ledger_breaker)
+        failing = next((breaker for breaker in breakers if breaker.trouble), None)
+        if failing is None:
+            self._parts.health.judge_is("ok")
         else:
-            self._parts.health.judge_is("stalled", str(error))
-            self._rest(turn_id, "teacher")
-
-    def _no_answer(self, turn_id: int, error: JudgeError) -> None:
-        """Record that the judge gave no readable answer."""
-        blamed, unread = self._recent.blames(), isinstance(error, _Unread)
-        self._recent.note(0, self._judge.votes)
-        if not blamed:
-            self._recent.away = None if unread else error
-            self._probe_at = asyncio.get_running_loop().time() + self._waits.first_s
-        self._show()
-        if self._parts.ledger.judgements.verdict(turn_id) is None:
-            self._try_later(turn_id, str(error), blamed=blamed, paid=unread)
-        else:  # rated outright, meanwhile
-            self.wake()
-
-    def _try_later(self, turn_id: int, answer: str, *, blamed: bool, paid: bool = True) -> None:
-        """Try the turn again later, or set it aside after its last try.
-
-        Args:
-            paid: whether the try cost money; an error does not.
-        """
-        parts = self._parts
-        if not parts.ledger.turns.is_open(turn_id):  # forgotten, and the answer may quote it
-            self._done(turn_id)
-            return
-        if blamed:
-            try:
-                tries = parts.ledger.judgements.add_in_vain(turn_id, self._redact(answer))
-            except ForgottenError:
-                self._done(turn_id)
-                return
-            except LedgerError as refused:
-                parts.health.judge_is("failing", str(refused))
-                self._rest(turn_id, "ledger")
-                return
-            log.warning("turn.unjudged", turn=turn_id, tries=tries, of=TRIES)
-            if tries >= TRIES:
-                self._done(turn_id)
-                parts.telemetry.sample("set_aside", turn=turn_id)
-                return
-        because = "turn" if blamed or not self._recent.trouble else "judge"
-        self._rest(turn_id, because, self._rests if paid or blamed else self._waits)
-
-    def _rest(
-        self,
-        turn_id: int,
-        because: Literal["judge", "teacher", "ledger", "turn"],
-        backoff: Backoff | None = None,
-    ) -> None:
-        self._failed[turn_id] += 1
-        wait_s = (backoff or self._waits).after(self._failed[turn_id])
-        self._resting[turn_id] = _Rest(asyncio.get_running_loop().time() + wait_s, because)
-        self.wake()  # a rating may have come in just before
+            away = isinstance(failing.error, OutageError)
+            self._parts.health.judge_is("stalled" if away else "failing", failing.trouble)
 
     async def _advance(self, turn_id: int) -> None:
         """Advance one turn as far as possible: to a sample, or to the reason why it is none."""
@@ -395,13 +343,13 @@ class Judging:
         await self._parts.spending.room()
         if (verdict := self._parts.ledger.judgements.verdict(turn.id)) is not None:
             return verdict  # by feedback, while waiting for budget
+        tells = self._parts.training.lessons != "off" and not turn.episode
+        lessons = self._parts.ledger.lessons.for_judge(turn.id) if tells else []
         with self._parts.health.backend.watching("judging"):
-            lessons = self._lessons(turn)
             judgement = await self._answered(turn, state, lessons)
         verdict, read = judgement.verdict, sum(v is not None for v in judgement.verdict.votes)
         if not read:
             raise _Unread(judgement.answers[0])
-        self._asking.discard(turn.id)
         self._record(turn.id, judgement, lessons)
         self._parts.telemetry.verdict(
             turn=turn.id,
@@ -409,16 +357,9 @@ class Judging:
             votes=verdict.votes,
             hints=len(judgement.hints),
         )
-        self._recent.note(read, len(verdict.votes))
-        self._probe_at = 0.0
-        if self._recent.trouble is None:
-            self._answers_again("judge")
+        self.judge_breaker.answered(read / len(verdict.votes))
         # Explicit feedback that came meanwhile takes precedence.
         return self._parts.ledger.judgements.verdict(turn.id) or verdict
-
-    def _lessons(self, turn: Turn) -> list[Lesson]:
-        shows_lessons = self._parts.training.lessons != "off" and not turn.episode
-        return self._parts.ledger.lessons.for_judge(turn.id) if shows_lessons else []
 
     async def _answered(self, turn: Turn, state: NextState, lessons: Sequence[Lesson]) -> Judgement:
         self._check(turn.id)  # forgotten while waiting for budget?
@@ -515,6 +456,7 @@ class Judging:
         fitting = self._scorer.fitting(turn, texts)
         if isinstance(fitting, str):
             return None, fitting
+        self._busy[turn.id] = self.teacher_breaker
         try:
             with (
                 self._parts.health.backend.watching("teaching"),
@@ -528,7 +470,7 @@ class Judging:
             raise
         except (AlignmentError, BackendError, RequestError) as error:
             return None, Why.UNSCORED.says(str(error))
-        self._answers_again("teacher")
+        self.teacher_breaker.answered()
         if self._parts.training.recipe != "paper" and ends_apart(turn.completion, scores):
             return None, Why.UNREACHED_END.says()
         return scores, None

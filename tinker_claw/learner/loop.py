@@ -1,9 +1,10 @@
 """The learner: sixteen samples or whole groups, one optimizer step, one new policy version.
 
 `Learner.run` waits for a batch (chosen by `batch`), and `_take` for room in the budget. `_step`
-begins a step and voids it when it fails. `_train_and_swap` is the step: score, train, publish, ask,
-save, commit, swap. A batch whose step fails twice for its own reason is set aside, and so is one
-whose version `gate` refuses, which never serves.
+takes one step and returns its result: a version, or why the step is void. Its parts are `_score`,
+`_train`, `publish`, the gate's `ask` and `_commit`. `_take` does what the result asks for: a batch
+whose step fails twice for its own reason is set aside, and so is one whose version the gate
+refuses, which never serves.
 
 Rule: a step takes effect only with its commit: until then the samples are queued, the old policy
 serves, and a restart loads the last committed state. The gateway awaits nothing here. Neither an
@@ -21,8 +22,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
@@ -30,39 +31,26 @@ from typing import Any
 from tinker_claw.errors import (
     BackendError,
     ClawError,
-    DisagreementError,
-    EmptyStepError,
     GoneError,
     LearningEndedError,
     LedgerError,
     OutageError,
-    RefusedError,
     StepError,
-    UnlearnedError,
-    WithdrawnError,
 )
 from tinker_claw.learner.batch import GROUPED, choose
 from tinker_claw.learner.diagnostics import admit, agreement, step_metrics
 from tinker_claw.learner.gate import AFTER_REFUSAL, Gate, Held
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.practice import BATCH, BETA1, RATE, Practice, PracticePlan
-from tinker_claw.learner.recovery import (
-    FAILURES,
-    WAITS,
-    Recovery,
-    accidents_are_failures,
-    as_outage,
-    refusals,
-    waiting_for_the_ledger,
-)
+from tinker_claw.learner.recovery import WAITS, Recovery, accidents_are_failures
 from tinker_claw.learner.scoring import batch_items
 from tinker_claw.ledger.samples import NO_GRADIENT, ready
-from tinker_claw.ledger.versions import LEFT_OPEN, Void
+from tinker_claw.ledger.versions import LEFT_OPEN, Void, VoidStepError
 from tinker_claw.methods.passes import Prepared
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
-from tinker_claw.types import Adam, LossPass, Sample, StepReport
+from tinker_claw.types import Adam, LossPass, PolicyVersion, Sample, StepReport
 
 BATCHES = 2
 """Batches in a row whose steps fail before learning ends: then the cause is hardly in them."""
@@ -76,6 +64,27 @@ class _Trained:
     metrics: dict[str, Any]
     published_at: float
     """When its version was published, by the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class VoidStep:
+    """Result of a step that left no version; its samples are queued again."""
+
+    why: Void
+    error: ClawError
+
+
+def void_of(error: ClawError) -> Void:
+    """Return why a step is void that ended in this error."""
+    match error:
+        case VoidStepError():
+            return error.why
+        case LearningEndedError():
+            return Void.ENDED
+        case OutageError() | LedgerError() | GoneError():
+            return Void.AWAY
+        case _:
+            return Void.FAILED
 
 
 class Learner:
@@ -210,10 +219,8 @@ class Learner:
             if (batch is None and plan is None) or self._is_held():
                 return False
             await self._take(batch or [], plan)
-        except (OutageError, LedgerError) as error:
-            outage = as_outage(error)
-            self._parts.health.backend.seen("learning", outage)
-            await self.recovery.after(outage)
+        except LedgerError as error:
+            await self.recovery.after(error)
         return True
 
     def _is_held(self) -> bool:
@@ -268,47 +275,67 @@ class Learner:
             return None  # `between_steps` wakes the loop
         async with self._one_step:
             self.recovery.suspect |= self._practice.settle()
-        if self.recovery.suspect:
-            await self.recovery.after(None)
+        await self.recovery.after(None)
         return self._practice.due()
 
     async def _take(self, batch: Sequence[Sample], plan: PracticePlan | None = None) -> None:
-        """Take a step over the batch; set it aside if it fails twice, or if the gate refuses what
-        it made. A practice is tried once.
+        """Take a step over the batch, a second one if it fails, and do what its result asks for. A
+        practice is tried once.
 
         The batch is given up where it has changed while waiting for room in the budget, and after
         an outage.
+
+        Raises:
+            LearningEndedError: steps over several batches in a row have failed, or going on would
+                do harm.
         """
         if self.recovery.suspect:
             await self.recovery.after(None)
             return
-        holds = self._holds
+        holds, ledger = self._holds, self._parts.ledger
         for is_last in (False, True) if plan is None else (True,):
             await self._parts.spending.room()
             async with self._one_step:
-                due = self._is_still_due(batch, holds)
-                error = await self._step(batch, plan) if due else None
-            if error is None:
-                if self.recovery.suspect:  # after a practice: its moments are not the next step's
-                    await self.recovery.after(None)
-                break
-            why = _why(error)
-            if not plan and (why is Void.REFUSED or (is_last and why is Void.FAILED)):
-                self._set_aside(batch, error)  # first, as what follows may wait or never come
-            await self.recovery.after(error)
-            if why is not Void.FAILED:
+                if not self._is_still_due(batch, holds):
+                    break
+                result = await self._step(batch, plan)
+            match result:  # first, as what follows may wait or never come
+                case PolicyVersion():
+                    self._failed = 0
+                case VoidStep(Void.EMPTY):
+                    ledger.samples.expire_these([sample.id for sample in batch], NO_GRADIENT)
+                    self._parts.telemetry.sample("expired", count=len(batch))
+                case VoidStep(Void.REFUSED):
+                    self._set_aside(batch)
+                case VoidStep(Void.FAILED, error) if is_last and plan is None:
+                    self._set_aside(batch)
+                    self._count_failure(error)
+                case VoidStep(Void.DISAGREES, error):
+                    with suppress(LedgerError):  # else it is compared again after the restart
+                        newest = self._parts.policy.newest.version.id
+                        ledger.samples.quarantine(*ledger.samples.queued_of(newest))
+                    raise LearningEndedError(str(error)) from error
+                case VoidStep(Void.ENDED, error):
+                    raise error
+                case _:  # away, withdrawn or not learned: no sample is to blame
+                    pass
+            await self.recovery.after(result.error if isinstance(result, VoidStep) else None)
+            if not (isinstance(result, VoidStep) and result.why is Void.FAILED):
                 break
         self._is_held()  # shown now, not when there is another batch
 
-    def _set_aside(self, batch: Sequence[Sample], error: ClawError) -> None:
-        """Exclude a batch from training.
-
-        Raises:
-            LearningEndedError: steps over several batches in a row have failed.
-        """
+    def _set_aside(self, batch: Sequence[Sample]) -> None:
+        """Exclude a batch from training."""
         self._parts.ledger.samples.quarantine(*(sample.id for sample in batch))
         self._parts.telemetry.sample("quarantined", count=len(batch))
-        self._failed += not isinstance(error, RefusedError)
+
+    def _count_failure(self, error: ClawError) -> None:
+        """Count a batch whose steps failed.
+
+        Raises:
+            LearningEndedError: it is one of several in a row.
+        """
+        self._failed += 1
         if self._failed == BATCHES:
             raise LearningEndedError(
                 f"The steps over {BATCHES} batches in a row failed, and both are set aside. The "
@@ -327,116 +354,80 @@ class Learner:
         ledger.steps.void_unfinished(LEFT_OPEN)  # feedback during it takes samples out
         return ledger.samples.still_queued(batch)
 
-    async def _step(self, batch: Sequence[Sample], plan: PracticePlan | None) -> ClawError | None:
-        """Take one step; if it fails, void it, queue the samples again and return the failure."""
+    async def _step(
+        self, batch: Sequence[Sample], plan: PracticePlan | None
+    ) -> PolicyVersion | VoidStep:
+        """Take one step. Whatever error ends it becomes its result here."""
         parts, self.stepping = self._parts, True
-        if not parts.health.backend.attempts("learning"):  # else it is the outage's next attempt
+        backend = parts.health.backend
+        if not backend.attempts("learning"):  # else it is the outage's next attempt
             parts.health.learner_is("training")
         step_id, ids = 0, [sample.id for sample in batch]  # 0: none yet
         try:
-            with (
-                parts.health.backend.watching("learning"),
-                waiting_for_the_ledger(),
-                accidents_are_failures(),
-            ):
+            with accidents_are_failures():
                 parent, lesson = parts.policy.newest.version.id, plan and plan.lesson.id
                 prompts = plan.prompts if plan else ()
                 step_id = parts.ledger.steps.begin(parent, ids, lesson, prompts)
-                await self._train_and_swap(step_id, batch, plan)
+                result = await self._attempt(step_id, batch, plan)
         except asyncio.CancelledError:
             self._void(step_id, "the gateway was stopped", Void.AWAY)
             raise
-        except LearningEndedError as error:  # no sample is to blame
-            self._void(step_id, str(error), Void.AWAY)
-            if not isinstance(error, DisagreementError):
-                raise
-            with suppress(LedgerError):  # else it is compared again after the restart
-                newest = parts.policy.newest.version.id
-                parts.ledger.samples.quarantine(*parts.ledger.samples.queued_of(newest))
-            raise
-        except EmptyStepError as error:
-            self._void(step_id, str(error), Void.AWAY)
-            with suppress(LedgerError):  # the next attempt does it
-                parts.ledger.samples.expire_these(ids, NO_GRADIENT)
-                parts.telemetry.sample("expired", count=len(ids))
-        except FAILURES as error:
-            self._void(step_id, str(error), _why(error))
-            if isinstance(error, RefusedError):
-                log.warning("gate.refused", step_id=step_id, error=str(error))
-            if isinstance(error, UnlearnedError):
-                log.warning("practice.failed", step_id=step_id, error=str(error))
-            return error
+        except ClawError as error:
+            result = VoidStep(void_of(error), error)
+            self._void(step_id, str(error), result.why)
+            if isinstance(error, OutageError | LedgerError):
+                return result
         finally:
             self.stepping = False
-        return None
+        backend.over("learning")
+        return result
 
-    async def _train_and_swap(
+    async def _attempt(
         self, step_id: int, batch: Sequence[Sample], plan: PracticePlan | None
-    ) -> None:
-        """Run the step: train or practise, publish, ask, save, commit, swap."""
-        parts, parent, started = self._parts, self._parts.policy.newest, time.monotonic()
-        rate = AFTER_REFUSAL if refusals(parts.ledger) else 1.0
-        with parts.spending.paying("train", step_id=step_id) as paid:
-            if plan is None:
-                trained = await self._trained(step_id, batch, rate)
-            else:
-                trained = await self._practised(step_id, plan, rate)
-        step = parent.version.step + 1
-        try:
-            state_ref = await parts.trainer.save_state(f"step-{step_id:08d}")
-            metrics = {"rate": rate} | trained.metrics | parts.spending.figures(paid.usage)
-            settings = parts.training.model_dump(mode="json")
-            rule = {"rule": {"method": parts.method.name, **settings}}
-            version = parts.ledger.steps.commit(
-                step_id,
-                parent.version,
-                state_ref=state_ref,
-                sampler_ref=trained.sampler.ref,
-                metrics=metrics | rule,
-                practised=plan is not None,
-            )
-        except Exception:  # it has served no reply; the next attempt publishes anew
-            self._close(trained.sampler)
-            raise
-        self.retire(parts.policy.swap(Policy(version, trained.sampler)))
-        self.recovery.suspect = plan is not None
-        self._failed = 0
-        now = time.monotonic()
-        parts.telemetry.step(
-            seconds=trained.published_at - started,
-            step_id=step_id,
-            step=step,
-            version=version.id,
-            **metrics,
-        )
-        parts.telemetry.publish(version=version.id, step=step, seconds=now - trained.published_at)
-
-    async def _trained(self, step_id: int, batch: Sequence[Sample], rate: float) -> _Trained:
-        """Score and train a batch, and ask its version.
+    ) -> PolicyVersion:
+        """Train a batch or practise, commit, and let the version serve.
 
         Raises:
-            EmptyStepError: no sample carries a gradient.
-            DisagreementError: sampler and trainer disagree.
+            ClawError: there is no new version; `void_of` says why.
+        """
+        parts, started = self._parts, time.monotonic()
+        rate = AFTER_REFUSAL if parts.ledger.steps.refused_lately() else 1.0
+        with parts.spending.paying("train", step_id=step_id) as paid:
+            if plan is None:
+                trained = await self._train_batch(step_id, batch, rate)
+            else:
+                trained = await self._practise(step_id, plan, rate)
+        metrics = {"rate": rate} | trained.metrics | parts.spending.figures(paid.usage)
+        with self._closed_on_failure(trained.sampler):  # the next attempt publishes anew
+            version = await self._commit(step_id, trained.sampler, metrics, plan)
+        self.retire(parts.policy.swap(Policy(version, trained.sampler)))
+        self.recovery.suspect = plan is not None  # its moments are not the next step's
+        seconds = trained.published_at - started
+        of = {"step": version.step, "version": version.id}
+        parts.telemetry.step(seconds=seconds, step_id=step_id, **of, **metrics)
+        parts.telemetry.publish(**of, seconds=time.monotonic() - trained.published_at)
+        return version
+
+    async def _train_batch(self, step_id: int, batch: Sequence[Sample], rate: float) -> _Trained:
+        """Score and train a batch, publish its version, and ask the gate.
+
+        Raises:
+            VoidStepError: no sample carries a gradient, sampler and trainer disagree, or the gate
+                refuses the version.
         """
         parts, version = self._parts, self._parts.policy.newest.version
-        prepared = await self._prepare(batch)
-        parts.ledger.steps.keep(step_id, prepared.stored, prepared.state)
-        if not prepared.passes:
-            raise EmptyStepError("no sample of the batch carries a gradient")
+        prepared = await self._score(step_id, batch)
         adam = replace(self._adam, learning_rate=rate * self._adam.learning_rate)
         report = await self._train(prepared.passes, adam)
         agreed = agreement(prepared, report, version.id)
         admit(agreed, parts.health)
         published_at, sampler = time.monotonic(), await parts.trainer.publish()
-        try:
+        with self._closed_on_failure(sampler):
             gate_figures = await self._gate.ask(sampler) if self._gate else {}
-        except Exception:
-            self._close(sampler)
-            raise
         metrics = step_metrics(prepared, report, version.step, agreed) | gate_figures
         return _Trained(sampler, metrics, published_at)
 
-    async def _practised(self, step_id: int, plan: PracticePlan, rate: float) -> _Trained:
+    async def _practise(self, step_id: int, plan: PracticePlan, rate: float) -> _Trained:
         """Practise a lesson with moments of its own, unless an undo or the end of learning comes
         first."""
         assert self._practice is not None  # the plan is from there
@@ -448,28 +439,34 @@ class Learner:
 
         def check_wanted() -> None:
             if self._undoing or self._finishing:
-                raise WithdrawnError("something else came first; it begins again")
+                raise VoidStepError(Void.WITHDRAWN, "something else came first; it begins again")
 
         async def train(one_pass: LossPass) -> StepReport:
             return await self._train([one_pass], adam)
 
-        done = await self._practice.run(plan, Random(step_id), train, self._close, check_wanted)
+        done = await self._practice.run(
+            plan, Random(step_id), train, self._closed_on_failure, check_wanted
+        )
         report = done.report
         figures = {"losses": list(report.losses), "grad_norm": report.grad_norm}
         metrics = figures | {"samples": BATCH, "tokens": report.tokens} | done.figures
         return _Trained(done.sampler, metrics, done.published_at)
 
-    def _close(self, sampler: Sampler) -> None:
-        """Close a sampler that has answered nobody."""
-        self.retire(Policy(self._parts.policy.newest.version, sampler))
-
-    async def _prepare(self, samples: Sequence[Sample]) -> Prepared:
+    async def _score(self, step_id: int, samples: Sequence[Sample]) -> Prepared:
         """Score the batch under the current weights, and compute its advantages from the method's
-        state."""
+        state.
+
+        Raises:
+            VoidStepError: no sample carries a gradient.
+        """
         parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
         items = await batch_items(samples, policy, cfg, score_fresh=self._score_fresh)
         state = parts.ledger.steps.method_state(policy.version.id)
-        return parts.method.prepare(items, cfg, state, parts.reply_tokens)
+        prepared = parts.method.prepare(items, cfg, state, parts.reply_tokens)
+        parts.ledger.steps.keep(step_id, prepared.stored, prepared.state)
+        if not prepared.passes:
+            raise VoidStepError(Void.EMPTY, "no sample of the batch carries a gradient")
+        return prepared
 
     async def _train(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
         """Take an optimizer step.
@@ -483,11 +480,40 @@ class Learner:
             raise StepError("the loss or its gradient is not a number")
         return report
 
+    async def _commit(
+        self, step_id: int, sampler: Sampler, metrics: dict[str, Any], plan: PracticePlan | None
+    ) -> PolicyVersion:
+        """Save the state, and commit step, samples and version."""
+        parts, parent = self._parts, self._parts.policy.newest.version
+        state_ref = await parts.trainer.save_state(f"step-{step_id:08d}")
+        rule = {"method": parts.method.name, **parts.training.model_dump(mode="json")}
+        return parts.ledger.steps.commit(
+            step_id,
+            parent,
+            state_ref=state_ref,
+            sampler_ref=sampler.ref,
+            metrics=metrics | {"rule": rule},
+            practised=plan is not None,
+        )
+
     def _void(self, step_id: int, error: str, why: Void) -> None:
         with suppress(LedgerError):  # the next step or start does it
             self._parts.ledger.steps.void(step_id, error, why)
+        if why is Void.REFUSED:
+            log.warning("gate.refused", step_id=step_id, error=error)
+        if why is Void.UNLEARNED:
+            log.warning("practice.failed", step_id=step_id, error=error)
         quiet = why is not Void.FAILED
         self._parts.telemetry.step_void(step_id=step_id, error=error, outage=quiet)
+
+    @contextmanager
+    def _closed_on_failure(self, sampler: Sampler) -> Generator[None]:
+        """Close a sampler that has answered nobody, if what is done inside fails."""
+        try:
+            yield
+        except BaseException:
+            self.retire(Policy(self._parts.policy.newest.version, sampler))
+            raise
 
     async def _close_retired(self) -> None:
         """Close replaced samplers; each ends when the last reply that uses it has ended."""
@@ -501,18 +527,3 @@ class Learner:
                 raise
             except BackendError as error:  # no reason to end the step in progress
                 log.warning("sampler.close_failed", sampler=policy.sampler.ref, error=str(error))
-
-
-def _why(error: ClawError) -> Void:
-    """Return why a step is void that ended in this error."""
-    match error:
-        case RefusedError():
-            return Void.REFUSED
-        case UnlearnedError():
-            return Void.UNLEARNED
-        case WithdrawnError():
-            return Void.WITHDRAWN
-        case OutageError() | GoneError():
-            return Void.AWAY
-        case _:
-            return Void.FAILED

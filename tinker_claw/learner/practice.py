@@ -20,17 +20,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import cycle, islice
 from random import Random
 from statistics import fmean, median
 from typing import Any
 
-from tinker_claw.errors import RefusedError, UnlearnedError
 from tinker_claw.learner.gate import Gate
 from tinker_claw.learner.lesson_replies import FirstMessage, LessonReplies, LessonReply
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.lessons import Lesson, State
+from tinker_claw.ledger.versions import Void, VoidStepError
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
 from tinker_claw.types import Datum, LossPass, StepReport, Usage
@@ -191,18 +192,18 @@ class Practice:
         plan: PracticePlan,
         rng: Random,
         train: Callable[[LossPass], Awaitable[StepReport]],
-        close: Callable[[Sampler], None],
+        closed_on_failure: Callable[[Sampler], AbstractContextManager[None]],
         check_wanted: Callable[[], None],
     ) -> PracticeResult:
         """Train until the untold policy passes the check.
 
         Args:
             train: takes an optimizer step.
-            close: closes a sampler that is not needed any more.
+            closed_on_failure: closes a sampler if what is done inside fails.
             check_wanted: raises where something else comes first; called between the parts.
 
         Raises:
-            UnlearnedError: it did not pass the check, or the base does not follow the lesson.
+            VoidStepError: it did not pass the check, or the base does not follow the lesson.
         """
         costs = self._parts.spending.figures(plan.usage)
         log.info("practice.started", lesson=plan.lesson.id, prompts=len(plan.practised), **costs)
@@ -225,14 +226,11 @@ class Practice:
                 continue
             published_at, sampler = time.monotonic(), await self._parts.trainer.publish()
             try:
-                figures = await self._checked(check, sampler, told_base)
-            except UnlearnedError as error:
-                close(sampler)
+                with closed_on_failure(sampler):
+                    figures = await self._checked(check, sampler, told_base)
+            except VoidStepError as error:
                 refused = str(error)
                 continue
-            except BaseException:
-                close(sampler)
-                raise
             run = {
                 "lesson": plan.lesson.id,
                 "optimizer_steps": number,
@@ -242,13 +240,13 @@ class Practice:
             return PracticeResult(
                 sampler, report, {"practice": run | figures} | gate_figures, published_at
             )
-        raise UnlearnedError(refused)
+        raise VoidStepError(Void.UNLEARNED, refused)
 
     async def _examples(self, plan: PracticePlan) -> _Examples:
         """Return what is trained.
 
         Raises:
-            UnlearnedError: too few replies of the told base follow the lesson.
+            VoidStepError: too few replies of the told base follow the lesson.
         """
         base, replies, wish = self._parts.base, self._replies, plan.lesson.text
         told_replies = await replies.sample(
@@ -260,10 +258,11 @@ class Practice:
         bound = (median(told_scores) + median(untold_scores)) / 2
         kept = [reply for reply in _above(bound, told_replies, told_scores) if reply.ended]
         if len(kept) < FEWEST_ACCEPTED or _ranked(told_scores, untold_scores) < APART:
-            raise UnlearnedError(
+            raise VoidStepError(
+                Void.UNLEARNED,
                 f"told the lesson, the base follows it in {len(kept)} of {len(told_replies)} "
                 f"replies, and untold in {len(_above(bound, untold_replies, untold_scores))} of "
-                f"{len(untold_replies)}: too little to learn from"
+                f"{len(untold_replies)}: too little to learn from",
             )
         opposites = await self._opposites(plan, bound)
         against = replies.against(plan.practised, opposites)
@@ -311,15 +310,15 @@ class Practice:
         """Return the figures of a version that passes.
 
         Raises:
-            UnlearnedError: it does not, or the gate refuses it; says why.
+            VoidStepError: it does not, or the gate refuses it; says why.
         """
         try:
             gate_figures = await self._gate.ask(candidate) if self._gate else {}
-        except RefusedError as error:  # the live rate and its moments are not to blame
-            raise UnlearnedError(str(error)) from error
+        except VoidStepError as error:  # the live rate and its moments are not to blame
+            raise VoidStepError(Void.UNLEARNED, str(error)) from error
         behaviour = await self._behaviour(check, candidate)
         if reason := lacks(behaviour, told_base):
-            raise UnlearnedError(reason)
+            raise VoidStepError(Void.UNLEARNED, reason)
         counts = {"of": told_base.of, "contrary": told_base.contrary}
         follow = {"follow": behaviour.follow, "follow_told": told_base.follow}
         obey = {"obey": behaviour.obey, "obey_told": told_base.obey}

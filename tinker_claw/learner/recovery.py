@@ -16,13 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tinker_claw.errors import (
-    AlignmentError,
     BackendError,
     ClawError,
     GoneError,
     LedgerError,
     OutageError,
-    RequestError,
     StepError,
     first_cause,
 )
@@ -38,13 +36,6 @@ from tinker_claw.types import (
 
 WAITS = Backoff(first_s=5.0, longest_s=300.0)
 """Waits between attempts while the service is away."""
-FAILURES = (BackendError, AlignmentError, RequestError)
-"""Errors of a step: the backend's, or those of a sample that does not fit it (any more)."""
-
-
-def refusals(ledger: Ledger) -> int:
-    """Return the number of versions in a row that the gate refused since the serving one."""
-    return len(ledger.steps.refused_lately())
 
 
 async def load(ledger: Ledger, trainer: Trainer, state_ref: str) -> None:
@@ -58,7 +49,7 @@ async def load(ledger: Ledger, trainer: Trainer, state_ref: str) -> None:
         BackendError: it cannot be loaded; says how to go on from another.
     """
     try:
-        fresh = refusals(ledger) or ledger.practice.is_practised(state_ref)
+        fresh = ledger.steps.refused_lately() or ledger.practice.is_practised(state_ref)
         await trainer.load_state(state_ref, moments=not fresh)
     except OutageError:
         raise
@@ -160,7 +151,8 @@ class Recovery:
         """Wait out an outage, and load the newest committed state, retrying as often as needed. Do
         nothing where another has loaded it meanwhile, or nothing was touched.
 
-        A sampler that is gone is published anew, or every batch that it is to score would seem at
+        A ledger that refuses is an outage, too: it takes writes again when its disk has room. A
+        sampler that is gone is published anew, or every batch that it is to score would seem at
         fault. `error` None: an earlier failure.
 
         Raises:
@@ -168,17 +160,17 @@ class Recovery:
         """
         sampler_gone = isinstance(error, GoneError)
         self.suspect |= sampler_gone
-        if isinstance(error, OutageError):
-            outage = error
-        else:
+        outage = error if isinstance(error, OutageError | LedgerError) else None
+        if self.suspect and outage is None:
             reason = str(error) if error else self._health.learner.error
             self._health.learner_is("recovering", reason)
-            outage = await self._try(sampler_gone=sampler_gone)
-        while outage is not None:
-            # Counted until a step succeeds: a service that loads states but takes no steps is away.
-            wait_s = self._waits.after(self._health.backend.attempts("learning"))
-            self._health.learner_stalls(outage, wait_s)
-            await asyncio.sleep(wait_s)
+        while self.suspect or outage is not None:
+            if outage is not None:
+                # Counted until a step succeeds: one that loads states but takes no steps is away.
+                self._health.backend.seen("learning", outage)
+                wait_s = self._waits.after(self._health.backend.attempts("learning"))
+                self._health.learner_stalls(outage, wait_s)
+                await asyncio.sleep(wait_s)
             outage = await self._try(sampler_gone=sampler_gone)
 
     async def keep_published(self) -> None:
@@ -199,10 +191,9 @@ class Recovery:
                 await self._publish_anew(lost)
             except (BackendError, LedgerError) as error:
                 tries += 1
-                outage = as_outage(error) if isinstance(error, LedgerError) else error
                 now = self._with_version(lost.version.id)
                 if now is not None and backend.gone.is_set():  # else it has answered meanwhile
-                    backend.refuses(now.version.id, now.sampler.ref, outage, refused.by)
+                    backend.refuses(now.version.id, now.sampler.ref, error, refused.by)
                 log.warning("version.publish_failed", version=lost.version.id, error=str(error))
             else:
                 tries = 1
@@ -254,16 +245,15 @@ class Recovery:
         await self._restore(sampler_gone=False)
         self.suspect = False
 
-    async def _try(self, *, sampler_gone: bool) -> OutageError | None:
+    async def _try(self, *, sampler_gone: bool) -> ClawError | None:
+        """Load the newest state; return the outage that prevents it."""
         async with self._one_step:
             try:
                 if self.suspect:
                     await self._restore(sampler_gone=sampler_gone)
                     self.suspect = False
             except (OutageError, LedgerError) as error:
-                outage = as_outage(error)
-                self._health.backend.seen("learning", outage)
-                return outage
+                return error
         return None
 
     async def _restore(self, *, sampler_gone: bool) -> None:
@@ -277,10 +267,8 @@ class Recovery:
         # A service that refuses a sampler may open it all the same.
         sampler = await (trainer.publish() if sampler_gone else _reopened(trainer, saved))
         try:
-            now, lost = (
-                Policy(self._ledger.steps.republish(saved, sampler.ref), sampler),
-                policy.newest,
-            )
+            lost = policy.newest
+            now = Policy(self._ledger.steps.republish(saved, sampler.ref), sampler)
             if saved.id == lost.version.id:
                 policy.reopen(lost, now)
             else:  # committed, and stopped before it could serve
@@ -306,17 +294,3 @@ def accidents_are_failures() -> Generator[None]:
         line = traceback.extract_tb(cause.__traceback__)[-1]
         place = f"{Path(line.filename).name}, line {line.lineno}"
         raise StepError(f"{type(cause).__name__}: {cause} ({place})") from error
-
-
-def as_outage(error: OutageError | LedgerError) -> OutageError:
-    """Return a ledger's refusal as an outage: it takes writes again when its disk has room."""
-    return error if isinstance(error, OutageError) else OutageError(str(error))
-
-
-@contextmanager
-def waiting_for_the_ledger() -> Generator[None]:
-    """Treat a ledger that cannot be written as an outage."""
-    try:
-        yield
-    except LedgerError as error:
-        raise as_outage(error) from error

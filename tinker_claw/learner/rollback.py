@@ -120,7 +120,7 @@ class RollbackOperations:
         Raises:
             LedgerError: it cannot be written.
         """
-        again = self.ledger.judgements.take_up(turn_ids)
+        again = self.ledger.jobs.take_up(turn_ids)
         self._wake_judging()
         log.info("judged_again", turns=len(again))
         return again

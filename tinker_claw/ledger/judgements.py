@@ -6,7 +6,6 @@ over it.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +15,7 @@ from tinker_claw.ledger.firsts import ACCEPTED, OWNERS
 from tinker_claw.ledger.lessons import learn
 from tinker_claw.ledger.turns import check_kept, reopen
 from tinker_claw.types import Verdict, Vote, Wish
-from tinker_claw.why import Why
 
-TRIES = 3
-"""Failed tries after which a turn is set aside."""
-SET_ASIDE = Why.SET_ASIDE.says()
-"""Reason why such a turn is not trained."""
-_LONGEST = 2000
-"""Most characters kept of a failed try's answer."""
 DEMONSTRATION = """
 SELECT CASE given.value WHEN 1 THEN NULLIF(later.reply_text, '') END FROM turns AS later
 JOIN verdicts AS given ON given.turn_id = later.id AND given.value IS NOT -1
@@ -51,10 +43,6 @@ SELECT {ACCEPTED} FROM hints
 WHERE rank = 0
   AND user = (SELECT user FROM sessions JOIN turns ON session_id = sessions.id WHERE turns.id = ?)
 ORDER BY hints.turn_id DESC LIMIT {BEHIND_HINTS}
-"""
-_SET_ASIDE = """
-SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id
-WHERE why = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
 """
 
 
@@ -94,8 +82,7 @@ class JudgementTable(LedgerTable):
         with self._db.transaction() as tx:
             check_kept(tx, turn_id)
             tx.executemany(
-                "INSERT INTO votes (turn_id, about, n, value, answer) "
-                "VALUES (?, 'verdict', ?, ?, ?)",
+                "INSERT INTO votes (turn_id, n, value, answer) VALUES (?, ?, ?, ?)",
                 [(turn_id, n, b.value, b.answer) for n, b in enumerate(ballots)],
             )
             first = "(SELECT COALESCE(MAX(rank) + 1, 0) FROM hints WHERE turn_id = ?1)"
@@ -110,47 +97,6 @@ class JudgementTable(LedgerTable):
                 (turn_id, value, time.time(), prompt, weight),
             )
             return learn(tx, turn_id, wish, repeats, contradicts)
-
-    def add_in_vain(self, turn_id: int, answer: str) -> int:
-        """Record a try that failed by the turn's own fault; return the number of failed tries.
-
-        The last one sets the turn aside. `answer`: the judge's answer, or the error.
-        """
-        with self._db.transaction() as tx:
-            check_kept(tx, turn_id)
-            tries = self.in_vain(turn_id)
-            tx.execute(
-                "INSERT INTO votes (turn_id, about, n, value, answer) "
-                "VALUES (?, 'in vain', ?, NULL, ?)",
-                (turn_id, tries, answer[:_LONGEST]),
-            )
-            if tries + 1 >= TRIES:
-                tx.execute(
-                    "UPDATE turns SET settled = 1, untrained_because = ?, why = ? "
-                    "WHERE id = ? AND settled = 0",
-                    (SET_ASIDE, Why.SET_ASIDE, turn_id),
-                )
-        return tries + 1
-
-    def in_vain(self, turn_id: int) -> int:
-        """Return the number of failed tries."""
-        return self._db.one(
-            "SELECT COUNT(*) FROM votes WHERE turn_id = ? AND about = 'in vain'", turn_id
-        )
-
-    def take_up(self, turn_ids: Sequence[int] | None) -> list[int]:
-        """Reopen turns that were set aside, to be judged again; return their ids.
-
-        Args:
-            turn_ids: turns to choose from; None: all. Those without their text stay aside.
-        """
-        with self._db.transaction() as tx:
-            set_aside = [row["id"] for row in tx.execute(_SET_ASIDE, (Why.SET_ASIDE,))]
-            again = [turn_id for turn_id in set_aside if turn_ids is None or turn_id in turn_ids]
-            for turn_id in again:
-                tx.execute("DELETE FROM votes WHERE turn_id = ? AND about = 'in vain'", (turn_id,))
-                reopen(tx, turn_id)
-        return again
 
     def follows_hints(self, turn_id: int) -> bool:
         """Return whether the model does what the hints of a turn's user ask, as far as known: of
@@ -189,17 +135,8 @@ class JudgementTable(LedgerTable):
         )
         if row is None:
             return None
-        votes = self._db.column(
-            "SELECT value FROM votes WHERE turn_id = ? AND about = 'verdict' ORDER BY n", turn_id
-        )
+        votes = self._db.column("SELECT value FROM votes WHERE turn_id = ? ORDER BY n", turn_id)
         return Verdict(votes=tuple(votes), **row)
-
-    def judged(self, turn_ids: Sequence[int]) -> list[int]:
-        """Return the turns among these that have a verdict."""
-        return self._db.column(
-            "SELECT turn_id FROM verdicts WHERE turn_id IN (SELECT value FROM json_each(?))",
-            json.dumps(turn_ids),
-        )
 
     def hints(self, turn_id: int) -> tuple[str, ...]:
         """Return the hints, best first. Explicit ones replace the judge's; where explicit feedback

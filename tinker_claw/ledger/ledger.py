@@ -23,6 +23,7 @@ from tinker_claw.ledger.database import (
 from tinker_claw.ledger.decline import Decline, read_decline
 from tinker_claw.ledger.feedback import FeedbackTable
 from tinker_claw.ledger.groups import GroupTable
+from tinker_claw.ledger.jobs import JobTable
 from tinker_claw.ledger.judgements import JudgementTable
 from tinker_claw.ledger.lessons import LessonTable
 from tinker_claw.ledger.practice import PracticeTable
@@ -69,6 +70,7 @@ class Ledger:
         self._erasing = asyncio.Lock()
         """Held by long work: blocks that it finds unused, other long work might use again."""
         self.turns = TurnTable(self._db)
+        self.jobs = JobTable(self._db)
         self.judgements = JudgementTable(self._db)
         self.lessons = LessonTable(self._db)
         self.practice = PracticeTable(self._db)

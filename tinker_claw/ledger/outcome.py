@@ -101,8 +101,8 @@ SELECT turns.id, turns.session_id AS session, sessions.user, episode, sessions.t
   verdicts.turn_id IS NOT NULL AS judged, value AS verdict, verdicts.source AS verdict_by,
   verdicts.judged AS judge_verdict, said.source AS said_by, said.unused,
   (SELECT json_group_array(value) FROM (SELECT value FROM votes
-    WHERE votes.turn_id = turns.id AND about = 'verdict' ORDER BY n)) AS votes,
-  (SELECT COUNT(*) FROM votes WHERE votes.turn_id = turns.id AND about = 'in vain') AS tries,
+    WHERE votes.turn_id = turns.id ORDER BY n)) AS votes,
+  COALESCE((SELECT tries FROM jobs WHERE jobs.turn_id = turns.id), 0) AS tries,
   (SELECT COUNT(*) FROM hints WHERE hints.turn_id = turns.id) AS hints,
   IIF(samples.id IS NULL, 'null', json_object(
     'state', state, 'reward', reward, 'advantage', advantage, 'step', samples.step_id,
@@ -270,8 +270,9 @@ _CONTENTS = f"""
 SELECT sessions.key AS session_key, ({OUTCOME}) AS session_outcome, request_text, voices,
   reply_text, params, trace, verdicts.prompt AS judge_prompt, hint, untaught,
   overlap, advantages, (SELECT SUM(usd) FROM spend WHERE spend.turn_id = turns.id) AS usd,
-  (SELECT json_group_array(json_object('about', about, 'value', value, 'answer', answer))
-    FROM (SELECT * FROM votes WHERE votes.turn_id = turns.id ORDER BY about DESC, n)) AS answers,
+  (SELECT json_group_array(json_object('value', value, 'answer', answer))
+    FROM (SELECT * FROM votes WHERE votes.turn_id = turns.id ORDER BY n)) AS answers,
+  (SELECT error FROM jobs WHERE jobs.turn_id = turns.id) AS failed_try,
   (SELECT json_group_array(text)
     FROM (SELECT text FROM hints WHERE hints.turn_id = turns.id ORDER BY rank)) AS hints,
   (SELECT json_group_array(json_object('id', lessons.id, 'text', text))
@@ -301,7 +302,9 @@ class Contents:
     trace: str | None
     next_state: NextState | None
     answers: Sequence[Record]
-    """The judge's answers, each with `about`, `value` and `answer`."""
+    """The judge's answers, each with `value` and `answer`."""
+    failed_try: str | None
+    """What the judge said at the last failed try, or why it did not; None: none failed."""
     feedback: Sequence[Record]
     """Explicit feedback on it, or on its session at the end, oldest first."""
     judge_prompt: str | None

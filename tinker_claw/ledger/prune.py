@@ -53,6 +53,7 @@ _THESE = "(SELECT value FROM json_each(?))"
 
 _SAID = {
     "next_states": "text = '', beside = '[]'",
+    "jobs": "error = ''",
     "votes": "answer = ''",
     "hints": "text = ''",
     "feedback": "text = '', key = NULL",
@@ -397,7 +398,7 @@ def _take_back(tx: sqlite3.Connection, what: Forgetting) -> None:
 def _delete(tx: sqlite3.Connection, turns: Collection[int]) -> None:
     """Delete turns. Of those that were trained the row stays, without words."""
     these = json.dumps([*turns])
-    for table in ("next_states", "votes", "verdicts", "hints", "feedback"):
+    for table in ("next_states", "jobs", "votes", "verdicts", "hints", "feedback"):
         tx.execute(f"DELETE FROM {table} WHERE turn_id IN {_THESE}", (these,))
     tx.execute(f"UPDATE spend SET turn_id = NULL WHERE turn_id IN {_THESE}", (these,))
     for turn in turns:

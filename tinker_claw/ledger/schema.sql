@@ -160,13 +160,20 @@ CREATE TABLE channels (
   PRIMARY KEY (user, channel)
 ) STRICT;
 
+-- Turns whose last try to judge or teach them failed.
+CREATE TABLE jobs (
+  turn_id INTEGER PRIMARY KEY REFERENCES turns (id),
+  tries   INTEGER NOT NULL,              -- failed tries for which the turn is to blame
+  due_at  REAL NOT NULL,                 -- when it may be tried again; of several the earliest goes first
+  error   TEXT NOT NULL                  -- what the judge said, or why there was no answer
+) STRICT;
+
 CREATE TABLE votes (
   turn_id INTEGER NOT NULL REFERENCES turns (id),
-  about   TEXT NOT NULL,                 -- 'verdict', or 'in vain': a failed try
   n       INTEGER NOT NULL,
   value   INTEGER,                       -- NULL: could not be parsed
   answer  TEXT NOT NULL,
-  PRIMARY KEY (turn_id, about, n)
+  PRIMARY KEY (turn_id, n)
 ) STRICT;
 
 CREATE TABLE verdicts (

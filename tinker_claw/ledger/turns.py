@@ -85,13 +85,15 @@ JUDGEABLE = f"""
 """
 """SQL on an open row of `turns`: whether it can become a sample. The last turn of an episode has no
 next state; its outcome is enough."""
-_JUDGEABLE = f"""
+WAITING = f"""
 SELECT id FROM turns CROSS JOIN next_states ON turn_id = id WHERE settled = 0
 UNION SELECT id FROM turns CROSS JOIN verdicts ON turn_id = id WHERE settled = 0
 UNION SELECT id FROM turns WHERE settled = 0 AND {JUDGEABLE}
   AND session_id IN (SELECT id FROM sessions WHERE episode = 1)
-ORDER BY 1
 """
+"""SQL of the ids of turns with a next state, a verdict or an episode's outcome that are neither
+samples nor refused yet. It starts at the open turns, as there are far more next states. Most of
+them are the last of a session and wait for ever, so each is looked up as little as possible."""
 STEP = """
 (SELECT COUNT(*) FROM turns AS before JOIN next_states ON next_states.turn_id = before.id
   WHERE before.session_id = turns.session_id AND before.kind = 'main' AND before.idx < turns.idx)
@@ -389,13 +391,6 @@ class TurnTable(LedgerTable):
             turn_id,
         )
 
-    def judgeable(self) -> list[int]:
-        """Return turns with a next state, a verdict or an episode outcome that are neither samples
-        nor refused yet, oldest first."""
-        # Starts at the open turns, since there are far more next states; most of them are the last
-        # of a session and wait for ever, so each is looked up as little as possible.
-        return self._db.column(_JUDGEABLE)
-
     def is_open(self, turn_id: int) -> bool:
         """Return whether the turn exists and is neither a sample nor refused yet."""
         return self._db.row("SELECT 1 FROM turns WHERE id = ? AND settled = 0", turn_id) is not None
@@ -467,8 +462,9 @@ def remove_sample(tx: sqlite3.Connection, turn_id: int) -> None:
 
 
 def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
-    """Reopen a turn without its sample, so that it becomes a new one."""
+    """Reopen a turn without its sample and its failed tries, so that it becomes a new one."""
     remove_sample(tx, turn_id)
+    tx.execute("DELETE FROM jobs WHERE turn_id = ?", (turn_id,))
     tx.execute(
         "UPDATE turns SET settled = 0, untrained_because = NULL, why = NULL WHERE id = ?",
         (turn_id,),

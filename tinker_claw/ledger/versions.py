@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from tinker_claw.errors import LedgerError, WithdrawnError
+from tinker_claw.errors import LedgerError, StepError
 from tinker_claw.ledger.codec import pack_floats
 from tinker_claw.ledger.database import LedgerTable, Rows, insert, set_meta
 from tinker_claw.ledger.lessons import practise, tell_again
@@ -52,6 +52,20 @@ class Void(IntEnum):
     """A turn that it trained on was forgotten, its lesson was changed, or an undo came first."""
     UNLEARNED = 5
     """It practised a lesson, and its version did not pass the check."""
+    EMPTY = 6
+    """No sample of its batch carried a gradient."""
+    DISAGREES = 7
+    """The sampler's logprobs are not the trainer's."""
+    ENDED = 8
+    """Learning ended with it, as where a service trains this model no more."""
+
+
+class VoidStepError(StepError):
+    """Raised when a step comes to nothing for a reason that is no failure."""
+
+    def __init__(self, why: Void, because: str) -> None:
+        super().__init__(because)
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +352,7 @@ class StepTable(LedgerTable):
             practised: whether it practised its lesson; False: it trained samples.
 
         Raises:
-            WithdrawnError: one of its samples was forgotten meanwhile, or its lesson was changed.
+            VoidStepError: one of its samples was forgotten meanwhile, or its lesson was changed.
             LedgerError: the step is not open, or one of its samples is not queued any more.
         """
         kept = to_json(metrics, inf_nan_mode="null").decode()
@@ -361,9 +375,9 @@ class StepTable(LedgerTable):
             ).rowcount
             withdrawn = "SELECT 1 FROM steps WHERE id = ? AND void = ?"
             if tx.execute(withdrawn, (step_id, Void.WITHDRAWN)).fetchone():
-                raise WithdrawnError(_WITHDRAWN)
+                raise VoidStepError(Void.WITHDRAWN, _WITHDRAWN)
             if practised and not practise(tx, step_id):
-                raise WithdrawnError("its lesson was changed meanwhile")
+                raise VoidStepError(Void.WITHDRAWN, "its lesson was changed meanwhile")
             if closed != 1 or trained != planned:
                 raise LedgerError(
                     f"step {step_id} cannot be committed: {trained} of its {planned} samples are "

@@ -52,7 +52,7 @@ _FIELDS: Mapping[Table, str] = {
     "verdicts": f"{_OF_TURN}, verdicts.created_at, value AS verdict, "
     "verdicts.source AS verdict_by, verdicts.judged AS judge, verdicts.score, "
     "(SELECT json_group_array(value) FROM (SELECT value FROM votes WHERE votes.turn_id = turns.id "
-    f"AND about = 'verdict' ORDER BY n)) AS votes, {_HINTS}",
+    f"ORDER BY n)) AS votes, {_HINTS}",
     "feedback": f"feedback.id, {_OF_TURN}, {FEEDBACK}",
     "samples": f"samples.id, {_OF_TURN}, samples.created_at, state, reward, advantage, "
     f'hint IS NOT NULL AS hinted, {_ATTEMPT}, idx AS "index", step_id AS step',

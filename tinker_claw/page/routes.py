@@ -90,9 +90,6 @@ _WORDS: Final = {
     "provisional": "Practised; your next sessions show whether it holds",
     "learned": "Learned: done without being told",
     "dropped": "Dropped",
-    # of the judge's answers
-    "verdict": "A vote",
-    "in vain": "A try that came to nothing",
 }
 """Words for states and names."""
 
