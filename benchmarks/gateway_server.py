@@ -31,6 +31,7 @@ from tinker_claw.gateway.index import IDLE_S, ConversationIndex
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.secrets import SecretSearch
 from tinker_claw.learner.health import Health
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Policy, PolicyHolder, Sampler
@@ -133,6 +134,7 @@ def gateway_app(directory: Path, vocabulary: Path, context_tokens: int) -> FastA
         raise LookupError(number)
 
     settings, compute = Gateway(), ComputeRounds()
+    secrets = SecretSearch(Redactor([SECRETS]), compute)
     deps = GatewayDeps(
         settings=settings,
         served_name=MODEL,
@@ -141,7 +143,8 @@ def gateway_app(directory: Path, vocabulary: Path, context_tokens: int) -> FastA
         serving=ServingDeps(open_version, health.backend, lambda version: ()),
         ledger=ledger,
         index=ConversationIndex(ledger.turns, IDLE_S),
-        privacy=SessionPrivacy(ledger.turns, Redactor([SECRETS]), compute),
+        secrets=secrets,
+        privacy=SessionPrivacy(ledger.turns, secrets),
         owners=Owners(ledger.turns),
         compute=compute,
         spending=spending,

@@ -104,7 +104,7 @@ CAPS = {
     "tinker_claw.gateway.index:SESSIONS": 1_000,
     "tinker_claw.gateway.index:TRACES": 40,
     "tinker_claw.gateway.privacy:TRACES": 40,
-    "tinker_claw.gateway.privacy:TEXTS": 280,
+    "tinker_claw.gateway.secrets:TEXTS": 280,
     "tinker_claw.render.prompt_cache:PromptCache.__init__.__defaults__": (720_000,),
     "tinker_claw.app.main:UPKEEP_S": 6.0,
     "tinker_claw.app.main:DAY_S": 300.0,

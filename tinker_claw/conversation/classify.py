@@ -302,7 +302,7 @@ def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str,
         return seen.line.name, "the Runtime line", False
     if kind is Kind.SIDE:
         return SIDE_KEY, "its trace" if traced else "nothing: none is named", traced
-    return f"{OPENING}{_opening(seen)}", "its first messages", False
+    return opening_key(seen), "its first messages", False
 
 
 def _without_boundary(value: str, session_id: str | None) -> str:
@@ -353,8 +353,8 @@ def _attempt(headers: Mapping[str, str]) -> Attempt | None:
     return Attempt(task, group, int(size) if size else None, episode) if task or episode else None
 
 
-def _opening(seen: SessionEvidence) -> str:
-    """Return a digest of a conversation's beginning: its system prompt, and a person's first words.
+def opening_key(seen: SessionEvidence) -> str:
+    """Return the key of a session by its beginning: its system prompt, and a person's first words.
 
     Conversations that open alike share this; their turns are still told apart by what follows. What
     a harness writes beside the words changes: dates, lists of files. So does the system prompt of a
@@ -370,4 +370,4 @@ def _opening(seen: SessionEvidence) -> str:
         hasher.update(f"{message['role']}\0{text}\0".encode())
         if message["role"] == "user" and text:
             break
-    return hasher.hexdigest()[:32]
+    return f"{OPENING}{hasher.hexdigest()[:32]}"

@@ -17,11 +17,9 @@ from tinker_claw.errors import ClawError
 from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.index import Stream
-from tinker_claw.gateway.privacy import OF_THE_SYSTEM, without
 from tinker_claw.gateway.prompt import exact_digest
 from tinker_claw.gateway.request import Job
 from tinker_claw.gateway.sampling import Sampling
-from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.stream import CutStream
 from tinker_claw.served import Outcome
 from tinker_claw.types import Completion, Delta, Kind, Reply, StopReason, TokenChunk
@@ -155,12 +153,12 @@ class Generation:
             self.sampling.version,
             prompt,
             completion,
-            reply_text=without(deps.privacy.redact(_as_text(reply)), place.secrets),
+            reply_text=deps.secrets.redact(_as_text(reply), job.kept.secrets),
             reply_digest=reply_digest(reply),
             untrained_because=self._untrained_because(completion, holds),
             response_id=job.writer.id,
             fallback=self.sampling.fallback,
-            keeps_tokens=(job.privacy, place.holds, holds) == (Privacy.OPEN, None, None),
+            keeps_tokens=job.kept.tokens and holds is None,
             images=job.images,
             episode=caller.episode,
             seconds=time.monotonic() - job.started,
@@ -185,9 +183,7 @@ class Generation:
         stops, sampled = self._job.params.stop_tokens, completion.tokens
         ended = sampled[-1:] and sampled[-1] in stops
         text = self._deps.renderer.decode(sampled[:-1] if ended else sampled).strip()
-        if any(secret in text for secret in self._job.place.secrets):
-            return OF_THE_SYSTEM
-        return self._deps.privacy.holds_text(text)
+        return self._deps.secrets.holds_text(text, self._job.kept.secrets)
 
     def _untrained_because(self, completion: Completion, holds: str | None) -> str | None:
         if self._job.untrained_because is not None:
