@@ -41,6 +41,7 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.telemetry import Telemetry, configure
 from tinker_claw.types import (
     Capabilities,
+    Charge,
     Completion,
     Images,
     SamplingParams,
@@ -48,6 +49,7 @@ from tinker_claw.types import (
     TokenChunk,
     TokenLogprobs,
     Tokens,
+    uncharged,
 )
 
 CONTEXT_TOKENS = 131_072
@@ -72,7 +74,7 @@ class AtOnce(Sampler):
         self._relayed = [*many, _chunk(replies[0][-1:], TOPK)]
 
     async def stream(
-        self, prompt: Tokens, params: SamplingParams
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
     ) -> AsyncGenerator[TokenChunk, None]:
         if params.max_tokens == RELAYED:
             for chunk in self._relayed:
@@ -82,7 +84,9 @@ class AtOnce(Sampler):
         with_candidates, without = next(self._replies)
         yield with_candidates if params.student_topk else without
 
-    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+    async def sample(
+        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
+    ) -> list[Completion]:
         raise NotImplementedError
 
     async def logprobs(
@@ -93,6 +97,7 @@ class AtOnce(Sampler):
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
         images: Images = (),
+        charge: Charge = uncharged,
     ) -> TokenLogprobs:
         """Return the logprobs as they were sampled, so that every step stays close to the
         sampler."""

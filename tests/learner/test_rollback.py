@@ -16,7 +16,7 @@ from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.ledger.versions import read_versions
-from tinker_claw.types import Adam, LossPass, StepReport
+from tinker_claw.types import Adam, Charge, LossPass, StepReport, uncharged
 
 
 def undoing(w: World) -> RollbackOperations:
@@ -40,10 +40,12 @@ class SlowTrainer(FakeTrainer):
         self.stepping, self.go_on = asyncio.Event(), asyncio.Event()
         self.go_on.set()
 
-    async def train_step(self, passes: list[LossPass], adam: Adam) -> StepReport:  # type: ignore[override]
+    async def train_step(
+        self, passes: list[LossPass], adam: Adam, charge: Charge = uncharged
+    ) -> StepReport:  # type: ignore[override]
         self.stepping.set()
         await self.go_on.wait()
-        return await super().train_step(passes, adam)
+        return await super().train_step(passes, adam, charge)
 
 
 async def test_rollback_answers_and_learns_on_from_that_state_as_a_new_version(

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 
-from tinker_claw.billing.meter import Account, charged
+from tinker_claw.billing.budget import Account
 from tinker_claw.conversation.attribution import without_volatile
 from tinker_claw.conversation.history import reply_digest
-from tinker_claw.errors import ClawError
+from tinker_claw.errors import ClawError, LedgerError
 from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.index import Stream
@@ -34,7 +36,8 @@ class Generation:
     def __init__(self, deps: GatewayDeps, job: Job) -> None:
         self._deps = deps
         self._job = job
-        self.sampling = Sampling(deps, job)
+        self._account = Account(partial(deps.spending.record, "serve"))
+        self.sampling = Sampling(deps, job, self._account.add)
         """Its version is the one that answers, a stand-in's where the job's own failed."""
         request = job.request
         at = len(job.prompt.tokens) - job.prompt.begun
@@ -53,9 +56,6 @@ class Generation:
         self._waited_s = 0.0
         """Seconds spent waiting for a slot."""
         self._first_token_s: float | None = None
-        self._account = Account()
-        self._captured = False
-        """Whether the ledger has the turn."""
         self.cancelled_because = Why.HUNG_UP.says()
         """Why a run that is cancelled breaks off."""
         self._broken: str | None = None
@@ -73,16 +73,15 @@ class Generation:
         if self._job.unasked is not None:
             return self._unasked(Reply(self._job.unasked))
         caller = self._job.caller
-        with charged() as self._account:
-            try:
-                waits = time.monotonic()
-                async with caller.limits.slot(caller.user, episode=caller.episode):
-                    self._waited_s = time.monotonic() - waits
-                    return await self._run(show)
-            finally:
-                self._account.late = late = self._deps.spending.late("serve")
-                if not self._captured:  # it was billed, and there is no turn to write that to
-                    late(self._account.usage)
+        try:
+            waits = time.monotonic()
+            async with caller.limits.slot(caller.user, episode=caller.episode):
+                self._waited_s = time.monotonic() - waits
+                return await self._run(show)
+        finally:
+            if self._account.is_open:  # it was billed, and there is no turn to write that to
+                with suppress(LedgerError):
+                    self._deps.spending.record("serve", self._account.close())
 
     async def _run(self, show: Show | None) -> FinishedReply:
         async def take(chunk: TokenChunk) -> bool:
@@ -167,7 +166,7 @@ class Generation:
         )
         bill = deps.spending.bill("serve", self._account.usage)
         turn_id = deps.ledger.turns.add(outcome, bill)
-        self._captured = True
+        self._account.close()
         deps.spending.count(bill)
         if place.identity.done:
             deps.index.end(place.session_id)

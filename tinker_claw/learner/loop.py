@@ -62,7 +62,7 @@ from tinker_claw.methods.passes import Prepared
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
-from tinker_claw.types import Adam, LossPass, Sample, StepReport
+from tinker_claw.types import Adam, Charge, LossPass, Sample, StepReport
 
 BATCHES = 2
 """Batches in a row whose steps fail before learning ends: then the cause is hardly in them."""
@@ -376,15 +376,15 @@ class Learner:
         """Run the step: train or practise, publish, ask, save, commit, swap."""
         parts, parent, started = self._parts, self._parts.policy.newest, time.monotonic()
         rate = AFTER_REFUSAL if refusals(parts.ledger) else 1.0
-        with parts.spending.paying("train", step_id=step_id) as paid:
+        with parts.spending.paying("train", step_id=step_id) as account:
             if plan is None:
-                trained = await self._trained(step_id, batch, rate)
+                trained = await self._trained(step_id, batch, rate, account.add)
             else:
-                trained = await self._practised(step_id, plan, rate)
+                trained = await self._practised(step_id, plan, rate, account.add)
         step = parent.version.step + 1
         try:
             state_ref = await parts.trainer.save_state(f"step-{step_id:08d}")
-            metrics = {"rate": rate} | trained.metrics | parts.spending.figures(paid.usage)
+            metrics = {"rate": rate} | trained.metrics | parts.spending.figures(account.usage)
             settings = parts.training.model_dump(mode="json")
             rule = {"rule": {"method": parts.method.name, **settings}}
             version = parts.ledger.steps.commit(
@@ -411,7 +411,9 @@ class Learner:
         )
         parts.telemetry.publish(version=version.id, step=step, seconds=now - trained.published_at)
 
-    async def _trained(self, step_id: int, batch: Sequence[Sample], rate: float) -> _Trained:
+    async def _trained(
+        self, step_id: int, batch: Sequence[Sample], rate: float, charge: Charge
+    ) -> _Trained:
         """Score and train a batch, and ask its version.
 
         Raises:
@@ -419,24 +421,26 @@ class Learner:
             DisagreementError: sampler and trainer disagree.
         """
         parts, version = self._parts, self._parts.policy.newest.version
-        prepared = await self._prepare(batch)
+        prepared = await self._prepare(batch, charge)
         parts.ledger.steps.keep(step_id, prepared.stored, prepared.state)
         if not prepared.passes:
             raise EmptyStepError("no sample of the batch carries a gradient")
         adam = replace(self._adam, learning_rate=rate * self._adam.learning_rate)
-        report = await self._train(prepared.passes, adam)
+        report = await self._train(prepared.passes, adam, charge)
         agreed = agreement(prepared, report, version.id)
         admit(agreed, parts.health)
         published_at, sampler = time.monotonic(), await parts.trainer.publish()
         try:
-            gate_figures = await self._gate.ask(sampler) if self._gate else {}
+            gate_figures = await self._gate.ask(sampler, charge) if self._gate else {}
         except Exception:
             self._close(sampler)
             raise
         metrics = step_metrics(prepared, report, version.step, agreed) | gate_figures
         return _Trained(sampler, metrics, published_at)
 
-    async def _practised(self, step_id: int, plan: PracticePlan, rate: float) -> _Trained:
+    async def _practised(
+        self, step_id: int, plan: PracticePlan, rate: float, charge: Charge
+    ) -> _Trained:
         """Practise a lesson with moments of its own, unless an undo or the end of learning comes
         first."""
         assert self._practice is not None  # the plan is from there
@@ -451,9 +455,11 @@ class Learner:
                 raise WithdrawnError("something else came first; it begins again")
 
         async def train(one_pass: LossPass) -> StepReport:
-            return await self._train([one_pass], adam)
+            return await self._train([one_pass], adam, charge)
 
-        done = await self._practice.run(plan, Random(step_id), train, self._close, check_wanted)
+        done = await self._practice.run(
+            plan, Random(step_id), train, self._close, check_wanted, charge
+        )
         report = done.report
         figures = {"losses": list(report.losses), "grad_norm": report.grad_norm}
         metrics = figures | {"samples": BATCH, "tokens": report.tokens} | done.figures
@@ -463,22 +469,23 @@ class Learner:
         """Close a sampler that has answered nobody."""
         self.retire(Policy(self._parts.policy.newest.version, sampler))
 
-    async def _prepare(self, samples: Sequence[Sample]) -> Prepared:
+    async def _prepare(self, samples: Sequence[Sample], charge: Charge) -> Prepared:
         """Score the batch under the current weights, and compute its advantages from the method's
         state."""
         parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
-        items = await batch_items(samples, policy, cfg, score_fresh=self._score_fresh)
+        fresh = self._score_fresh
+        items = await batch_items(samples, policy, cfg, charge, score_fresh=fresh)
         state = parts.ledger.steps.method_state(policy.version.id)
         return parts.method.prepare(items, cfg, state, parts.reply_tokens)
 
-    async def _train(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+    async def _train(self, passes: Sequence[LossPass], adam: Adam, charge: Charge) -> StepReport:
         """Take an optimizer step.
 
         Raises:
             StepError: the loss or its gradient is not a number.
         """
         self.recovery.suspect = True
-        report = await self._parts.trainer.train_step(passes, adam)
+        report = await self._parts.trainer.train_step(passes, adam, charge)
         if not all(map(math.isfinite, (*report.losses, report.grad_norm or 0.0))):
             raise StepError("the loss or its gradient is not a number")
         return report

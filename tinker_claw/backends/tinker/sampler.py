@@ -31,7 +31,6 @@ from tinker_claw.backends.tinker.convert import (
 )
 from tinker_claw.backends.tinker.failures import Fault, failing, fault_of, outage, reason
 from tinker_claw.backends.tinker.session import ServiceSession
-from tinker_claw.billing.meter import bill
 from tinker_claw.errors import (
     AlignmentError,
     BackendError,
@@ -43,6 +42,7 @@ from tinker_claw.errors import (
     same_length,
 )
 from tinker_claw.types import (
+    Charge,
     Completion,
     Images,
     SamplingParams,
@@ -50,6 +50,7 @@ from tinker_claw.types import (
     TokenLogprobs,
     Tokens,
     Usage,
+    uncharged,
 )
 
 T = TypeVar("T")
@@ -109,9 +110,11 @@ class TinkerSampler:
         with failing(f"opening the sampler {self.ref!r}", lost=True):
             await self._twice(self._connected)
 
-    async def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
+    async def stream(
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
+    ) -> AsyncGenerator[TokenChunk]:
         """Yield the whole reply as one chunk: the service does not stream."""
-        (done,) = await self.sample(prompt, params)
+        (done,) = await self.sample(prompt, params, charge=charge)
         yield TokenChunk(
             tokens=done.tokens,
             logprobs=done.logprobs,
@@ -121,10 +124,13 @@ class TinkerSampler:
             cached_tokens=done.cached_tokens,
         )
 
-    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+    async def sample(
+        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
+    ) -> list[Completion]:
         """Draw n completions in one request, which computes and bills the prompt once."""
         self._check(prompt, params, n)
         response = await self._request(
+            charge,
             model_input(prompt, params.images),
             n,
             sdk.SamplingParams(
@@ -151,6 +157,7 @@ class TinkerSampler:
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
         images: Images = (),
+        charge: Charge = uncharged,
     ) -> TokenLogprobs:
         """Score in one request with one sampled token, which is thrown away."""
         if not 1 <= start < len(tokens):
@@ -159,6 +166,7 @@ class TinkerSampler:
             raise ContextLengthError(len(tokens), 0, self._context_tokens)
         rows = len(tokens) - start
         response = await self._request(
+            charge,
             model_input(tokens, images),
             1,
             sdk.SamplingParams(max_tokens=1, temperature=1.0),
@@ -212,14 +220,19 @@ class TinkerSampler:
         return named_ids(ids, before=start - 1, sparse=self._scoring().sparse)
 
     async def _request(
-        self, prompt: sdk.ModelInput, n: int, params: sdk.SamplingParams, **options: Any
+        self,
+        charge: Charge,
+        prompt: sdk.ModelInput,
+        n: int,
+        params: sdk.SamplingParams,
+        **options: Any,
     ) -> sdk.SampleResponse:
-        """One request, in a new session if the service has lost the old one; billed.
+        """Make a request, in a new session if the service has lost the old one; billed.
 
         A caller that is cancelled cancels it at the service, too. Where the service does not offer
         that it samples on, so its answer is awaited and billed.
         """
-        asking = asyncio.create_task(self._billed(prompt, n, params, options))
+        asking = asyncio.create_task(self._billed(charge, prompt, n, params, options))
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
         waiting = asyncio.shield(asking)
@@ -239,19 +252,24 @@ class TinkerSampler:
         return bool(client and client.holder.get_client_dynamic_config().sample_cancel_enabled)
 
     async def _billed(
-        self, prompt: sdk.ModelInput, n: int, params: sdk.SamplingParams, options: dict[str, Any]
+        self,
+        charge: Charge,
+        prompt: sdk.ModelInput,
+        n: int,
+        params: sdk.SamplingParams,
+        options: dict[str, Any],
     ) -> sdk.SampleResponse:
         tokens = prompt.length
-        bill(Usage(prefill=tokens))
+        charge(Usage(prefill=tokens))
         try:
-            response = await self._answered(prompt, n, params, options)
+            response = await self._answered(charge, prompt, n, params, options)
         except OutageError:
-            bill(Usage(prefill=-tokens))  # it was not computed
+            charge(Usage(prefill=-tokens))  # it was not computed
             raise
         self._weights_gone = False
         hits = response.prompt_cache_hit_tokens
         # All but the first of n completions find the prompt in the cache, at the cache's price.
-        bill(
+        charge(
             Usage(
                 prefill=-hits,
                 cached=hits + (n - 1) * tokens,
@@ -261,7 +279,12 @@ class TinkerSampler:
         return response
 
     async def _answered(
-        self, prompt: sdk.ModelInput, n: int, params: sdk.SamplingParams, options: dict[str, Any]
+        self,
+        charge: Charge,
+        prompt: sdk.ModelInput,
+        n: int,
+        params: sdk.SamplingParams,
+        options: dict[str, Any],
     ) -> sdk.SampleResponse:
         try:
             try:
@@ -269,10 +292,10 @@ class TinkerSampler:
             except Exception as error:
                 if fault_of(error) is not Fault.ASKED:
                     raise
-                await self._check_weights(error)
+                await self._check_weights(error, charge)
                 return await self._once(prompt, n, params, options)  # by a new client
         except GoneError as error:
-            await self._check_weights(error)
+            await self._check_weights(error, charge)
             raise
         except BackendError:
             raise
@@ -284,7 +307,7 @@ class TinkerSampler:
                 raise SamplerError(f"Tinker could not sample from {self._name}: {why}.") from error
             raise outage(f"a request to the sampler {self._name}", why) from error
 
-    async def _check_weights(self, refusal: Exception) -> None:
+    async def _check_weights(self, refusal: Exception, charge: Charge) -> None:
         """Check after a refusal whether the weights are there.
 
         Raises:
@@ -296,8 +319,8 @@ class TinkerSampler:
             if not self._weights_gone:
                 self._client = None  # a new one may find them
                 own = None if self.ref == BASE_REF else self.ref
-                self._weights_gone = await self._refuses(own)
-                if self._weights_gone and own and await self._refuses(None):
+                self._weights_gone = await self._refuses(own, charge)
+                if self._weights_gone and own and await self._refuses(None, charge):
                     self._weights_gone = False
                     raise SamplerError(
                         f"Tinker refuses the base model {self._base_model!r} and the sampler "
@@ -311,7 +334,7 @@ class TinkerSampler:
         what = base if self.ref == BASE_REF else f"the sampler {self.ref!r}"
         return GoneError(f"Tinker no longer has {what}: {reason(refusal)}.")
 
-    async def _refuses(self, path: str | None) -> bool:
+    async def _refuses(self, path: str | None, charge: Charge) -> bool:
         """Return whether the service refuses the smallest request to these weights.
 
         Args:
@@ -327,7 +350,7 @@ class TinkerSampler:
             if fault_of(error) is Fault.AWAY:
                 raise outage("looking for the weights", reason(error)) from error
             return True
-        bill(Usage(prefill=len(_SMALLEST), sampled=1))
+        charge(Usage(prefill=len(_SMALLEST), sampled=1))
         return False
 
     async def _twice(self, call: Callable[[], Awaitable[T]]) -> T:
