@@ -491,6 +491,15 @@ async def test_side_calls_about_a_private_session_are_forgotten(world: World) ->
     assert len(rows(world)) == 2, "of that one request it was said, and of no session"
 
 
+async def test_side_calls_of_a_session_that_was_private_are_forgotten(world: World) -> None:
+    named = {"X-Session-Id": "s"}
+    await world.ask(f"/private\nI am {MARK}", headers=named)
+    await world.ask("/private off", headers=named)
+    await world.ask(f"a title for {MARK}", headers=named | {"X-Turn-Type": "side"})
+    assert [row["kind"] for row in rows(world)] == ["main"]
+    assert nothing_of(MARK, world)
+
+
 async def test_private_reply_that_is_hung_up_on_leaves_nothing(
     tmp_path: Path, renderer: Renderer
 ) -> None:

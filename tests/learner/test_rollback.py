@@ -254,10 +254,10 @@ async def test_turn_that_is_forgotten_while_it_is_judged_is_not_judged(tmp_path:
         asked, answer = asyncio.Event(), asyncio.Event()
         usual = w.says.answers
 
-        async def slowly(messages: object, n: int, schema: object) -> list[str]:
+        async def slowly(messages: object, n: int, schema: object, charge: Charge) -> list[str]:
             asked.set()
             await answer.wait()
-            return await usual(messages, n, schema)  # type: ignore[arg-type]
+            return await usual(messages, n, schema, charge)  # type: ignore[arg-type]
 
         w.says.answers = slowly  # type: ignore[method-assign]
         turn = w.turn("YES")

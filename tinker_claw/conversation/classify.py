@@ -55,6 +55,12 @@ _EPISODE = "episode"
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?P<trace>(?!0{32})[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _BOUNDARY = re.compile(r":\d+\Z")
 _NUMBER = re.compile(r"[0-9]{1,9}")
+_SESSIONS = [
+    (re.compile(form), RequestKind(kind))
+    for harness in HARNESSES
+    for form, kind in harness.sessions.items()
+]
+"""Forms of the keys of sessions that are not the user's, and what they are."""
 _CONTROL_UI = "openclaw-webchat-"
 """Prefix of the hash of the session's key that the Control UI sends instead of the session's id."""
 
@@ -232,10 +238,9 @@ def _by_session(seen: SessionEvidence) -> Sign | None:
     """Recognise sessions that are not the user's, by their keys."""
     line = seen.line
     names = [line and line.session_key, seen.affinity or (line and line.session_id)]
-    forms = ((form, kind) for harness in HARNESSES for form, kind in harness.sessions.items())
-    for form, kind in forms:
-        if any(name and re.fullmatch(form, name) for name in names):
-            return Sign(RequestKind(kind), "its session's name")
+    for form, kind in _SESSIONS:
+        if any(name and form.fullmatch(name) for name in names):
+            return Sign(kind, "its session's name")
     return None
 
 

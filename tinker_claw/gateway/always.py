@@ -53,22 +53,19 @@ def take_out(
     Args:
         named: gives every piece of a message its writer.
     """
-    lines = {at: command for at, m in enumerate(messages) if (command := _command(m, named))}
-    if not lines:
+    pairs = [(message, _command(message, named)) for message in messages]
+    if not any(command for _, command in pairs):
         return messages, None
-    newest, since = newest_message_with_words(messages), len(messages) - len(new_messages(messages))
-    new = next((at for at in lines if at >= since and messages[at] is newest), None)
-    command = None if new is None else lines[new]
-    alone = {at for at, line in lines.items() if line.alone}
-    answers = {at + 1 for at in alone if _is_ours(messages[at + 1 : at + 2])}
-    kept = [
-        {**message, "content": _cut(message["content"], lines[at].line)}
-        if at in lines and at not in alone
-        else message
-        for at, message in enumerate(messages)
-        if at == new or at not in alone | answers
-    ]
-    return kept, command
+    newest = newest_message_with_words(messages)
+    new = next((message for message in new_messages(messages) if message is newest), None)
+    kept, before = list[Message](), None
+    for message, command in pairs:
+        if command is not None and not command.alone:
+            kept.append({**message, "content": _cut(message["content"], command.line)})
+        elif message is new or not (command or (before and before.alone and _is_ours(message))):
+            kept.append(message)
+        before = command
+    return kept, next((command for message, command in pairs if message is new), None)
 
 
 def _command(message: Message, named: Attribute) -> Always | None:
@@ -86,9 +83,9 @@ def _typed_command(message: Message) -> Always | None:
     return line and Always(line[0], (line["wish"] or "").strip(), not words[line.end() :].strip())
 
 
-def _is_ours(after: Sequence[Message]) -> bool:
-    """Return whether the message after a command is the gateway's answer."""
-    return any(m["role"] == "assistant" and m["content"].startswith(_OURS) for m in after)
+def _is_ours(message: Message) -> bool:
+    """Return whether a message is an answer of the gateway."""
+    return message["role"] == "assistant" and message["content"].startswith(_OURS)
 
 
 def _cut(content: str, line: str) -> str:

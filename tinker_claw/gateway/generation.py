@@ -71,7 +71,9 @@ class Generation:
             LedgerError: the turn could not be written.
         """
         if self._job.unasked is not None:
-            return self._unasked(Reply(self._job.unasked))
+            reply = Reply(self._job.unasked)
+            self.rest = reply.deltas
+            return FinishedReply(reply, "stop", TokenCounts(0, 0, 0), self._job.version)
         caller = self._job.caller
         try:
             waits = time.monotonic()
@@ -122,11 +124,6 @@ class Generation:
             stop_string=self._parser.stop_string,
         )
 
-    def _unasked(self, reply: Reply) -> FinishedReply:
-        """Return a reply without the model."""
-        self.rest = reply.deltas
-        return FinishedReply(reply, "stop", TokenCounts(0, 0, 0), self._job.version)
-
     def _finish(self, completion: Completion, reply: Reply) -> Finish:
         if completion.stop_reason is StopReason.LENGTH:  # there may have been more calls
             return "length"
@@ -157,7 +154,7 @@ class Generation:
             untrained_because=self._untrained_because(completion, holds),
             response_id=job.writer.id,
             fallback=self.sampling.fallback,
-            keeps_tokens=job.kept.tokens and holds is None,
+            keeps_tokens=(job.kept.reason or holds) is None,
             images=job.images,
             episode=caller.episode,
             seconds=time.monotonic() - job.started,

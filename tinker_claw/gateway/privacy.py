@@ -6,9 +6,8 @@ that holds a secret is not kept as tokens either: tokens are text in another for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from cachetools import LRUCache
 
@@ -38,11 +37,11 @@ _OF_ANOTHER = frozenset({RequestKind.FLUSH, RequestKind.SUBAGENT, RequestKind.UT
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What of a request may be kept."""
+    """Decision what of a request may be kept."""
 
     privacy: Privacy
-    secret: str | None = None
-    """Description of a secret in its words, results or tools; None: there is none."""
+    reason: str | None = None
+    """Why its tokens are not kept, and its turn is not trained; None: they are, if it is open."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Secrets that stood in the prompt before anybody spoke; never stored."""
     key: str | None = None
@@ -50,53 +49,11 @@ class Kept:
 
     @property
     def is_open(self) -> bool:
-        """Nothing in it was said in private."""
+        """Return whether nothing in it was said in private."""
         return self.privacy is Privacy.OPEN
-
-    @property
-    def tokens(self) -> bool:
-        """Whether the prompt's tokens may be kept."""
-        return self.is_open and self.secret is None
-
-    @property
-    def untrained_because(self) -> str | None:
-        """Reason why its turn cannot be trained on; None: it can."""
-        if self.privacy is Privacy.AFTER:
-            return Why.AFTER_PRIVATE.says()
-        return None if self.secret is None else Why.HOLDS.says(self.secret)
-
-
-@dataclass(frozen=True, slots=True)
-class _Signs:
-    """Signs in a request that something in it is private."""
-
-    header: bool
-    """It has the header X-Private."""
-    line: Privacy | None
-    """What the newest line `/private` or `/private off` says; None: there is none."""
-    session: Privacy
-    """The privacy of its session, or of its trace, so far."""
-    transcript: Callable[[], bool]
-    """Return whether it is a side call that shows the line somewhere."""
-    any_session: Callable[[], bool]
-    """Return whether it is a side call that may be about any session of its user, who has had a
-    private one with a name: the line may long be summarised."""
 
 
 _OPEN, _PRIVATE, _AFTER = Privacy
-_CASES: Final[Sequence[tuple[Callable[[_Signs], bool], Privacy, Privacy]]] = (
-    # the sign; the privacy of its session from then on; that of a side call
-    (lambda signs: signs.header, _PRIVATE, _PRIVATE),
-    (lambda signs: signs.line is _PRIVATE, _PRIVATE, _PRIVATE),
-    (lambda signs: signs.line is _AFTER, _AFTER, _PRIVATE),
-    (lambda signs: signs.session is _PRIVATE, _PRIVATE, _PRIVATE),
-    (lambda signs: signs.session is _AFTER, _AFTER, _PRIVATE),
-    (lambda signs: signs.transcript(), _OPEN, _PRIVATE),
-    (lambda signs: signs.any_session(), _OPEN, _PRIVATE),
-    (lambda signs: True, _OPEN, _OPEN),
-)
-"""Cases of privacy; the first whose sign is there decides. The input of a side call is a
-transcript, or belongs to a turn, so it is private where the session has been."""
 
 
 class SessionPrivacy:
@@ -123,41 +80,48 @@ class SessionPrivacy:
         Args:
             named: gives every piece of a message its writer: only an owner ends what is private.
         """
-        is_side, messages = identity.kind is Kind.SIDE, request.messages
-        header, earlier = flagged(headers, "x-private"), self._stored(user, identity)
-        users = (m for m in reversed(messages) if m["role"] == "user")
+        is_side, earlier = identity.kind is Kind.SIDE, self._stored(user, identity)
+        header, users = flagged(headers, "x-private"), reversed(request.messages)
         marker = next(filter(None, (_marker_by(m, named) for m in users)), None)
-        signs = _Signs(
-            header,
-            marker and marker.privacy,
-            earlier,
-            lambda: is_side and any(cached(_mentions, message) for message in messages),
-            lambda: (
-                is_side
-                # Its key is not that of the session that it is about.
-                and (not identity.named or identity.by_trace or identity.call in _OF_ANOTHER)
-                and any(user == of for of, _ in self._sessions)
-            ),
+        line = marker and marker.privacy
+        # The input of a side call is a transcript, or belongs to a turn; unless its key is that of
+        # the session that it is about, it may be of any of its user's.
+        shows_line = is_side and any(cached(_mentions, message) for message in request.messages)
+        about_any = not identity.named or identity.by_trace or identity.call in _OF_ANOTHER
+        had_one = is_side and about_any and any(user == of for of, _ in self._sessions)
+        cases = (
+            # The sign; the privacy of its session from then on; that of a side call. The first
+            # sign that is there decides. "A private session" in docs/privacy.md describes them.
+            (header, _PRIVATE, _PRIVATE),
+            (line is _PRIVATE, _PRIVATE, _PRIVATE),
+            (line is _AFTER, _AFTER, _PRIVATE),
+            (earlier is _PRIVATE, _PRIVATE, _PRIVATE),
+            (earlier is _AFTER, _AFTER, _PRIVATE),
+            (shows_line, _OPEN, _PRIVATE),
+            (had_one, _OPEN, _PRIVATE),
+            (True, _OPEN, _OPEN),
         )
-        session, side_call = next(case[1:] for case in _CASES if case[0](signs))
-        if marker and not (marker.exact or header) and earlier is not Privacy.PRIVATE:
+        session, side_call = next(case[1:] for case in cases if case[0])
+        if marker and not (marker.exact or header) and earlier is not _PRIVATE:
             self.near_misses += 1
             log.warning("private.near_miss", user=user, meaning=NEAR_MISS)
         # What a side call shows of a session does not say whether that is still private. A turn of
         # a named conversation does, also where its client calls it side or asks for a version.
         own = identity.named and identity.call.kind is Kind.MAIN
-        if session is not Privacy.OPEN and (own or not is_side):
+        if session is not _OPEN and (own or not is_side):
             self._record(user, identity, session)
         privacy = side_call if is_side else session
-        if privacy is Privacy.PRIVATE:
+        if privacy is _PRIVATE:
             return Kept(privacy)
-        secrets, key = await self._secrets.search(request, named), None
-        if secrets is None:
-            return Kept(privacy)
+        after = Why.AFTER_PRIVATE.says() if privacy is _AFTER else None
+        searched, key = await self._secrets.search(request, named), None
+        if searched is None:
+            return Kept(privacy, after)
+        secret, secrets = searched
         if not identity.named and identity.key != SIDE_KEY:
             messages = await self._secrets.redact_messages(request.messages)
             key = opening_key(gather(replace(request, messages=messages), headers))
-        return Kept(privacy, *secrets, key)
+        return Kept(privacy, after or (secret and Why.HOLDS.says(secret)), secrets, key)
 
     def _stored(self, user: str, identity: Identity) -> Privacy:
         by_key = self._sessions.get((user, hidden(user, identity.key)), Privacy.OPEN)
@@ -189,7 +153,7 @@ def note_marks(message: Message) -> None:
 
 def _marker_by(message: Message, named: Attribute) -> Marker | None:
     """Return the newest marker in a user's message; only an owner's may end privacy."""
-    marker = cached(_marker, message)
+    marker = cached(_marker, message) if message["role"] == "user" else None
     if marker is None or marker.privacy is not Privacy.AFTER:
         return marker
     writers = {piece.writer for piece in named(message)}

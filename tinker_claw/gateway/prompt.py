@@ -50,7 +50,7 @@ async def build_prompt(
     begun = _begun(deps, request)
     await deps.compute.own_round()
     extend = partial(_extended, deps, lesson_request or request, link)
-    extended = await deps.compute.aside(extend) if large else extend()
+    extended = await deps.compute.aside(extend, when=large)
     render = partial(_rendered, deps, forget=forget, large=large)
     prompt = extended or await render(request)
     if extended is None and lesson_request is not None:

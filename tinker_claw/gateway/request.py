@@ -10,7 +10,7 @@ import hashlib
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
 
@@ -97,7 +97,8 @@ async def admit(
     kept = await deps.privacy.decide(
         caller.user, incoming.identity, headers, incoming.request, incoming.named
     )
-    await _remember(deps, wire, incoming, kept)
+    if kept.is_open:
+        await deps.compute.aside(partial(wire.remember, incoming.request, caller.user), when=large)
     # 4. Place it in its conversation, and let it rate the turn before.
     answering = pinned or _current(deps)
     placed = await _place(deps, incoming, kept, answering.id)
@@ -142,7 +143,7 @@ class Job:
             return UNASKED
         if who.done and not who.episode:  # which is trained on its outcome
             return ENDED
-        return self.kept.untrained_because or self.place.pictured or self.params.unfit_because()
+        return self.kept.reason or self.place.pictured or self.params.unfit_because()
 
     @property
     def images(self) -> Images:
@@ -218,10 +219,6 @@ class _Incoming:
     large: bool
     """See `is_large`."""
 
-    @property
-    def user(self) -> str:
-        return self.caller.user
-
 
 def _identify(
     deps: GatewayDeps,
@@ -234,20 +231,20 @@ def _identify(
     large: bool,
 ) -> _Incoming:
     """Identify session, purpose and writers, and take the owner's commands out."""
-    sent = deps.secrets.identity(identify(request, headers), headers)
-    known = replace(sent, surface=deps.owners.of(sent.surface))
-    reason = f"asked for version {pinned.id}; {sent.reason}" if pinned else sent.reason
-    identity = replace(known, kind=Kind.SIDE, reason=reason, attempt=None) if pinned else known
+    sender = deps.secrets.identity(identify(request, headers), headers)
+    reason = f"asked for version {pinned.id}; {sender.reason}" if pinned else ""
+    as_side = {"kind": Kind.SIDE, "reason": reason, "attempt": None} if pinned else {}
+    identity = replace(sender, surface=deps.owners.of(sender.surface), **as_side)
     named = partial(
         attribute,
         surface=identity.surface,
         is_owner=partial(deps.owners.has, caller.user),
         carried=carried(request.messages),
     )
-    messages, command = request.messages, None
-    if identity.kind is Kind.MAIN and _is_personal(identity):
-        messages, command = always.take_out(request.messages, named)
-    bare = request if messages is request.messages else replace(request, messages=messages)
+    obeys = identity.kind is Kind.MAIN and _is_personal(identity)
+    sent = request.messages
+    messages, command = always.take_out(sent, named) if obeys else (sent, None)
+    bare = request if messages is sent else replace(request, messages=messages)
     return _Incoming(bare, caller, identity, named, command, started, large)
 
 
@@ -255,20 +252,6 @@ def _is_personal(who: Identity) -> bool:
     """Return whether a conversation is one person's, and no attempt at a task."""
     tried = who.episode or (who.attempt is not None and who.attempt.group is not None)
     return not (tried or who.surface.group)
-
-
-# Step 3, beside `SessionPrivacy.decide`
-
-
-async def _remember(deps: GatewayDeps, wire: WireFormat, incoming: _Incoming, kept: Kept) -> None:
-    """Cache what may be sent again."""
-    if not kept.is_open:
-        return
-    remember = partial(wire.remember, incoming.request, incoming.user)
-    if incoming.large:
-        await deps.compute.aside(remember)
-    else:
-        remember()
 
 
 # Step 4: its place in a conversation
@@ -281,7 +264,7 @@ class _Placed:
     place: Place
     link: Continuation | None = None
     """The turn that it continues; None: none."""
-    lessons: Sequence[Lesson] = field(default_factory=list[Lesson])
+    lessons: Sequence[Lesson] = ()
     """The lessons in its session's prompts."""
     unasked: str | None = None
     """See `Job`."""
@@ -296,7 +279,7 @@ async def _place(deps: GatewayDeps, incoming: _Incoming, kept: Kept, version: in
     if kept.is_open and link is None and _rates_nothing(deps, incoming, place):
         return _Placed(place, unasked=NOTHING_TO_RATE)
     # Before a wish is held: it holds from the next session on.
-    lessons = _lessons(deps, incoming, place, version) if kept.is_open else []
+    lessons = _lessons(deps, incoming, place, version) if kept.is_open else ()
     unasked = await _obey(deps, incoming, kept, place)
     if link is not None and unasked is None:
         # Before the prompt: what the user said counts even when it does not fit the context.
@@ -311,8 +294,8 @@ async def _find(
     request, named, index = incoming.request, incoming.named, deps.index
     identity = replace(incoming.identity, key=kept.key or incoming.identity.key)
     converse = partial(Conversation.of, request.messages)
-    conversation = await deps.compute.aside(converse) if incoming.large else converse()
-    named_id = index.session(incoming.user, identity)
+    conversation = await deps.compute.aside(converse, when=incoming.large)
+    named_id = index.session(incoming.caller.user, identity)
     session_id = index.anew(named_id, identity, conversation) if kept.is_open else named_id
     is_main, link = identity.kind is Kind.MAIN, None
     if is_main:
@@ -339,7 +322,7 @@ async def _obey(deps: GatewayDeps, incoming: _Incoming, kept: Kept, place: Place
         return None
     answer = always.PRIVATE
     if kept.is_open:
-        answer = await always.hold(deps, incoming.user, place.session_id, command)
+        answer = await always.hold(deps, incoming.caller.user, place.session_id, command)
     return answer if command.alone else None
 
 
@@ -369,8 +352,8 @@ def _rates_nothing(deps: GatewayDeps, incoming: _Incoming, place: Place) -> bool
     is_main = incoming.identity.kind is Kind.MAIN and incoming.command is None
     if not (is_main and _is_owners(place) and outright(place.text)):
         return False
-    kept = without_volatile(incoming.request.messages)
-    replies = [m for m in kept if m["role"] not in ("system", "developer", "user")]
+    asking = ("system", "developer", "user")
+    replies = (m for m in without_volatile(incoming.request.messages) if m["role"] not in asking)
     if any(reply["content"] != NOTHING_TO_RATE for reply in replies):
         return False
     return not deps.ledger.turns.latest(place.session_id, most=1)
@@ -381,8 +364,8 @@ def _lessons(
 ) -> Sequence[Lesson]:
     """Return the lessons in the session's prompts."""
     if deps.lessons is None or incoming.identity.kind is not Kind.MAIN:
-        return []
-    opener = incoming.user if _is_owners(place) else None
+        return ()
+    opener = incoming.caller.user if _is_owners(place) else None
     return deps.lessons.for_session(place.session_id, opener, version)
 
 
@@ -411,7 +394,7 @@ async def _attach(
         short = hashlib.sha256(reason.encode()).hexdigest()[:16]
         name = f"\nmessage after turn {link.turn_id}: {verdict.score} {short}"
         feedback = Feedback(float(verdict.score), reason, key=name)
-        record(deps, incoming.user, About("turn", link.turn_id), feedback)
+        record(deps, incoming.caller.user, About("turn", link.turn_id), feedback)
     if deps.ledger.turns.add_next_state(link.turn_id, replace(state, text=text, beside=beside)):
         deps.on_next_state()
 

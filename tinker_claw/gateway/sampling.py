@@ -199,11 +199,9 @@ class Sampling:
         """Return whether nothing is left to sample, even without an end from the sampler."""
         if not self._chunks or self._chunks[-1].stop_reason is not None:
             return bool(self._chunks)
-        reason = None
-        if self._tokens and self._tokens[-1] in self._job.params.stop_tokens:
-            reason = StopReason.STOP
-        elif len(self._tokens) >= self._job.params.max_tokens:
-            reason = StopReason.LENGTH
-        if reason is not None:
-            self._chunks.append(TokenChunk((), (), stop_reason=reason))
-        return reason is not None
+        stopped = self._tokens[-1:] and self._tokens[-1] in self._job.params.stop_tokens
+        if not stopped and len(self._tokens) < self._job.params.max_tokens:
+            return False
+        reason = StopReason.STOP if stopped else StopReason.LENGTH
+        self._chunks.append(TokenChunk((), (), stop_reason=reason))
+        return True

@@ -48,10 +48,10 @@ class SecretSearch:
     ) -> tuple[str | None, tuple[str, ...]] | None:
         """Search a request, much new text in a thread; then wait for a round of the event loop.
 
-        Return a description of a secret in its words, results or tools, which ends what its session
-        teaches, and the secrets in the system prompt and in files that a harness puts before the
-        conversation, which are in every prompt of an agent whose workspace has a key in it. None:
-        there is no secret anywhere.
+        Return None where it holds none; else the description of one in its words, results or tools
+        (None: there is none), and the secrets that stand before the conversation. The former ends
+        what its session teaches. The latter, in the system prompt or in files that a harness shows,
+        are in every prompt of an agent whose workspace has a key in it.
 
         Args:
             named: gives every piece of a message its writer.
@@ -65,22 +65,16 @@ class SecretSearch:
         if self.holds(request) is None:
             return None
         before, others = _before_the_conversation(request.messages, named)
-        each = (self._redactor.values(text) for text in before if self.holds_text(text))
+        each = map(self._redactor.values, filter(self.holds_text, before))
         secrets = tuple(dict.fromkeys(value for value in chain(*each) if len(value) >= _BARE))
         texts = (self.holds_text(text, secrets) for text in chain(request.stop, others))
-        in_words = next(filter(None, texts), None)
-        if in_words is None and request.tools:
-            return cached(self._held_by_tools, request.tools), secrets
-        return in_words, secrets
+        return next(filter(None, chain(texts, self._in_tools(request))), None), secrets
 
     def holds(self, request: GenerationRequest) -> str | None:
         """Describe a secret or personal data in a request; None: there is none."""
         stops = map(self.holds_text, request.stop)
         messages = (cached(self._held_by, message) for message in request.messages)
-        description = next(filter(None, chain(stops, messages)), None)
-        if description or not request.tools:
-            return description
-        return cached(self._held_by_tools, request.tools)
+        return next(filter(None, chain(stops, messages, self._in_tools(request))), None)
 
     def holds_text(self, text: str, secrets: Iterable[str] = ()) -> str | None:
         """Describe a secret or personal data in a text; None: there is none.
@@ -139,6 +133,10 @@ class SecretSearch:
 
     def _held_by(self, message: Message) -> str | None:
         return next(filter(None, map(self.holds_text, _texts(message))), None)
+
+    def _in_tools(self, request: GenerationRequest) -> Iterator[str | None]:
+        if request.tools:
+            yield cached(self._held_by_tools, request.tools)
 
     def _held_by_tools(self, tools: Sequence[Tool]) -> str | None:
         # This takes a tenth of what JSON takes.

@@ -57,6 +57,8 @@ T = TypeVar("T")
 
 BASE_REF = "base"
 _SMALLEST: Tokens = (1,)
+_ONE = sdk.SamplingParams(max_tokens=1, temperature=1.0)
+"""Parameters of one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,17 @@ class Scoring:
     """It can score the end of a prompt only, and take the rest from its cache."""
     sparse: bool = True
     """It takes the ids to score as compressed sparse rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """One request to sample, and who pays it."""
+
+    prompt: sdk.ModelInput
+    n: int
+    params: sdk.SamplingParams
+    options: dict[str, Any]
+    charge: Charge
 
 
 class TinkerSampler:
@@ -129,19 +142,17 @@ class TinkerSampler:
     ) -> list[Completion]:
         """Draw n completions in one request, which computes and bills the prompt once."""
         self._check(prompt, params, n)
+        settings = sdk.SamplingParams(
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=-1 if params.top_k is None else params.top_k,
+            seed=params.seed,
+            stop=list(params.stop_tokens) or None,
+        )
+        options = {"topk_sample_logprobs": params.student_topk}
         response = await self._request(
-            charge,
-            model_input(prompt, params.images),
-            n,
-            sdk.SamplingParams(
-                max_tokens=params.max_tokens,
-                temperature=params.temperature,
-                top_p=params.top_p,
-                top_k=-1 if params.top_k is None else params.top_k,
-                seed=params.seed,
-                stop=list(params.stop_tokens) or None,
-            ),
-            topk_sample_logprobs=params.student_topk,
+            _Ask(model_input(prompt, params.images), n, settings, options, charge)
         )
         if len(response.sequences) != n:
             raise SamplerError(f"Tinker gave {len(response.sequences)} completions, not {n}.")
@@ -165,16 +176,13 @@ class TinkerSampler:
         if len(tokens) > self._context_tokens:
             raise ContextLengthError(len(tokens), 0, self._context_tokens)
         rows = len(tokens) - start
-        response = await self._request(
-            charge,
-            model_input(tokens, images),
-            1,
-            sdk.SamplingParams(max_tokens=1, temperature=1.0),
-            include_prompt_logprobs=True,
-            topk_prompt_logprobs=top_k,
-            target_prompt_logprobs=self._targets(tokens, start, targets),
-            prompt_logprobs_last_n=rows if self._scoring().last_n else None,
-        )
+        options = {
+            "include_prompt_logprobs": True,
+            "topk_prompt_logprobs": top_k,
+            "target_prompt_logprobs": self._targets(tokens, start, targets),
+            "prompt_logprobs_last_n": rows if self._scoring().last_n else None,
+        }
+        response = await self._request(_Ask(model_input(tokens, images), 1, _ONE, options, charge))
         own = tail(response.prompt_logprobs_np, len(tokens), rows, "prompt logprobs")
         scored = response.target_prompt_logprobs
         ours = () if targets is None else named(scored, rows, len(targets[0])).tolist()
@@ -219,20 +227,13 @@ class TinkerSampler:
         ids = np.asarray(targets, dtype=np.int64)
         return named_ids(ids, before=start - 1, sparse=self._scoring().sparse)
 
-    async def _request(
-        self,
-        charge: Charge,
-        prompt: sdk.ModelInput,
-        n: int,
-        params: sdk.SamplingParams,
-        **options: Any,
-    ) -> sdk.SampleResponse:
+    async def _request(self, ask: _Ask) -> sdk.SampleResponse:
         """Make a request, in a new session if the service has lost the old one; billed.
 
         A caller that is cancelled cancels it at the service, too. Where the service does not offer
         that it samples on, so its answer is awaited and billed.
         """
-        asking = asyncio.create_task(self._billed(charge, prompt, n, params, options))
+        asking = asyncio.create_task(self._billed(ask))
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
         waiting = asyncio.shield(asking)
@@ -251,51 +252,37 @@ class TinkerSampler:
         client = self._client
         return bool(client and client.holder.get_client_dynamic_config().sample_cancel_enabled)
 
-    async def _billed(
-        self,
-        charge: Charge,
-        prompt: sdk.ModelInput,
-        n: int,
-        params: sdk.SamplingParams,
-        options: dict[str, Any],
-    ) -> sdk.SampleResponse:
-        tokens = prompt.length
-        charge(Usage(prefill=tokens))
+    async def _billed(self, ask: _Ask) -> sdk.SampleResponse:
+        tokens = ask.prompt.length
+        ask.charge(Usage(prefill=tokens))
         try:
-            response = await self._answered(charge, prompt, n, params, options)
+            response = await self._answered(ask)
         except OutageError:
-            charge(Usage(prefill=-tokens))  # it was not computed
+            ask.charge(Usage(prefill=-tokens))  # it was not computed
             raise
         self._weights_gone = False
         hits = response.prompt_cache_hit_tokens
         # All but the first of n completions find the prompt in the cache, at the cache's price.
-        charge(
+        ask.charge(
             Usage(
                 prefill=-hits,
-                cached=hits + (n - 1) * tokens,
+                cached=hits + (ask.n - 1) * tokens,
                 sampled=sum(len(sequence.tokens) for sequence in response.sequences),
             )
         )
         return response
 
-    async def _answered(
-        self,
-        charge: Charge,
-        prompt: sdk.ModelInput,
-        n: int,
-        params: sdk.SamplingParams,
-        options: dict[str, Any],
-    ) -> sdk.SampleResponse:
+    async def _answered(self, ask: _Ask) -> sdk.SampleResponse:
         try:
             try:
-                return await self._twice(lambda: self._once(prompt, n, params, options))
+                return await self._twice(lambda: self._once(ask))
             except Exception as error:
                 if fault_of(error) is not Fault.ASKED:
                     raise
-                await self._check_weights(error, charge)
-                return await self._once(prompt, n, params, options)  # by a new client
+                await self._check_weights(error, ask.charge)
+                return await self._once(ask)  # by a new client
         except GoneError as error:
-            await self._check_weights(error, charge)
+            await self._check_weights(error, ask.charge)
             raise
         except BackendError:
             raise
@@ -342,9 +329,7 @@ class TinkerSampler:
         """
         try:
             client = await self._session.ask(self._make(path), self._timeout_s)
-            smallest = client.sample(
-                model_input(_SMALLEST, ()), 1, sdk.SamplingParams(max_tokens=1, temperature=1.0)
-            )
+            smallest = client.sample(model_input(_SMALLEST, ()), 1, _ONE)
             await self._session.wait(smallest, self._timeout_s)
         except Exception as error:
             if fault_of(error) is Fault.AWAY:
@@ -386,13 +371,10 @@ class TinkerSampler:
             return False
         return True
 
-    async def _once(
-        self, prompt: sdk.ModelInput, n: int, params: sdk.SamplingParams, options: dict[str, Any]
-    ) -> sdk.SampleResponse:
+    async def _once(self, ask: _Ask) -> sdk.SampleResponse:
         client = await self._connected()
-        return await self._session.wait(
-            client.sample(prompt, n, params, **options), self._timeout_s
-        )
+        sampling = client.sample(ask.prompt, ask.n, ask.params, **ask.options)
+        return await self._session.wait(sampling, self._timeout_s)
 
     async def _connected(self) -> tinker.SamplingClient:
         """The client in the present session; concurrent requests share one."""
