@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,11 @@ class SlowTrainer(FakeTrainer):
         self.go_on.set()
 
     async def train_step(
-        self, passes: list[LossPass], adam: Adam, charge: Charge = uncharged
-    ) -> StepReport:  # type: ignore[override]
+        self,
+        passes: Sequence[LossPass],
+        adam: Adam,
+        charge: Charge = uncharged,
+    ) -> StepReport:
         self.stepping.set()
         await self.go_on.wait()
         return await super().train_step(passes, adam, charge)

@@ -292,7 +292,8 @@ async def _find(
 ) -> tuple[Place, Continuation | None]:
     """Return the request's place in its conversation, and the turn that it continues."""
     request, named, index = incoming.request, incoming.named, deps.index
-    identity = replace(incoming.identity, key=kept.key or incoming.identity.key)
+    who, key = incoming.identity, kept.key
+    identity = who if key is None else replace(who, key=key)
     converse = partial(Conversation.of, request.messages)
     conversation = await deps.compute.aside(converse, when=incoming.large)
     named_id = index.session(incoming.caller.user, identity)
