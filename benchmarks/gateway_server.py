@@ -31,6 +31,7 @@ from tinker_claw.gateway.index import IDLE_S, ConversationIndex
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.secrets import SecretSearch
 from tinker_claw.learner.health import Health
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Policy, PolicyHolder, Sampler
@@ -40,6 +41,7 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.telemetry import Telemetry, configure
 from tinker_claw.types import (
     Capabilities,
+    Charge,
     Completion,
     Images,
     SamplingParams,
@@ -47,6 +49,7 @@ from tinker_claw.types import (
     TokenChunk,
     TokenLogprobs,
     Tokens,
+    uncharged,
 )
 
 CONTEXT_TOKENS = 131_072
@@ -71,7 +74,7 @@ class AtOnce(Sampler):
         self._relayed = [*many, _chunk(replies[0][-1:], TOPK)]
 
     async def stream(
-        self, prompt: Tokens, params: SamplingParams
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
     ) -> AsyncGenerator[TokenChunk, None]:
         if params.max_tokens == RELAYED:
             for chunk in self._relayed:
@@ -81,7 +84,9 @@ class AtOnce(Sampler):
         with_candidates, without = next(self._replies)
         yield with_candidates if params.student_topk else without
 
-    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+    async def sample(
+        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
+    ) -> list[Completion]:
         raise NotImplementedError
 
     async def logprobs(
@@ -92,6 +97,7 @@ class AtOnce(Sampler):
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
         images: Images = (),
+        charge: Charge = uncharged,
     ) -> TokenLogprobs:
         """Return the logprobs as they were sampled, so that every step stays close to the
         sampler."""
@@ -133,6 +139,7 @@ def gateway_app(directory: Path, vocabulary: Path, context_tokens: int) -> FastA
         raise LookupError(number)
 
     settings, compute = Gateway(), ComputeRounds()
+    secrets = SecretSearch(Redactor([SECRETS]), compute)
     deps = GatewayDeps(
         settings=settings,
         served_name=MODEL,
@@ -141,7 +148,8 @@ def gateway_app(directory: Path, vocabulary: Path, context_tokens: int) -> FastA
         serving=ServingDeps(open_version, health.backend, lambda version: ()),
         ledger=ledger,
         index=ConversationIndex(ledger.turns, IDLE_S),
-        privacy=SessionPrivacy(ledger.turns, Redactor([SECRETS]), compute),
+        secrets=secrets,
+        privacy=SessionPrivacy(ledger.turns, secrets),
         owners=Owners(ledger.turns),
         compute=compute,
         spending=spending,

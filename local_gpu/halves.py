@@ -27,12 +27,14 @@ from tinker_claw.errors import (
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Adam,
+    Charge,
     Images,
     LossPass,
     SamplingParams,
     StepReport,
     TokenLogprobs,
     Tokens,
+    uncharged,
 )
 
 if TYPE_CHECKING:  # it needs torch, which sampling over HTTP does not
@@ -147,6 +149,7 @@ class TrainerScores:
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
         images: Images = (),
+        charge: Charge = uncharged,
     ) -> TokenLogprobs:
         ask = ScoreAsk.of(self._facts, tokens, start, targets, top_k, images)
         return await self._score(self.ref, ask)

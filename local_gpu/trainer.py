@@ -21,7 +21,7 @@ from local_gpu.learn.losses import LOSSES
 from local_gpu.model.files import entries, remove, slug, stamp, sweep, written
 from tinker_claw.errors import BackendError
 from tinker_claw.policy import Sampler, kept
-from tinker_claw.types import Adam, Capabilities, LossPass, StepReport
+from tinker_claw.types import Adam, Capabilities, Charge, LossPass, StepReport, uncharged
 
 
 class LocalTrainer:
@@ -58,7 +58,9 @@ class LocalTrainer:
             trains_images=self._backend.serving.sees and self._backend.learning.facts.trains_images,
         )
 
-    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+    async def train_step(
+        self, passes: Sequence[LossPass], adam: Adam, charge: Charge = uncharged
+    ) -> StepReport:
         def step() -> StepReport:
             self._keeping.stepping()
             return self._backend.learning.step(passes, adam)

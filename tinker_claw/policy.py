@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 from tinker_claw.types import (
     Adam,
     Capabilities,
+    Charge,
     Completion,
     Images,
     LossPass,
@@ -23,6 +24,7 @@ from tinker_claw.types import (
     TokenChunk,
     TokenLogprobs,
     Tokens,
+    uncharged,
 )
 
 KEPT_DAYS = 14
@@ -53,15 +55,22 @@ class Sampler(Protocol):
     ref: str
     """Name of the weights that survives the process: `Trainer.open(ref)` opens them again."""
 
-    def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncIterator[TokenChunk]:
+    def stream(
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
+    ) -> AsyncIterator[TokenChunk]:
         """Yield tokens as they are sampled; closing the iterator aborts the generation.
+
+        Args:
+            charge: takes what a service bills for it, here and in the other methods.
 
         Raises:
             SamplerError: the generation failed.
         """
         ...
 
-    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+    async def sample(
+        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
+    ) -> list[Completion]:
         """Draw n completions of one prompt, computing the prompt once where possible."""
         ...
 
@@ -73,6 +82,7 @@ class Sampler(Protocol):
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
         images: Images = (),
+        charge: Charge = uncharged,
     ) -> TokenLogprobs:
         """Score `tokens[start:]`, and at each of those positions the ids in `targets` [M, k].
 
@@ -97,7 +107,9 @@ class Trainer(Protocol):
 
     async def capabilities(self) -> Capabilities: ...
 
-    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+    async def train_step(
+        self, passes: Sequence[LossPass], adam: Adam, charge: Charge = uncharged
+    ) -> StepReport:
         """Add up the gradients of all passes and take one optimizer step.
 
         Raises:

@@ -137,8 +137,6 @@ class Place:
     """Digests of the messages as later requests will show them; None: nothing is kept."""
     text: str = ""
     """Last words that were said to the agent, redacted."""
-    holds: str | None = None
-    """Description of a secret or personal data in what was said or found, or None."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Secrets that stood in the prompt before anybody spoke; never stored."""
     lost: bool = False

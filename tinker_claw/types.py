@@ -371,6 +371,15 @@ class Usage:
         return Usage(*map(add, astuple(self), astuple(other)))
 
 
+Charge: TypeAlias = Callable[[Usage], None]
+"""Adds what a service bills to the account of the turn or the step that pays it. It is called once
+per request, also later, when nobody waits for the request any more."""
+
+
+def uncharged(usage: Usage) -> None:
+    """Charge nobody."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """Features of a backend, compared with a method's needs before anything is served."""

@@ -32,6 +32,7 @@ from local_gpu.tinker.service import Service
 from tinker_claw.app.server import in_background
 from tinker_claw.types import (
     Adam,
+    Charge,
     Completion,
     Images,
     SamplingParams,
@@ -39,6 +40,7 @@ from tinker_claw.types import (
     TokenChunk,
     TokenLogprobs,
     Tokens,
+    uncharged,
 )
 
 T = TypeVar("T")
@@ -167,13 +169,17 @@ class Player:
     ref: str
     script: Script
 
-    async def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
+    async def stream(
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
+    ) -> AsyncGenerator[TokenChunk]:
         (done,) = await self.sample(prompt, params)
         yield TokenChunk(
             done.tokens, done.logprobs, done.topk_ids, done.topk_logprobs, done.stop_reason
         )
 
-    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+    async def sample(
+        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
+    ) -> list[Completion]:
         self.script.count(prompt)
         return [self._completion(prompt, params) for _ in range(n)]
 
@@ -203,6 +209,7 @@ class Player:
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
         images: Images = (),
+        charge: Charge = uncharged,
     ) -> TokenLogprobs:
         tail = tokens[start:]
         return TokenLogprobs(

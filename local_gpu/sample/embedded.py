@@ -36,7 +36,7 @@ from local_gpu.sample.routing import RecentPrompts, keys_of
 from local_gpu.tasks import together
 from tinker_claw.errors import BackendError, ClawError, ConfigError, RequestError, SamplerError
 from tinker_claw.policy import Sampler
-from tinker_claw.types import Completion, SamplingParams, TokenChunk, Tokens
+from tinker_claw.types import Charge, Completion, SamplingParams, TokenChunk, Tokens, uncharged
 
 _WARM_PREFIXES: Final = 4
 _WARM_S: Final = 20.0
@@ -381,12 +381,16 @@ class LocalSampler(TrainerScores):
                     params = SamplingParams(max_tokens=1, cache_salt=prefix.salt)
                     await self._engine.sample(prefix.tokens, params, 1)
 
-    def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
+    def stream(
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
+    ) -> AsyncGenerator[TokenChunk]:
         if not params.images:  # placeholders alone are no prefix
             self._recent.note(prompt, keys_of(prompt, params.cache_salt), params.cache_salt)
         return self._engine.stream(prompt, params)
 
-    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+    async def sample(
+        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
+    ) -> list[Completion]:
         return await self._engine.sample(prompt, params, n)
 
     async def aclose(self) -> None:

@@ -15,7 +15,7 @@ from local_gpu.sample.http import Busy
 from local_gpu.sample.member import Adapter, Member
 from local_gpu.sample.pool import Lease, Pool
 from tinker_claw.errors import BackendError, OutageError, SamplerError
-from tinker_claw.types import Completion, SamplingParams, TokenChunk, Tokens
+from tinker_claw.types import Charge, Completion, SamplingParams, TokenChunk, Tokens, uncharged
 
 _SERVERS_PER_REQUEST: Final = 3
 """Most servers that one request may fail on, as it may itself be the cause."""
@@ -33,7 +33,7 @@ class PoolSampler(TrainerScores):
         self._closed = False
 
     async def stream(
-        self, prompt: Tokens, params: SamplingParams
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
     ) -> AsyncGenerator[TokenChunk, None]:
         self._check(prompt, params)
         with self._pool.using(self._adapter) as adapter:
@@ -50,7 +50,9 @@ class PoolSampler(TrainerScores):
                                 return
                     raise OutageError(f"The server {lease.member.url} broke off its reply.")
 
-    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+    async def sample(
+        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
+    ) -> list[Completion]:
         self._check(prompt, params)
         with self._pool.using(self._adapter) as adapter:
             tried = dict[Member, str]()

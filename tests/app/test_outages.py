@@ -20,7 +20,7 @@ from tinker_claw.judge.prompts import Schema
 from tinker_claw.outages import Outages
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import configure
-from tinker_claw.types import LossPass, Message
+from tinker_claw.types import Charge, LossPass, Message, uncharged
 
 Events = Callable[[], Counter[str]]
 
@@ -222,12 +222,14 @@ async def test_one_turn_asks_at_a_time_while_the_service_is_away(tmp_path: Path)
     class Crowded(Says):
         at_once = most = 0
 
-        async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+        async def answers(
+            self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+        ) -> list[str]:
             self.at_once += 1
             self.most = max(self.most, self.at_once)
             try:
                 await asyncio.sleep(0)
-                return await super().answers(messages, n, schema)
+                return await super().answers(messages, n, schema, charge)
             finally:
                 self.at_once -= 1
 

@@ -16,15 +16,14 @@ from tests.support.gateways import gateway
 from tests.support.table_server import model_files
 from tests.support.tinker import served, start_tinker
 from tests.support.tinker_dialects import Uncancelling
-from tinker_claw.billing.budget import Spending
-from tinker_claw.billing.meter import charged
+from tinker_claw.billing.budget import Account, Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Trainer
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.types import Adam, Datum, LossPass, SamplingParams, Usage
+from tinker_claw.types import Adam, Datum, LossPass, SamplingParams, Usage, uncharged
 
 PROMPT = tuple(range(40))
 
@@ -45,8 +44,8 @@ async def trainer(tmp_path: Path) -> AsyncIterator[Trainer]:
 
 async def test_votes_pay_the_prompt_once(trainer: Trainer) -> None:
     base = await trainer.base()
-    with charged() as account:
-        votes = await base.sample(PROMPT, SamplingParams(max_tokens=5, seed=1), n=3)
+    account = Account(uncharged)
+    votes = await base.sample(PROMPT, SamplingParams(max_tokens=5, seed=1), n=3, charge=account.add)
     sampled = sum(len(vote.tokens) for vote in votes)
     assert account.usage == Usage(prefill=40, cached=2 * 40, sampled=sampled)
 
@@ -57,13 +56,13 @@ async def test_prompt_that_the_service_has_in_its_cache_is_billed_as_cached(
     trainer = await start_tinker(tmp_path, server={"table": False})  # a table caches nothing
     sampler = await trainer.publish()
     long = tuple(i % 60 for i in range(400))
-    with charged() as first:
-        (done,) = await sampler.sample(long, SamplingParams(max_tokens=4, seed=1))
+    first = Account(uncharged)
+    (done,) = await sampler.sample(long, SamplingParams(max_tokens=4, seed=1), charge=first.add)
     assert (first.usage.prefill, first.usage.cached) == (400, 0)
-    with charged() as second:
-        (again,) = await sampler.sample(
-            (*long, *done.tokens, 7), SamplingParams(max_tokens=4, seed=1)
-        )
+    second = Account(uncharged)
+    (again,) = await sampler.sample(
+        (*long, *done.tokens, 7), SamplingParams(max_tokens=4, seed=1), charge=second.add
+    )
     assert again.cached_tokens == second.usage.cached > 300
     assert second.usage.prefill + second.usage.cached == 405
     await trainer.aclose()
@@ -73,16 +72,16 @@ async def test_cancelled_request_ends_at_the_service(tmp_path: Path) -> None:
     trainer = await start_tinker(tmp_path, server={"table": False})
     there, sampler = served(tmp_path), await trainer.publish()
     params = SamplingParams(max_tokens=CONTEXT - len(PROMPT), seed=1)
-    with charged() as account:
-        asked = asyncio.create_task(anext(sampler.stream(PROMPT, params)))
-        await until(lambda: there.server.held_requests == 1)
-        asked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asked
-        await until(lambda: there.faulty.seen["cancel_future"] == 1)
-        await until(lambda: there.server.held_requests == 0)
-        assert account.usage == Usage(prefill=40)
-        (done,) = await sampler.sample(PROMPT, SamplingParams(max_tokens=4, seed=1))
+    account = Account(uncharged)
+    asked = asyncio.create_task(anext(sampler.stream(PROMPT, params, account.add)))
+    await until(lambda: there.server.held_requests == 1)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await until(lambda: there.faulty.seen["cancel_future"] == 1)
+    await until(lambda: there.server.held_requests == 0)
+    assert account.usage == Usage(prefill=40)
+    (done,) = await sampler.sample(PROMPT, SamplingParams(max_tokens=4, seed=1), charge=account.add)
     assert account.usage.sampled == len(done.tokens)
     await trainer.aclose()
 
@@ -93,15 +92,17 @@ async def test_cancelled_request_is_billed_where_the_service_samples_on(tmp_path
     sampler = await trainer.publish()
     there.faulty.seen.clear()
     there.faulty.spoil(Fault("retrieve_future", "again", of="Sample"))
-    with charged() as account:
-        asked = asyncio.create_task(sampler.sample(PROMPT, SamplingParams(max_tokens=5, seed=1)))
-        await until(lambda: there.faulty.seen["retrieve_future"] > 1)
-        asked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asked
-        assert account.usage == Usage(prefill=40)
-        there.faulty.behave()
-        await until(lambda: account.usage.sampled > 0)
+    account = Account(uncharged)
+    asked = asyncio.create_task(
+        sampler.sample(PROMPT, SamplingParams(max_tokens=5, seed=1), charge=account.add)
+    )
+    await until(lambda: there.faulty.seen["retrieve_future"] > 1)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert account.usage == Usage(prefill=40)
+    there.faulty.behave()
+    await until(lambda: account.usage.sampled > 0)
     assert there.faulty.seen["cancel_future"] == 0
     assert account.usage.prefill + account.usage.cached == 40
     assert account.usage.sampled <= 5
@@ -143,8 +144,8 @@ async def test_client_that_hangs_up_pays_what_the_service_sampled(
 
 async def test_scores_are_a_prefill_and_one_token(trainer: Trainer) -> None:
     base = await trainer.base()
-    with charged() as account:
-        await base.logprobs(PROMPT, start=30, targets=[(1, 2)] * 10)
+    account = Account(uncharged)
+    await base.logprobs(PROMPT, start=30, targets=[(1, 2)] * 10, charge=account.add)
     assert account.usage.prefill + account.usage.cached == 40
     assert account.usage.sampled == 1
 
@@ -152,17 +153,11 @@ async def test_scores_are_a_prefill_and_one_token(trainer: Trainer) -> None:
 async def test_step_bills_the_tokens_of_every_pass(trainer: Trainer) -> None:
     rl = Datum(PROMPT, 35, logprobs=(-1.0,) * 5, advantages=(0.1,) * 5)
     told = Datum(PROMPT, 35, targets=((1, 2),) * 5, weights=((0.1, -0.1),) * 5)
-    with charged() as account:
-        report = await trainer.train_step(
-            [LossPass("ppo", (rl, rl)), LossPass("cross_entropy", (told,))],
-            Adam(learning_rate=1e-3),
-        )
+    account = Account(uncharged)
+    report = await trainer.train_step(
+        [LossPass("ppo", (rl, rl)), LossPass("cross_entropy", (told,))],
+        Adam(learning_rate=1e-3),
+        account.add,
+    )
     assert account.usage == Usage(trained=3 * 39)
     assert report.tokens == account.usage.trained
-
-
-async def test_saving_and_publishing_cost_no_tokens(trainer: Trainer) -> None:
-    with charged() as account:
-        await trainer.save_state("one")
-        await trainer.publish()
-    assert account.usage == Usage()

@@ -22,7 +22,7 @@ from tests.support.faults import Fault
 from tests.support.tinker import KEY, Served, served, start_tinker
 from tinker_claw.backends.tinker import session
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
-from tinker_claw.billing.meter import charged
+from tinker_claw.billing.budget import Account
 from tinker_claw.errors import (
     BackendError,
     LearningEndedError,
@@ -30,7 +30,7 @@ from tinker_claw.errors import (
     SamplerError,
     StepError,
 )
-from tinker_claw.types import Adam, Completion, Datum, LossPass, SamplingParams, Usage
+from tinker_claw.types import Adam, Completion, Datum, LossPass, SamplingParams, Usage, uncharged
 
 ADAM = Adam(learning_rate=0.01)
 PROMPT = tuple(range(1, 30))
@@ -218,8 +218,9 @@ async def test_restarted_server_is_a_lost_session_for_training_and_nothing_for_s
     for sampler in (serving, base):
         (again,) = await sampler.sample(PROMPT, PARAMS)
         assert again.tokens == run.done.tokens
-    with charged() as account, pytest.raises(OutageError):
-        await run.trainer.train_step(run.passes, ADAM)
+    account = Account(uncharged)
+    with pytest.raises(OutageError):
+        await run.trainer.train_step(run.passes, ADAM, account.add)
     assert account.usage == Usage(), "what nobody computed is not billed"
     await recovers(run)
 
@@ -267,8 +268,9 @@ async def test_sampler_that_hangs_is_an_outage_and_one_that_fails_is_not(tmp_pat
     run.limit(sample_timeout_s=run.short_s)
     sampler = await run.trainer.publish()
     run.spoil(Fault("retrieve_future", "again", of="Sample"))
-    with charged() as account, pytest.raises(OutageError, match="nothing came back"):
-        await sampler.sample(PROMPT, PARAMS)
+    account = Account(uncharged)
+    with pytest.raises(OutageError, match="nothing came back"):
+        await sampler.sample(PROMPT, PARAMS, charge=account.add)
     assert account.usage == Usage(), "what nobody computed is not billed"
     with pytest.raises(OutageError):
         await sampler.logprobs(PROMPT, start=5)

@@ -20,7 +20,6 @@ from tests.support.gateways import MODEL, World, chat, gateway, spell
 from tests.support.learning import Says
 from tests.support.ledger import by_purpose, judgeable, of_turn
 from tinker_claw.billing.budget import Spending
-from tinker_claw.billing.meter import bill
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import Budget, JudgeSettings, Run, Settings, Training
@@ -325,8 +324,8 @@ async def test_bill_that_cannot_be_written_counts_and_nothing_more_is_bought(
 
     async def ask() -> None:
         await spending.room()
-        with spending.paying("judge"):
-            bill(VERDICT)
+        with spending.paying("judge") as account:
+            account.add(VERDICT)
 
     for _ in range(3):
         with pytest.raises(LedgerError, match="full"):

@@ -24,7 +24,7 @@ from tinker_claw.formats.body import ROOM
 from tinker_claw.gateway.index import PAGES, STREAM_TOKENS
 from tinker_claw.render.prompt_cache import CAPACITY
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import SamplingParams, TokenChunk, Tokens
+from tinker_claw.types import Charge, SamplingParams, TokenChunk, Tokens, uncharged
 
 REQUESTS = 10_000
 CONNECTIONS = 6
@@ -55,12 +55,12 @@ class Recorder(FakeSampler):
         self.given = Counter[tuple[int, Tokens]]()
 
     async def stream(
-        self, prompt: Tokens, params: SamplingParams
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
     ) -> AsyncGenerator[TokenChunk, None]:
         self.say(Script(self._replies[self.given.total() % len(self._replies)], chunk=7))
         given = list[int]()
         try:
-            async for chunk in super().stream(prompt, params):
+            async for chunk in super().stream(prompt, params, charge):
                 given += chunk.tokens
                 yield chunk
         finally:

@@ -16,7 +16,15 @@ from tinker_claw.gateway.fallback import lineage
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import PolicyVersion, SamplingParams, StopReason, TokenChunk, Tokens
+from tinker_claw.types import (
+    Charge,
+    PolicyVersion,
+    SamplingParams,
+    StopReason,
+    TokenChunk,
+    Tokens,
+    uncharged,
+)
 
 WORDS = "one two three four five six"
 
@@ -97,9 +105,9 @@ class Forgetful(FakeSampler):
     """A sampler that never says that it is done."""
 
     async def stream(
-        self, prompt: Tokens, params: SamplingParams
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
     ) -> AsyncGenerator[TokenChunk, None]:
-        async for chunk in super().stream(prompt, params):
+        async for chunk in super().stream(prompt, params, charge):
             yield replace(chunk, stop_reason=None)
 
 

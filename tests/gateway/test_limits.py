@@ -23,7 +23,7 @@ from tinker_claw.gateway.limits import COME_BACK_S, Limits
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import SamplingParams, Tokens
+from tinker_claw.types import Charge, SamplingParams, Tokens, uncharged
 
 
 class Gate(FakeSampler):
@@ -36,14 +36,16 @@ class Gate(FakeSampler):
         self.most = 0
         self.entered = asyncio.Condition()
 
-    async def stream(self, prompt: Tokens, params: SamplingParams) -> Any:
+    async def stream(
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
+    ) -> Any:
         self.inside += 1
         self.most = max(self.most, self.inside)
         async with self.entered:
             self.entered.notify_all()
         try:
             await self.opened.wait()
-            async for chunk in super().stream(prompt, params):
+            async for chunk in super().stream(prompt, params, charge):
                 yield chunk
         finally:
             self.inside -= 1
@@ -63,10 +65,12 @@ class Turnstile(Gate):
         self.order: list[str] = []
         self._renderer = renderer
 
-    async def stream(self, prompt: Tokens, params: SamplingParams) -> Any:
+    async def stream(
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
+    ) -> Any:
         text = self._renderer.decode(prompt)
         self.order.append("person" if "person" in text else "episode")
-        async for chunk in super().stream(prompt, params):
+        async for chunk in super().stream(prompt, params, charge):
             await self.out.acquire()
             yield chunk
 

@@ -16,7 +16,7 @@ from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.lessons import State
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import Message
+from tinker_claw.types import Charge, Message, uncharged
 
 OLD = "Never use lists."
 NEW = "From now on use lists after all."
@@ -39,7 +39,9 @@ class Answers(Endpoint):
         self._answers = [usual | answer for answer in answers]
         self.asked = list[str]()
 
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
         assert n == len(self._answers) == 3
         self.asked.append("\n".join(message["content"] for message in messages))
         other = {} if f"\n{OLD}\n" in self.asked[-1] else {"outcome": "untouched"}

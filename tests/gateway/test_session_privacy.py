@@ -23,10 +23,9 @@ from tinker_claw.cli.status import board as lines_of
 from tinker_claw.cli.status import describe
 from tinker_claw.formats.chat import Chat, parse_chat
 from tinker_claw.gateway.limits import ComputeRounds
-from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.secrets import SecretSearch
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.figures import read_overview
-from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import read_prompt
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.ledger.samples import NO_GRADIENT
@@ -435,13 +434,11 @@ class OffLoop(Redactor):
         return super().redact(text)
 
 
-async def test_long_text_full_of_secrets_is_redacted_in_a_thread(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    privacy = SessionPrivacy(ledger.turns, OffLoop([SECRETS]), ComputeRounds())
+async def test_long_text_full_of_secrets_is_redacted_in_a_thread() -> None:
+    secrets = SecretSearch(OffLoop([SECRETS]), ComputeRounds())
     quotes = '"password": "hunter2abc", ' * 58_000  # 1.5 MB
-    left = await privacy.redact_any(quotes)
+    left = await secrets.redact_any(quotes)
     assert left.count("[redacted: password or key]") == 58_000
-    ledger.close()
 
 
 async def test_words_that_come_while_their_session_is_forgotten_are_not_kept(
@@ -495,6 +492,15 @@ async def test_side_calls_about_a_private_session_are_forgotten(world: World) ->
     assert len(rows(world)) == 2, "of that one request it was said, and of no session"
 
 
+async def test_side_calls_of_a_session_that_was_private_are_forgotten(world: World) -> None:
+    named = {"X-Session-Id": "s"}
+    await world.ask(f"/private\nI am {MARK}", headers=named)
+    await world.ask("/private off", headers=named)
+    await world.ask(f"a title for {MARK}", headers=named | {"X-Turn-Type": "side"})
+    assert [row["kind"] for row in rows(world)] == ["main"]
+    assert nothing_of(MARK, world)
+
+
 async def test_private_reply_that_is_hung_up_on_leaves_nothing(
     tmp_path: Path, renderer: Renderer
 ) -> None:
@@ -519,28 +525,26 @@ class Counting(Redactor):
         return super().holds(text)
 
 
-def test_what_was_seen_of_a_history_is_not_searched_again(tmp_path: Path) -> None:
+def test_what_was_seen_of_a_history_is_not_searched_again() -> None:
     captured = max(
         (c for c in load() if c.scenario == "tools_multiturn"), key=lambda c: len(c.encoded())
     )
     assert len(captured.encoded()) > 40_000
-    ledger, redactor = Ledger(tmp_path), Counting(["secrets"])
-    sessions = SessionPrivacy(ledger.turns, redactor, ComputeRounds())
-    assert sessions.holds(parse_chat(captured.encoded())) is None
+    redactor = Counting(["secrets"])
+    search = SecretSearch(redactor, ComputeRounds())
+    assert search.holds(parse_chat(captured.encoded())) is None
     before = redactor.searched
     assert before > len(captured.body["messages"])
-    assert sessions.holds(parse_chat(captured.encoded())) is None  # strings of its own
+    assert search.holds(parse_chat(captured.encoded())) is None  # strings of its own
     assert redactor.searched == before
-    ledger.close()
 
 
-def test_two_hundred_system_prompts_in_turn_are_searched_once_each(tmp_path: Path) -> None:
-    ledger, redactor = Ledger(tmp_path), Counting([])
-    sessions = SessionPrivacy(ledger.turns, redactor, ComputeRounds())
+def test_two_hundred_system_prompts_in_turn_are_searched_once_each() -> None:
+    redactor = Counting([])
+    search = SecretSearch(redactor, ComputeRounds())
     texts = [f"system prompt {number} ".ljust(50_000, "-") for number in range(200)]
     for text in (*texts, *texts):
         said = [{"role": "system", "content": text}, {"role": "user", "content": "hi"}]
         request = parse_chat(json.dumps({"model": "demo", "messages": said}).encode())
-        assert sessions.holds(request) is None
+        assert search.holds(request) is None
     assert redactor.searched == len(texts) + 1
-    ledger.close()

@@ -40,6 +40,7 @@ from tinker_claw.judge.prompts import (
 )
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import (
+    Charge,
     Completion,
     Message,
     NextState,
@@ -48,6 +49,7 @@ from tinker_claw.types import (
     Verdict,
     Vote,
     Wish,
+    uncharged,
 )
 
 SETTINGS = JudgeSettings()
@@ -294,7 +296,9 @@ class Compares(Endpoint):
     def __init__(self, outcomes: Mapping[str, str]) -> None:
         self._outcomes = outcomes
 
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
         texts = str(messages[-1]["content"]).splitlines()
         lesson = next((text for text in texts if text in self._outcomes), "")
         answer = {"earlier": lesson, "now": OWNER, "outcome": self._outcomes.get(lesson)}
@@ -575,7 +579,7 @@ async def test_base_model_whose_arrays_differ_in_length_fails_one_turn_and_not_j
 ) -> None:
     class Uneven(FakeSampler):
         async def sample(
-            self, prompt: Tokens, params: SamplingParams, n: int = 1
+            self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
         ) -> list[Completion]:
             raise AlignmentError("completion: lengths differ")
 

@@ -28,7 +28,7 @@ from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import EFFECTS, INCLUDED, Schema, ask
-from tinker_claw.types import Message, NextState
+from tinker_claw.types import Charge, Message, NextState, uncharged
 
 ONE_VOTE = JudgeSettings(prm_m=1)
 
@@ -93,7 +93,9 @@ class Answers(Endpoint):
         self._by_message = by_message or {}
         self.asked = 0
 
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
         self.asked += 1
         text = str(messages[-1]["content"])
         said = (found for key, found in self._by_message.items() if f"\n{key}\n" in text)

@@ -48,6 +48,7 @@ from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import (
     Adam,
     Capabilities,
+    Charge,
     Completion,
     Images,
     LossPass,
@@ -57,6 +58,7 @@ from tinker_claw.types import (
     TokenChunk,
     TokenLogprobs,
     Tokens,
+    uncharged,
 )
 
 BATCH = 16
@@ -104,7 +106,7 @@ CAPS = {
     "tinker_claw.gateway.index:SESSIONS": 1_000,
     "tinker_claw.gateway.index:TRACES": 40,
     "tinker_claw.gateway.privacy:TRACES": 40,
-    "tinker_claw.gateway.privacy:TEXTS": 280,
+    "tinker_claw.gateway.secrets:TEXTS": 280,
     "tinker_claw.render.prompt_cache:PromptCache.__init__.__defaults__": (720_000,),
     "tinker_claw.app.main:UPKEEP_S": 6.0,
     "tinker_claw.app.main:DAY_S": 300.0,
@@ -127,7 +129,7 @@ class Answers(Sampler):
         self._rng = random.Random(ref)
 
     async def stream(
-        self, prompt: Tokens, params: SamplingParams
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
     ) -> AsyncGenerator[TokenChunk, None]:
         self._reach()
         if params.max_tokens > LONG:
@@ -137,7 +139,9 @@ class Answers(Sampler):
         tokens = [*self._rng.choices(self._words, k=self._rng.randint(4, 16)), self._end]
         yield self._chunk(tokens, params, StopReason.STOP)
 
-    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+    async def sample(
+        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
+    ) -> list[Completion]:
         drawn = [[chunk async for chunk in self.stream(prompt, params)] for _ in range(n)]
         return [Completion.collect(chunks, params) for chunks in drawn]
 
@@ -149,6 +153,7 @@ class Answers(Sampler):
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
         images: Images = (),
+        charge: Charge = uncharged,
     ) -> TokenLogprobs:
         self._reach()
         return TokenLogprobs(
@@ -193,7 +198,9 @@ class Learns(Trainer):
             context_tokens=8192,
         )
 
-    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+    async def train_step(
+        self, passes: Sequence[LossPass], adam: Adam, charge: Charge = uncharged
+    ) -> StepReport:
         self._reach()
         rows = [[len(d.tokens) - d.start for d in p.datums] for p in passes]
         return StepReport(

@@ -40,6 +40,7 @@ from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import (
     Adam,
+    Charge,
     Completion,
     Datum,
     Kind,
@@ -50,6 +51,7 @@ from tinker_claw.types import (
     SamplingParams,
     StepReport,
     Tokens,
+    uncharged,
 )
 
 # The figures.
@@ -127,8 +129,10 @@ class Apart(FakeTrainer):
         self.gaps = list(gaps)
         """Difference at each coming step, the last one for ever."""
 
-    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
-        report = await super().train_step(passes, adam)
+    async def train_step(
+        self, passes: Sequence[LossPass], adam: Adam, charge: Charge = uncharged
+    ) -> StepReport:
+        report = await super().train_step(passes, adam, charge)
         gap = self.gaps.pop(0) if len(self.gaps) > 1 else self.gaps[0]
         moved = tuple(
             tuple(tuple(z + gap for z in row) for row in rows) for rows in report.logprobs
@@ -259,12 +263,17 @@ class Faulty:
         self._wrong = wrong
         self._temperature = temperature
 
-    def stream(self, prompt: Tokens, params: SamplingParams) -> Any:
-        return self._wrong.stream(prompt, replace(params, temperature=self._temperature))
+    def stream(self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged) -> Any:
+        return self._wrong.stream(prompt, replace(params, temperature=self._temperature), charge)
 
-    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+    async def sample(
+        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
+    ) -> list[Completion]:
         asked = replace(params, temperature=self._temperature)
-        return [replace(done, params=params) for done in await self._wrong.sample(prompt, asked, n)]
+        return [
+            replace(done, params=params)
+            for done in await self._wrong.sample(prompt, asked, n, charge)
+        ]
 
     async def logprobs(self, tokens: Tokens, **how: Any) -> Any:
         return await self._right.logprobs(tokens, **how)
@@ -323,7 +332,9 @@ class StalePrefix(Faulty):
         self._before = before
         self._now = now
 
-    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+    async def sample(
+        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
+    ) -> list[Completion]:
         draw = torch.Generator().manual_seed(params.seed or 0)
         tokens, logprobs = [prompt[-1]], list[float]()
         with torch.no_grad():

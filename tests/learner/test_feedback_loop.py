@@ -16,7 +16,7 @@ from tests.support.ledger import judgeable, sample_counts, tries
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.prune import from_turn
-from tinker_claw.types import Images, Message, TokenLogprobs, Tokens, Vote
+from tinker_claw.types import Charge, Images, Message, TokenLogprobs, Tokens, Vote, uncharged
 
 MANY = 10_000
 
@@ -133,10 +133,12 @@ class Slow(Says):
         super().__init__()
         self.asks, self.may = asyncio.Event(), asyncio.Event()
 
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
         self.asks.set()
         await self.may.wait()
-        return await super().answers(messages, n, schema)
+        return await super().answers(messages, n, schema, charge)
 
 
 @pytest.mark.parametrize(
@@ -176,11 +178,12 @@ async def test_what_is_said_while_the_teacher_scores_is_scored_anew(
             targets: Sequence[Sequence[int]] | None = None,
             top_k: int = 0,
             images: Images = (),
+            charge: Charge = uncharged,
         ) -> TokenLogprobs:
             self.asks.set()
             await self.may.wait()
             return await super().logprobs(
-                tokens, start=start, targets=targets, top_k=top_k, images=images
+                tokens, start=start, targets=targets, top_k=top_k, images=images, charge=charge
             )
 
     teacher = Teacher()

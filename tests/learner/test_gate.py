@@ -23,7 +23,6 @@ from tests.support.ledger import of_step, sample_counts
 from tests.support.scripted_users import demo_run
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.estimate import GATE_TOKENS
-from tinker_claw.billing.meter import bill
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.canaries import in_force, read
 from tinker_claw.config.load import load
@@ -55,6 +54,7 @@ from tinker_claw.render.switches import Decides
 from tinker_claw.shipped import CANARIES, DEMO_CANARIES, MODEL_DIR
 from tinker_claw.types import (
     Adam,
+    Charge,
     Completion,
     Datum,
     LossPass,
@@ -63,6 +63,7 @@ from tinker_claw.types import (
     TokenLogprobs,
     Tokens,
     Usage,
+    uncharged,
 )
 from tinker_claw.words import outcome
 
@@ -651,10 +652,10 @@ async def test_what_a_service_goes_on_with_after_the_time_limit_is_billed_to_the
             published.logprobs = at_a_service  # type: ignore[method-assign]
             return published
 
-    async def at_a_service(tokens: Tokens, **asked: Any) -> TokenLogprobs:
+    async def at_a_service(tokens: Tokens, charge: Charge, **asked: Any) -> TokenLogprobs:
         async def computes() -> None:
             await done.wait()
-            bill(each)
+            charge(each)
 
         serving = asyncio.create_task(computes())
         await asyncio.wait((serving,))
@@ -754,10 +755,14 @@ class _Deaf:
         scores = await self._sampler.logprobs(tuple(tokens[start - 3 :]), start=3, **more)
         return replace(scores, start=start)
 
-    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
-        return await self._sampler.sample(prompt[-3:], params, n)
+    async def sample(
+        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
+    ) -> list[Completion]:
+        return await self._sampler.sample(prompt[-3:], params, n, charge)
 
-    def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncIterator[TokenChunk]:
-        return self._sampler.stream(prompt[-3:], params)
+    def stream(
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
+    ) -> AsyncIterator[TokenChunk]:
+        return self._sampler.stream(prompt[-3:], params, charge)
 
     async def aclose(self) -> None: ...

@@ -16,7 +16,7 @@ from tinker_claw.judge.prompts import Schema
 from tinker_claw.learner.scoring import batch_items
 from tinker_claw.methods import COMBINE
 from tinker_claw.policy import Policy
-from tinker_claw.types import Message, PlacedImage, PolicyVersion
+from tinker_claw.types import Charge, Message, PlacedImage, PolicyVersion, uncharged
 
 PROMPT = (1, 9, 9, 3, 9, 9, 9, 4)
 IMAGES = (PlacedImage(1, 2, b"one", "png"), PlacedImage(4, 3, b"two", "jpeg"))
@@ -41,7 +41,9 @@ async def test_the_teacher_and_the_trainer_see_them(tmp_path: Path) -> None:
 
 async def test_a_judge_that_sees_is_shown_them(tmp_path: Path) -> None:
     class Seeing(Says):
-        async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+        async def answers(
+            self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+        ) -> list[str]:
             seen.append(messages[-1]["content"])
             return [rated(1)] * n
 

@@ -31,7 +31,7 @@ from tinker_claw.ledger.prune import from_turn
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.types import Message, NextState, Verdict
+from tinker_claw.types import Charge, Message, NextState, Verdict, uncharged
 from tinker_claw.words import VERDICT, tell
 
 NEVER = Backoff(1e6, 1e6)
@@ -46,7 +46,9 @@ class Moody(Says):
     mood: str | None = None
     at_once = most_at_once = 0
 
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
@@ -58,7 +60,7 @@ class Moody(Says):
                 raise JudgeError("the judge is down")
             if self.mood:
                 return ["As an AI, I would rather not."] * n
-            return await super().answers(messages, n, schema)
+            return await super().answers(messages, n, schema, charge)
         finally:
             self.at_once -= 1
 
@@ -345,7 +347,9 @@ class RatedMeanwhile(Says):
 
     rate: Callable[[], object] | None = None
 
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
         assert self.rate is not None
         self.rate()
         raise JudgeError("the judge is away")
@@ -413,12 +417,14 @@ async def test_answer_about_what_is_forgotten_meanwhile_is_kept_by_nobody(
     asked, may = asyncio.Event(), asyncio.Event()
 
     class Slow(Moody):
-        async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+        async def answers(
+            self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+        ) -> list[str]:
             if "MUMBLE" in messages[-1]["content"]:
                 asked.set()
                 await may.wait()
                 return ["What am I to make of MUMBLE?"] * n
-            return await super().answers(messages, n, schema)
+            return await super().answers(messages, n, schema, charge)
 
     async with world(tmp_path, endpoint=Slow(), judge_waits=SHORT, rests=SHORT) as w:
         w.turn("YES")
@@ -439,9 +445,11 @@ async def test_oldest_turn_is_judged_first(tmp_path: Path) -> None:
     asked = list[str]()
 
     class Noting(Says):
-        async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+        async def answers(
+            self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+        ) -> list[str]:
             asked.extend(word for word in ("seventh", "eighth") if word in messages[-1]["content"])
-            return await super().answers(messages, n, schema)
+            return await super().answers(messages, n, schema, charge)
 
     async with world(tmp_path, endpoint=Noting(), running=False) as w:
         for _ in range(6):
@@ -480,7 +488,9 @@ async def test_judge_gets_and_leaves_only_redacted_text(tmp_path: Path) -> None:
     asked: list[str] = []
 
     class Leaks(Says):
-        async def answers(self, messages: Any, n: int, schema: Schema) -> list[str]:
+        async def answers(
+            self, messages: Any, n: int, schema: Schema, charge: Charge = uncharged
+        ) -> list[str]:
             asked.append(json.dumps(list(messages)))
             told = rated(-1, "NO, with", f"use {secret} next time", so=f"he said {secret}")
             return [told] * n

@@ -32,6 +32,7 @@ from tinker_claw.ledger.versions import Void, VoidStepError
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Adam,
+    Charge,
     LessonBlock,
     LossPass,
     Message,
@@ -42,6 +43,7 @@ from tinker_claw.types import (
     Tokens,
     Usage,
     Wish,
+    uncharged,
 )
 from tinker_claw.wishes import lesson_text
 
@@ -67,13 +69,21 @@ class Behaves(FakeSampler):
         return Script(tuple(self._reply(prompt)))
 
     async def logprobs(
-        self, tokens: Tokens, *, start: int, targets: Any = None, **more: Any
+        self,
+        tokens: Tokens,
+        *,
+        start: int,
+        targets: Any = None,
+        charge: Charge = uncharged,
+        **more: Any,
     ) -> TokenLogprobs:
         """Say whether a reply follows the wish of a question."""
         if targets is None or len(tokens) - start != 1:
-            return await super().logprobs(tokens, start=start, targets=targets, **more)
+            return await super().logprobs(
+                tokens, start=start, targets=targets, charge=charge, **more
+            )
         sure = 0.5 if FOLLOWS[0] in tokens else 0.1
-        self._bill(Usage(prefill=len(tokens), sampled=1))
+        self._bill(charge, Usage(prefill=len(tokens), sampled=1))
         return TokenLogprobs(start, (0.0,), targets=((sure, -sure),))
 
 
@@ -103,11 +113,13 @@ class Learns(FakeTrainer):
             self.samplers["base"] = Behaves("base", self._base, bills=self.bills)
         return self.samplers["base"]
 
-    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+    async def train_step(
+        self, passes: Sequence[LossPass], adam: Adam, charge: Charge = uncharged
+    ) -> StepReport:
         self.rates.append(adam)
         self.stepping.set()
         await self.go_on.wait()
-        return await super().train_step(passes, adam)
+        return await super().train_step(passes, adam, charge)
 
     async def publish(self) -> Sampler:
         sampler, steps = await super().publish(), self.weights
@@ -127,7 +139,9 @@ class Writes:
     def __init__(self, *sentences: str) -> None:
         self._sentences = sentences or (OPPOSITE,)
 
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
         return list(islice(cycle(self._sentences), n))
 
 
@@ -541,7 +555,7 @@ async def test_the_newest_prompts_are_used_and_a_third_of_them_is_held_out(tmp_p
 
 
 class _Refuses:
-    async def ask(self, candidate: Sampler) -> dict[str, Any]:
+    async def ask(self, candidate: Sampler, charge: Charge) -> dict[str, Any]:
         raise VoidStepError(Void.REFUSED, "as told")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.ledger.versions import read_versions
-from tinker_claw.types import Adam, LossPass, StepReport
+from tinker_claw.types import Adam, Charge, LossPass, StepReport, uncharged
 
 
 def undoing(w: World) -> RollbackOperations:
@@ -40,10 +41,15 @@ class SlowTrainer(FakeTrainer):
         self.stepping, self.go_on = asyncio.Event(), asyncio.Event()
         self.go_on.set()
 
-    async def train_step(self, passes: list[LossPass], adam: Adam) -> StepReport:  # type: ignore[override]
+    async def train_step(
+        self,
+        passes: Sequence[LossPass],
+        adam: Adam,
+        charge: Charge = uncharged,
+    ) -> StepReport:
         self.stepping.set()
         await self.go_on.wait()
-        return await super().train_step(passes, adam)
+        return await super().train_step(passes, adam, charge)
 
 
 async def test_rollback_answers_and_learns_on_from_that_state_as_a_new_version(
@@ -252,10 +258,10 @@ async def test_turn_that_is_forgotten_while_it_is_judged_is_not_judged(tmp_path:
         asked, answer = asyncio.Event(), asyncio.Event()
         usual = w.says.answers
 
-        async def slowly(messages: object, n: int, schema: object) -> list[str]:
+        async def slowly(messages: object, n: int, schema: object, charge: Charge) -> list[str]:
             asked.set()
             await answer.wait()
-            return await usual(messages, n, schema)  # type: ignore[arg-type]
+            return await usual(messages, n, schema, charge)  # type: ignore[arg-type]
 
         w.says.answers = slowly  # type: ignore[method-assign]
         turn = w.turn("YES")

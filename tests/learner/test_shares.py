@@ -16,7 +16,7 @@ from tests.support.learning import Says, world
 from tests.support.ledger import sample_counts
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.samples import ready
-from tinker_claw.types import Message
+from tinker_claw.types import Charge, Message, uncharged
 
 PEOPLE = {
     "goes_on": 736,
@@ -37,7 +37,9 @@ SIZE = 16
 class ByClass(Says):
     """A judge that copies the class which stands in the message, with a hint where there is one."""
 
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
         text = messages[-1]["content"]
         does = next(one for one in PEOPLE if f"CLASS {one} " in text)
         hint = "do it the other way" if "HOW" in text else ""

@@ -14,7 +14,7 @@ from tests.support.ledger import sample_counts
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.judgements import BEHIND_HINTS
 from tinker_claw.policy import Sampler
-from tinker_claw.types import Images, Message, TokenLogprobs, Tokens, Verdict
+from tinker_claw.types import Charge, Images, Message, TokenLogprobs, Tokens, Verdict, uncharged
 from tinker_claw.why import Why
 
 ENOUGH = 99
@@ -85,8 +85,10 @@ async def test_what_a_tool_did_well_weighs_half(tmp_path: Path) -> None:
 class TwoHints(Says):
     """A judge that gives two hints, one of them more often."""
 
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
-        found = await super().answers(messages, n, schema)
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
+        found = await super().answers(messages, n, schema, charge)
         texts = ("do it the other way", "do it so much better, please", "do it the other way")
         said = zip(found, texts, strict=True)
         return [answer.replace("do it the other way", text) for answer, text in said]
@@ -107,9 +109,10 @@ class Likes(FakeSampler):
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
         images: Images = (),
+        charge: Charge = uncharged,
     ) -> TokenLogprobs:
         scores = await super().logprobs(
-            tokens, start=start, targets=targets, top_k=top_k, images=images
+            tokens, start=start, targets=targets, top_k=top_k, images=images, charge=charge
         )
         if tuple(tokens[3:5]) == self.hint:
             return scores
@@ -148,8 +151,10 @@ async def test_of_the_papers_three_hints_that_with_the_most_common_candidates_te
 class Long(Says):
     """A judge whose hint has more tokens than allowed."""
 
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
-        found = await super().answers(messages, n, schema)
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
+        found = await super().answers(messages, n, schema, charge)
         return [answer.replace("the other way", "long " * 60) for answer in found]
 
 

@@ -22,7 +22,7 @@ from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.types import Adam, LossPass, StepReport
+from tinker_claw.types import Adam, Charge, LossPass, StepReport, uncharged
 
 FOR_HOURS = Backoff(first_s=3600.0, longest_s=3600.0)
 
@@ -169,8 +169,10 @@ async def test_forgetting_that_is_left_while_it_waits_is_done_all_the_same(tmp_p
 class Scores(FakeTrainer):
     """A trainer that scores every token -0.1, whatever the sampler said."""
 
-    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
-        report = await super().train_step(passes, adam)
+    async def train_step(
+        self, passes: Sequence[LossPass], adam: Adam, charge: Charge = uncharged
+    ) -> StepReport:
+        report = await super().train_step(passes, adam, charge)
         rows = tuple(tuple((-0.1,) * len(row) for row in one) for one in report.logprobs)
         return replace(report, logprobs=rows)
 
@@ -252,8 +254,10 @@ async def test_a_step_whose_loss_is_no_number_is_void(tmp_path: Path) -> None:
     """In its metrics the loss would make those of all steps unreadable."""
 
     class Nonsense(FakeTrainer):
-        async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
-            report = await super().train_step(passes, adam)
+        async def train_step(
+            self, passes: Sequence[LossPass], adam: Adam, charge: Charge = uncharged
+        ) -> StepReport:
+            report = await super().train_step(passes, adam, charge)
             first = self.asked["train_step"] == 1
             return replace(report, losses=(math.nan,) * len(passes)) if first else report
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tinker_claw.billing.meter import bill
 from tinker_claw.errors import BackendError, GoneError, OutageError, SamplerError, StepError
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Adam,
     Capabilities,
+    Charge,
     Completion,
     Images,
     LossPass,
@@ -30,6 +30,7 @@ from tinker_claw.types import (
     TokenLogprobs,
     Tokens,
     Usage,
+    uncharged,
 )
 
 UNTIL_TOLD = 1_000_000
@@ -94,11 +95,11 @@ class FakeSampler:
         self._scripts = [s if isinstance(s, Script) else Script(tuple(s)) for s in scripts]
 
     async def stream(
-        self, prompt: Tokens, params: SamplingParams
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
     ) -> AsyncGenerator[TokenChunk, None]:
         script = self._take(prompt, params)
         self._answers()
-        self._bill(Usage(prefill=len(prompt)))
+        self._bill(charge, Usage(prefill=len(prompt)))
         tokens = script.tokens[: params.max_tokens]
         stopped = bool(tokens) and tokens[-1] in params.stop_tokens
         reason = StopReason.STOP if stopped else StopReason.LENGTH
@@ -113,7 +114,7 @@ class FakeSampler:
                     self.holding.set()
                     await self.go_on.wait()
                 last = at + script.chunk >= len(tokens)
-                self._bill(Usage(sampled=len(tokens[at : at + script.chunk])))
+                self._bill(charge, Usage(sampled=len(tokens[at : at + script.chunk])))
                 yield self._chunk(tokens[at : at + script.chunk], params, script, last, reason)
                 if not last:
                     await asyncio.sleep(script.gap_s)
@@ -121,13 +122,15 @@ class FakeSampler:
             self.aborted += 1
             raise
 
-    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+    async def sample(
+        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
+    ) -> list[Completion]:
         drawn = []
         for _ in range(n):
-            chunks = [chunk async for chunk in self.stream(prompt, params)]
+            chunks = [chunk async for chunk in self.stream(prompt, params, charge)]
             drawn.append(Completion.collect(chunks, params))
         again = (n - 1) * len(prompt)
-        self._bill(Usage(prefill=-again, cached=again))
+        self._bill(charge, Usage(prefill=-again, cached=again))
         return drawn
 
     async def logprobs(
@@ -138,6 +141,7 @@ class FakeSampler:
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
         images: Images = (),
+        charge: Charge = uncharged,
     ) -> TokenLogprobs:
         self._answers()
         if self.fail_logprobs:
@@ -145,7 +149,7 @@ class FakeSampler:
             raise SamplerError("scoring fails, as told")
         self.scored.append(tuple(tokens))
         self.scored_images.append(images)
-        self._bill(Usage(prefill=len(tokens), sampled=1))
+        self._bill(charge, Usage(prefill=len(tokens), sampled=1))
         tail = tuple(tokens[start:])
         assert targets is None or len(targets) == len(tail)
         near = [tuple(range(token, token + top_k)) for token in tail] if top_k else []
@@ -167,9 +171,9 @@ class FakeSampler:
         if self.gone:
             raise GoneError(f"no sampler {self.ref!r}")
 
-    def _bill(self, usage: Usage) -> None:
+    def _bill(self, charge: Charge, usage: Usage) -> None:
         if self.bills:
-            bill(usage)
+            charge(usage)
 
     def _take(self, prompt: Tokens, params: SamplingParams) -> Script:
         self.prompts.append(tuple(prompt))
@@ -241,10 +245,12 @@ class FakeTrainer:
             context_tokens=self.context_tokens,
         )
 
-    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+    async def train_step(
+        self, passes: Sequence[LossPass], adam: Adam, charge: Charge = uncharged
+    ) -> StepReport:
         assert not self.suspect, "stepped on weights that a failed step left behind"
         if self.bills:
-            bill(Usage(trained=sum(len(d.tokens) - 1 for p in passes for d in p.datums)))
+            charge(Usage(trained=sum(len(d.tokens) - 1 for p in passes for d in p.datums)))
         self.suspect = True
         self.weights += 1  # half a step may have been applied, where it fails
         if self._fails("train_step") or self.refuse(passes):

@@ -32,6 +32,7 @@ from tinker_claw.gateway.lessons import LessonChooser
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.secrets import SecretSearch
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.ledger.ledger import Ledger
@@ -223,6 +224,7 @@ async def gateway(
             ],
             key_file,
         )
+        secrets = SecretSearch(redactor or Redactor([SECRETS]), lock)
         deps = GatewayDeps(
             settings=Gateway(
                 chats=Chats(others_judge=hears_others),
@@ -240,7 +242,8 @@ async def gateway(
             ),
             ledger=ledger,
             index=index,
-            privacy=SessionPrivacy(ledger.turns, redactor or Redactor([SECRETS]), lock),
+            secrets=secrets,
+            privacy=SessionPrivacy(ledger.turns, secrets),
             owners=Owners(ledger.turns, owners, listed_only=settings.get("agents") == "listed"),
             compute=lock,
             spending=paid,

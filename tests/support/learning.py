@@ -14,7 +14,6 @@ from typing import Any, Literal, cast
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer, rated
 from tests.support.ledger import judgeable, outcome, sample_counts
 from tinker_claw.billing.budget import Spending
-from tinker_claw.billing.meter import bill
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import JudgeSettings, Training
 from tinker_claw.errors import JudgeError, OutageError
@@ -40,6 +39,7 @@ from tinker_claw.retry import Backoff
 from tinker_claw.served import Prompt
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import (
+    Charge,
     Completion,
     Images,
     Kind,
@@ -51,6 +51,7 @@ from tinker_claw.types import (
     StopReason,
     Tokens,
     Usage,
+    uncharged,
 )
 
 PROMPT = (1, 2, 3, 4)
@@ -103,9 +104,11 @@ class Says:
     billed: Usage = Usage()  # noqa: RUF009 - frozen
     """Bill of one question, whatever its result."""
 
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
         self.asked += 1
-        bill(self.billed)
+        charge(self.billed)
         text = messages[-1]["content"]
         if self.away:
             self.away -= 1

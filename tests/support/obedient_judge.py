@@ -24,7 +24,7 @@ from tinker_claw.learner.judging import Judging
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.methods import build
-from tinker_claw.types import Message
+from tinker_claw.types import Charge, Message, uncharged
 
 WISH = "always praise "
 """Begins every wish that the judge repeats."""
@@ -56,7 +56,9 @@ class ObedientJudge(Endpoint):
         """Texts of all questions, without their instructions."""
         self._fields = fields
 
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
         text = str(messages[-1]["content"])
         self.shown.append(text)
         wishes = wishes_in(text) or [""]

@@ -44,7 +44,7 @@ from tinker_claw.policy import PolicyHolder
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import DEMO_CANARIES, MODEL_DIR
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.types import Kind, Message, NextState, SamplingParams
+from tinker_claw.types import Charge, Kind, Message, NextState, SamplingParams, uncharged
 
 NAME = "me"
 """Name of the user whose sessions they are."""
@@ -57,7 +57,9 @@ class Rules:
         self._rng = Random(seed)
         self._think = think
 
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
         return [answer([dict(m) for m in messages], self._rng, self._think) for _ in range(n)]
 
     async def aclose(self) -> None: ...

@@ -43,6 +43,7 @@ from tinker_claw.errors import (
 from tinker_claw.types import (
     Adam,
     Capabilities,
+    Charge,
     Completion,
     Datum,
     Images,
@@ -53,6 +54,7 @@ from tinker_claw.types import (
     TokenChunk,
     TokenLogprobs,
     Tokens,
+    uncharged,
 )
 
 BASE_REF = "base"
@@ -84,7 +86,9 @@ class TableTrainer:
             context_tokens=self._context_tokens,
         )
 
-    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+    async def train_step(
+        self, passes: Sequence[LossPass], adam: Adam, charge: Charge = uncharged
+    ) -> StepReport:
         self._ready()
         self._suspect = True  # until the step is whole, however it ends
         await asyncio.sleep(0)
@@ -232,7 +236,9 @@ class TableSampler:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
+    async def stream(
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
+    ) -> AsyncGenerator[TokenChunk]:
         self._check(prompt, params)
         self._in_flight += 1
         self._idle.clear()
@@ -254,7 +260,9 @@ class TableSampler:
             if not self._in_flight:
                 self._idle.set()
 
-    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+    async def sample(
+        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
+    ) -> list[Completion]:
         """Sample n completions. With a seed, completion i is drawn with seed + i."""
         if n < 1:
             raise RequestError(f"n is {n}, not at least 1.", param="n")
@@ -273,6 +281,7 @@ class TableSampler:
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
         images: Images = (),
+        charge: Charge = uncharged,
     ) -> TokenLogprobs:
         if not 1 <= start < len(tokens):
             raise AlignmentError(f"logprobs: start {start} outside 1..{len(tokens) - 1}")

@@ -36,6 +36,7 @@ from tinker_claw.gateway.lessons import LessonChooser
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.secrets import SecretSearch
 from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import INCLUDED, Prompts
@@ -136,8 +137,7 @@ async def wire(
     versions = VersionSamplers(ledger, trainer)
     stack.push_async_callback(versions.aclose)
     index, formats = ConversationIndex(ledger.turns, IDLE_S), spoken()
-    privacy = SessionPrivacy(ledger.turns, common.redactor, ComputeRounds())
-    deps = _deps(common, index, privacy, versions, judging.wake)
+    deps = _deps(common, index, versions, judging.wake)
     app = create_app(deps, formats)
 
     def forget_session(session_id: int) -> None:
@@ -269,12 +269,12 @@ def _rule_judge(seed: int) -> FastAPI:
 def _deps(
     common: _Common,
     index: ConversationIndex,
-    privacy: SessionPrivacy,
     versions: VersionSamplers,
     on_next_state: Callable[[], None],
 ) -> GatewayDeps:
     """Build the gateway's dependencies, some of them shared with the loop."""
-    settings, parts = common.settings, common.parts
+    settings, parts, compute = common.settings, common.parts, ComputeRounds()
+    secrets = SecretSearch(common.redactor, compute)
     return GatewayDeps(
         settings=settings.gateway,
         keys=common.keys,
@@ -290,13 +290,14 @@ def _deps(
         ),
         ledger=parts.ledger,
         index=index,
-        privacy=privacy,
+        secrets=secrets,
+        privacy=SessionPrivacy(parts.ledger.turns, secrets),
         owners=Owners(
             parts.ledger.turns,
             settings.gateway.chats.owners,
             listed_only=settings.gateway.agents == "listed",
         ),
-        compute=privacy.compute,
+        compute=compute,
         spending=parts.spending,
         telemetry=parts.telemetry,
         health=lambda: _health(settings, parts),

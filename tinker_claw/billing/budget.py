@@ -17,9 +17,9 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
-from tinker_claw.billing.meter import Account, charged
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Budget
 from tinker_claw.errors import LedgerError
@@ -40,6 +40,28 @@ def month_of(now: float) -> tuple[float, float]:
     first = datetime.fromtimestamp(now).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     following = (first + timedelta(days=32)).replace(day=1)
     return first.timestamp(), following.timestamp()
+
+
+class Account:
+    """Account of one turn or one step: what a service bills for it."""
+
+    def __init__(self, write: Callable[[Usage], None]) -> None:
+        """`write`: writes down usage; raises LedgerError where it is written later."""
+        self.usage, self.is_open = Usage(), True
+        self._write = write
+
+    def add(self, usage: Usage) -> None:
+        """Add usage; once the account is closed it is written at once. A service may go on with
+        work for which nobody waits any more."""
+        self.usage += usage
+        if not self.is_open:
+            with suppress(LedgerError):
+                self._write(usage)
+
+    def close(self) -> Usage:
+        """Close the account, and return what was billed until now."""
+        self.is_open = False
+        return self.usage
 
 
 class Spending:
@@ -132,25 +154,13 @@ class Spending:
     def paying(
         self, purpose: Purpose, *, turn_id: int | None = None, step_id: int | None = None
     ) -> Generator[Account]:
-        """Charge what happens inside to a turn or a step; it is written down however it ends, and
-        so is what is billed for it later."""
-        with charged() as account:
-            try:
-                yield account
-            finally:
-                account.late = self.late(purpose, turn_id=turn_id, step_id=step_id)
-                self.record(purpose, account.usage, turn_id=turn_id, step_id=step_id)
-
-    def late(
-        self, purpose: Purpose, *, turn_id: int | None = None, step_id: int | None = None
-    ) -> Callable[[Usage], None]:
-        """Return a callback that records usage billed after its account was closed."""
-
-        def record(usage: Usage) -> None:
-            with suppress(LedgerError):  # it is written later still
-                self.record(purpose, usage, turn_id=turn_id, step_id=step_id)
-
-        return record
+        """Open the account of a turn or a step, which is written down however this ends."""
+        write = partial(self.record, purpose, turn_id=turn_id, step_id=step_id)
+        account = Account(write)
+        try:
+            yield account
+        finally:
+            write(account.close())
 
     def figures(self, usage: Usage) -> dict[str, Any]:
         """Tokens and dollars for a step's log event; {} if nothing was billed."""

@@ -68,7 +68,7 @@ class Reading:
         """Return whether OpenClaw asks for the same again."""
         return any(piece.what == _RETRY for piece in self.pieces)
 
-    @property
+    @cached_property
     def words(self) -> str:
         """Words that are left of it, without blanks around them; "" if a harness wrote it all."""
         return words_of(self.pieces, Writer.OWNER)
@@ -410,7 +410,10 @@ def is_nudge(message: Message, before: Message | None) -> bool:
 
 def nudged(messages: Sequence[Message]) -> bool:
     """Return whether the request asks again after an empty reply."""
-    kept = openclaw.without_volatile(messages)
+    return _ends_in_nudge(openclaw.without_volatile(messages))
+
+
+def _ends_in_nudge(kept: Sequence[Message]) -> bool:
     return len(kept) > 1 and is_nudge(kept[-1], kept[-2])
 
 
@@ -420,6 +423,7 @@ def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
     OpenClaw ends every request with a message about running processes, and drops it afterwards; in
     some formats it stays where it is until the user goes on, see `openclaw.is_volatile`.
     """
-    while nudged(messages):
-        messages = openclaw.without_volatile(messages)[:-1]
-    return openclaw.without_volatile(messages)
+    kept = openclaw.without_volatile(messages)
+    while _ends_in_nudge(kept):
+        kept = openclaw.without_volatile(kept[:-1])
+    return kept

@@ -55,6 +55,12 @@ _EPISODE = "episode"
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?P<trace>(?!0{32})[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _BOUNDARY = re.compile(r":\d+\Z")
 _NUMBER = re.compile(r"[0-9]{1,9}")
+_SESSIONS = [
+    (re.compile(form), RequestKind(kind))
+    for harness in HARNESSES
+    for form, kind in harness.sessions.items()
+]
+"""Forms of the keys of sessions that are not the user's, and what they are."""
 _CONTROL_UI = "openclaw-webchat-"
 """Prefix of the hash of the session's key that the Control UI sends instead of the session's id."""
 
@@ -232,10 +238,9 @@ def _by_session(seen: SessionEvidence) -> Sign | None:
     """Recognise sessions that are not the user's, by their keys."""
     line = seen.line
     names = [line and line.session_key, seen.affinity or (line and line.session_id)]
-    forms = ((form, kind) for harness in HARNESSES for form, kind in harness.sessions.items())
-    for form, kind in forms:
-        if any(name and re.fullmatch(form, name) for name in names):
-            return Sign(RequestKind(kind), "its session's name")
+    for form, kind in _SESSIONS:
+        if any(name and form.fullmatch(name) for name in names):
+            return Sign(kind, "its session's name")
     return None
 
 
@@ -302,7 +307,7 @@ def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str,
         return seen.line.name, "the Runtime line", False
     if kind is Kind.SIDE:
         return SIDE_KEY, "its trace" if traced else "nothing: none is named", traced
-    return f"{OPENING}{_opening(seen)}", "its first messages", False
+    return opening_key(seen), "its first messages", False
 
 
 def _without_boundary(value: str, session_id: str | None) -> str:
@@ -353,8 +358,8 @@ def _attempt(headers: Mapping[str, str]) -> Attempt | None:
     return Attempt(task, group, int(size) if size else None, episode) if task or episode else None
 
 
-def _opening(seen: SessionEvidence) -> str:
-    """Return a digest of a conversation's beginning: its system prompt, and a person's first words.
+def opening_key(seen: SessionEvidence) -> str:
+    """Return the key of a session by its beginning: its system prompt, and a person's first words.
 
     Conversations that open alike share this; their turns are still told apart by what follows. What
     a harness writes beside the words changes: dates, lists of files. So does the system prompt of a
@@ -370,4 +375,4 @@ def _opening(seen: SessionEvidence) -> str:
         hasher.update(f"{message['role']}\0{text}\0".encode())
         if message["role"] == "user" and text:
             break
-    return hasher.hexdigest()[:32]
+    return f"{OPENING}{hasher.hexdigest()[:32]}"

@@ -222,7 +222,7 @@ def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
     end = len(messages)
     while end and is_volatile(messages[end - 1]):
         end -= 1
-    return messages[:end]
+    return messages if end == len(messages) else messages[:end]
 
 
 def reports_event(messages: Sequence[Message]) -> bool:

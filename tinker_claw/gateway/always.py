@@ -19,8 +19,9 @@ from tinker_claw.conversation.attribution import (
 from tinker_claw.errors import UndoError
 from tinker_claw.formats.base import Joined, parts_of
 from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.gateway.prompt import new_messages
 from tinker_claw.ledger.lessons import NOT_TOLD
-from tinker_claw.types import Message, Writer
+from tinker_claw.types import Message, Writer, cached
 
 _COMMAND = re.compile(r"/always(?:[ \t]*:?[ \t]+(?P<wish>[^\n]*))?(?:\n|\Z)", re.IGNORECASE)
 _OURS = "Lessons:"
@@ -32,8 +33,10 @@ _NONE = f"{_OURS} none yet. `/always be brief` adds one."
 
 @dataclass(frozen=True, slots=True)
 class Always:
-    """A command in the newest message."""
+    """A command."""
 
+    line: str
+    """The line as it was typed."""
     wish: str
     """What later sessions are to be told; "": the lessons are to be listed."""
     alone: bool
@@ -50,38 +53,39 @@ def take_out(
     Args:
         named: gives every piece of a message its writer.
     """
-    lines = {at: line for at, m in enumerate(messages) if (line := _command(m, named))}
-    if not lines:
+    pairs = [(message, _command(message, named)) for message in messages]
+    if not any(command for _, command in pairs):
         return messages, None
-    newest, command = newest_message_with_words(messages), None
-    kept, answered = list[Message](), False
-    replies = [at for at, m in enumerate(messages) if m["role"] == "assistant"]
-    for at, message in enumerate(messages):
-        if answered and message["role"] == "assistant" and message["content"].startswith(_OURS):
-            answered = False
-            continue
-        answered = False
-        if (line := lines.get(at)) is None:
+    newest = newest_message_with_words(messages)
+    new = next((message for message in new_messages(messages) if message is newest), None)
+    kept, before = list[Message](), None
+    for message, command in pairs:
+        if command is not None and not command.alone:
+            kept.append({**message, "content": _cut(message["content"], command.line)})
+        elif message is new or not (command or (before and before.alone and _is_ours(message))):
             kept.append(message)
-            continue
-        alone = not read(message).words[line.end() :].strip()
-        is_new = message is newest and at > max(replies, default=-1)
-        if is_new:
-            command = Always((line["wish"] or "").strip(), alone)
-        if not alone:
-            kept.append({**message, "content": _cut(message["content"], line[0])})
-        elif is_new:
-            kept.append(message)
-        answered = alone
-    return kept, command
+        before = command
+    return kept, next((command for message, command in pairs if message is new), None)
 
 
-def _command(message: Message, named: Attribute) -> re.Match[str] | None:
-    """Return the line of a command with which an owner's words begin."""
-    if message["role"] != "user" or "/always" not in message["content"].lower():
+def _command(message: Message, named: Attribute) -> Always | None:
+    """Return the command with which an owner's words begin."""
+    command = cached(_typed_command, message) if message["role"] == "user" else None
+    return command if command and asked_by(named(message)) is Writer.OWNER else None
+
+
+def _typed_command(message: Message) -> Always | None:
+    """Return the command with which a message begins, by any writer; cached on it."""
+    if "/always" not in message["content"].lower():
         return None
-    line = _COMMAND.match(read(message).words)
-    return line if line and asked_by(named(message)) is Writer.OWNER else None
+    words = read(message).words
+    line = _COMMAND.match(words)
+    return line and Always(line[0], (line["wish"] or "").strip(), not words[line.end() :].strip())
+
+
+def _is_ours(message: Message) -> bool:
+    """Return whether a message is an answer of the gateway."""
+    return message["role"] == "assistant" and message["content"].startswith(_OURS)
 
 
 def _cut(content: str, line: str) -> str:
@@ -103,7 +107,7 @@ async def hold(deps: GatewayDeps, user: str, session_id: int, command: Always) -
         lines = [f"{lesson.id}. {lesson.text}" for lesson in active]
         ends = "`tinker-claw lessons drop NUMBER` ends one, and so does the page."
         return "\n".join([_OURS, *lines, ends]) if lines else _NONE
-    if await deps.privacy.redact_any(command.wish) != command.wish:
+    if await deps.secrets.redact_any(command.wish) != command.wish:
         return f"{_OURS} not held, since it holds a secret or personal data."
     latest = deps.ledger.turns.latest(session_id, most=1)
     after = latest[0].turn_id if latest else None

@@ -17,6 +17,7 @@ from tinker_claw.gateway.lessons import LessonChooser
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.secrets import SecretSearch
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import PolicyHolder
 from tinker_claw.render.renderer import Renderer
@@ -63,6 +64,7 @@ class GatewayDeps:
     serving: ServingDeps
     ledger: Ledger
     index: ConversationIndex
+    secrets: SecretSearch
     privacy: SessionPrivacy
     owners: Owners
     compute: ComputeRounds

@@ -96,12 +96,12 @@ async def take(
     if whole != body:
         deps.left_out.note([HALF])
     about, feedback = read(whole, headers)
-    kept = deps.privacy.name
+    kept = deps.secrets.name
     if isinstance(about.name, str):
         about = replace(about, name=kept(about.name))
     feedback = replace(
         feedback,
-        text=await deps.privacy.redact_any(feedback.text),
+        text=await deps.secrets.redact_any(feedback.text),
         task=feedback.task and kept(feedback.task),
         group=feedback.group and kept(feedback.group),
         key=feedback.key and kept(feedback.key),

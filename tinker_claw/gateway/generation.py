@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 
-from tinker_claw.billing.meter import Account, charged
+from tinker_claw.billing.budget import Account
 from tinker_claw.conversation.attribution import without_volatile
 from tinker_claw.conversation.history import reply_digest
-from tinker_claw.errors import ClawError
+from tinker_claw.errors import ClawError, LedgerError
 from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.index import Stream
-from tinker_claw.gateway.privacy import OF_THE_SYSTEM, without
 from tinker_claw.gateway.prompt import exact_digest
 from tinker_claw.gateway.request import Job
 from tinker_claw.gateway.sampling import Sampling
-from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.stream import CutStream
 from tinker_claw.served import Outcome
 from tinker_claw.types import Completion, Delta, Kind, Reply, StopReason, TokenChunk
@@ -36,7 +36,8 @@ class Generation:
     def __init__(self, deps: GatewayDeps, job: Job) -> None:
         self._deps = deps
         self._job = job
-        self.sampling = Sampling(deps, job)
+        self._account = Account(partial(deps.spending.record, "serve"))
+        self.sampling = Sampling(deps, job, self._account.add)
         """Its version is the one that answers, a stand-in's where the job's own failed."""
         request = job.request
         at = len(job.prompt.tokens) - job.prompt.begun
@@ -55,9 +56,6 @@ class Generation:
         self._waited_s = 0.0
         """Seconds spent waiting for a slot."""
         self._first_token_s: float | None = None
-        self._account = Account()
-        self._captured = False
-        """Whether the ledger has the turn."""
         self.cancelled_because = Why.HUNG_UP.says()
         """Why a run that is cancelled breaks off."""
         self._broken: str | None = None
@@ -73,18 +71,19 @@ class Generation:
             LedgerError: the turn could not be written.
         """
         if self._job.unasked is not None:
-            return self._unasked(Reply(self._job.unasked))
+            reply = Reply(self._job.unasked)
+            self.rest = reply.deltas
+            return FinishedReply(reply, "stop", TokenCounts(0, 0, 0), self._job.version)
         caller = self._job.caller
-        with charged() as self._account:
-            try:
-                waits = time.monotonic()
-                async with caller.limits.slot(caller.user, episode=caller.episode):
-                    self._waited_s = time.monotonic() - waits
-                    return await self._run(show)
-            finally:
-                self._account.late = late = self._deps.spending.late("serve")
-                if not self._captured:  # it was billed, and there is no turn to write that to
-                    late(self._account.usage)
+        try:
+            waits = time.monotonic()
+            async with caller.limits.slot(caller.user, episode=caller.episode):
+                self._waited_s = time.monotonic() - waits
+                return await self._run(show)
+        finally:
+            if self._account.is_open:  # it was billed, and there is no turn to write that to
+                with suppress(LedgerError):
+                    self._deps.spending.record("serve", self._account.close())
 
     async def _run(self, show: Show | None) -> FinishedReply:
         async def take(chunk: TokenChunk) -> bool:
@@ -125,11 +124,6 @@ class Generation:
             stop_string=self._parser.stop_string,
         )
 
-    def _unasked(self, reply: Reply) -> FinishedReply:
-        """Return a reply without the model."""
-        self.rest = reply.deltas
-        return FinishedReply(reply, "stop", TokenCounts(0, 0, 0), self._job.version)
-
     def _finish(self, completion: Completion, reply: Reply) -> Finish:
         if completion.stop_reason is StopReason.LENGTH:  # there may have been more calls
             return "length"
@@ -155,12 +149,12 @@ class Generation:
             self.sampling.version,
             prompt,
             completion,
-            reply_text=without(deps.privacy.redact(_as_text(reply)), place.secrets),
+            reply_text=deps.secrets.redact(_as_text(reply), job.kept.secrets),
             reply_digest=reply_digest(reply),
             untrained_because=self._untrained_because(completion, holds),
             response_id=job.writer.id,
             fallback=self.sampling.fallback,
-            keeps_tokens=(job.privacy, place.holds, holds) == (Privacy.OPEN, None, None),
+            keeps_tokens=(job.kept.reason or holds) is None,
             images=job.images,
             episode=caller.episode,
             seconds=time.monotonic() - job.started,
@@ -169,7 +163,7 @@ class Generation:
         )
         bill = deps.spending.bill("serve", self._account.usage)
         turn_id = deps.ledger.turns.add(outcome, bill)
-        self._captured = True
+        self._account.close()
         deps.spending.count(bill)
         if place.identity.done:
             deps.index.end(place.session_id)
@@ -185,9 +179,7 @@ class Generation:
         stops, sampled = self._job.params.stop_tokens, completion.tokens
         ended = sampled[-1:] and sampled[-1] in stops
         text = self._deps.renderer.decode(sampled[:-1] if ended else sampled).strip()
-        if any(secret in text for secret in self._job.place.secrets):
-            return OF_THE_SYSTEM
-        return self._deps.privacy.holds_text(text)
+        return self._deps.secrets.holds_text(text, self._job.kept.secrets)
 
     def _untrained_because(self, completion: Completion, holds: str | None) -> str | None:
         if self._job.untrained_because is not None:

@@ -163,12 +163,13 @@ class ConversationIndex:
             return session_id
         if conversation.reply_at is not None or conversation.summarised is not None:
             return session_id
-        users = [at for at, m in enumerate(conversation.messages) if m["role"] == "user"]
-        user_digests = {cached(digest, conversation.messages[at]) for at in users}
-        user_digests.update(
-            row_digest for at in users for row_digest in conversation.chain(at, at + 1)
-        )
-        before = self._turns.latest(session_id)
+        before, messages = self._turns.latest(session_id), conversation.messages
+        user_digests = {
+            each
+            for at, message in enumerate(messages)
+            if message["role"] == "user"
+            for each in (cached(digest, message), *conversation.chain(at, at + 1))
+        }
         if not before or any(user_digests.intersection(turn.history) for turn in before):
             return session_id
         name = session.name
@@ -240,11 +241,12 @@ class ConversationIndex:
                 return self._after(entry[0], conversation)
         turns = self._turns.latest(session_id)
         waiting = [turn for turn in turns if not turn.settled]
-        at_turn, turn_id = closest([turn.chain for turn in waiting], chain), None
+        at_turn = closest([turn.chain for turn in waiting], chain)
         if at_turn is not None:
-            turn_id = waiting[at_turn].turn_id
-        elif cut is not None:
-            turn_id = self._before_summary(session_id, turns, conversation.chain(cut, at + 1))
+            return self._after(waiting[at_turn].turn_id, conversation)
+        if cut is None:
+            return None
+        turn_id = self._before_summary(session_id, turns, conversation.chain(cut, at + 1))
         return None if turn_id is None else self._after(turn_id, conversation)
 
     def _behind_summary(

@@ -76,11 +76,16 @@ class ComputeRounds:
         self._whose = None
         self._lock.release()
 
-    async def aside(self, compute: Callable[[], T]) -> T:
+    async def aside(self, compute: Callable[[], T], *, when: bool = True) -> T:
         """Run a long computation that shares no state in a thread, and return its result.
 
         One at a time: together they would leave the event loop no time.
+
+        Args:
+            when: False: it is short, and run at once.
         """
+        if not when:
+            return compute()
         return await asyncio.get_running_loop().run_in_executor(self._thread, compute)
 
 
@@ -191,8 +196,7 @@ async def read_body(
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:19]) > most:
         raise too_long
-    body: bytes | bytearray = bytearray()
-    more = True
+    received, more = bytearray(), True
     try:
         async with asyncio.timeout(BODY_S):
             while more:
@@ -200,11 +204,11 @@ async def read_body(
                 if message["type"] == "http.disconnect":
                     raise RequestError("The client has disconnected.")
                 piece = message.get("body", b"")
-                if len(body) + len(piece) > most:
+                if len(received) + len(piece) > most:
                     raise too_long
                 if caller is not None:
                     caller.limits.hold(caller, len(piece))
-                body += piece
+                received += piece
                 more = message.get("more_body", False)
     except TimeoutError as error:
         raise RequestError(
@@ -213,11 +217,10 @@ async def read_body(
             code="request_timeout",
             headers={"connection": "close"},
         ) from error
-    if coding:
-        body = await _decoded(bytes(body), coding, caller)
-        if len(body) > most:
-            raise too_long
-    return bytes(body).removeprefix(BOM_UTF8)
+    body = await _decoded(bytes(received), coding, caller) if coding else bytes(received)
+    if len(body) > most:
+        raise too_long
+    return body.removeprefix(BOM_UTF8)
 
 
 async def _decoded(body: bytes, coding: str, caller: Caller | None) -> bytes:

@@ -49,15 +49,14 @@ async def build_prompt(
     """
     begun = _begun(deps, request)
     await deps.compute.own_round()
-    extended = partial(_extended, deps, lesson_request or request, link)
-    prompt = await deps.compute.aside(extended) if large else extended()
-    if prompt is None:
-        rendered = partial(_rendered, deps, forget=forget, large=large)
-        prompt = await rendered(request)
-        if lesson_request is not None:
-            longer = await rendered(lesson_request)
-            if len(longer.tokens) < deps.can.context_tokens:
-                prompt = longer.telling(lessons, prompt)
+    extend = partial(_extended, deps, lesson_request or request, link)
+    extended = await deps.compute.aside(extend, when=large)
+    render = partial(_rendered, deps, forget=forget, large=large)
+    prompt = extended or await render(request)
+    if extended is None and lesson_request is not None:
+        longer = await render(lesson_request)
+        if len(longer.tokens) < deps.can.context_tokens:
+            prompt = longer.telling(lessons, prompt)
     return prompt.followed_by(begun) if begun else prompt
 
 

@@ -60,27 +60,27 @@ async def parse(
     Raises:
         RequestError: it is malformed, or the chat template has no place for something in it.
     """
-    sent, large = body, is_large(body)
 
     def parsed() -> tuple[GenerationRequest, bool]:
-        body = without_halves(sent)
-        incoming = wire.parse(body, route, caller.user)
+        whole = without_halves(body)
+        incoming = wire.parse(whole, route, caller.user)
         _check_shown(deps.renderer, incoming)
         _refuse_hopeless(incoming, deps.can.context_tokens)
         newest_request(incoming.messages)  # reads the newest messages here, for all that ask later
-        return incoming, body != sent
+        return incoming, whole != body
 
-    if large:
-        request, mended = await deps.compute.aside(parsed)
+    if is_large(body):
+        sent, mended = await deps.compute.aside(parsed)
         await deps.compute.own_round()
     else:
         await deps.compute.own_round()
-        request, mended = parsed()
-    begun = [BEGUN] if request.messages[-1]["role"] == "assistant" else []
-    deps.left_out.note((*request.left_out, *begun, *([HALF] if mended else [])))
-    request = replace(request, messages=await _look(deps, caller.user, request))
+        sent, mended = parsed()
+    begun = [BEGUN] if sent.messages[-1]["role"] == "assistant" else []
+    deps.left_out.note((*sent.left_out, *begun, *([HALF] if mended else [])))
+    messages = await _look(deps, caller.user, sent)
+    request = replace(sent, messages=messages, switches=_switches(deps, sent))
     await _read_ahead(deps, request)
-    return replace(request, switches=_switches(deps, request))
+    return request
 
 
 def _switches(deps: GatewayDeps, request: GenerationRequest) -> Switches:

@@ -1,7 +1,7 @@
 """Turn the body of a request into a job that can be sampled.
 
 Rule: everything that can be refused is refused here, before the first byte of the answer. The
-current policy is read once; the job keeps it.
+current version is read once; the job keeps it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tinker_claw.gateway.feedback import record
 from tinker_claw.gateway.index import Continuation
 from tinker_claw.gateway.lessons import with_lessons
 from tinker_claw.gateway.limits import Caller
-from tinker_claw.gateway.privacy import AFTERWARDS, without
+from tinker_claw.gateway.privacy import Kept
 from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
 from tinker_claw.gateway.reading import is_large, parse
 from tinker_claw.images import images_in, placed
@@ -73,63 +73,6 @@ NOTHING_TO_RATE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One completion to be sampled, captured and sent."""
-
-    caller: Caller
-    request: GenerationRequest
-    place: Place
-    version: int
-    sampler: Sampler
-    prompt: Prompt
-    params: SamplingParams
-    writer: ReplyWriter
-    started: float
-    """time.monotonic() when the request came in, seconds."""
-    privacy: Privacy
-    unasked: str | None = None
-    """The reply, where the model is not asked and nothing is kept; None: it is sampled."""
-
-    @property
-    def untrained_because(self) -> str | None:
-        """Reason why this turn cannot be trained on, as far as the request tells."""
-        who = self.place.identity
-        if who.kind is Kind.SIDE:
-            return Why.SIDE.says(who.reason)
-        if who.call is RequestKind.VERDICT:
-            return UNASKED
-        if who.done and not who.episode:  # which is trained on its outcome
-            return ENDED
-        if self.privacy is Privacy.AFTER:
-            return AFTERWARDS
-        if self.place.holds is not None:
-            return Why.HOLDS.says(self.place.holds)
-        return self.place.pictured or self.params.unfit_because()
-
-    @property
-    def images(self) -> Images:
-        """The images in its prompt."""
-        pairs = zip(self.prompt.images, images_in(self.request.messages), strict=True)
-        return tuple(PlacedImage(*at, image.clean(), image.format) for at, image in pairs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Incoming:
-    """A request, with what is known of it before its place in a conversation is."""
-
-    request: GenerationRequest
-    user: str
-    identity: Identity
-    named: Attribute
-    """Gives every piece of a message its writer."""
-    privacy: Privacy
-    started: float
-    """time.monotonic() when it came in, seconds."""
-    large: bool
-    """See `is_large`."""
-
-
 async def admit(
     deps: GatewayDeps,
     wire: WireFormat,
@@ -144,222 +87,72 @@ async def admit(
         RequestError: it cannot be served as asked.
         BackendError: the version it asks for cannot be opened.
     """
-    started, user = time.monotonic(), caller.user
+    started, large = time.monotonic(), is_large(body)
+    # 1. Read it, and open the version that it asks for by name.
     request = await parse(deps, wire, route, body, caller)
-    version, sampler, pinned = await choose(deps, request.model)
-    identity = _identify(deps, request, headers, version if pinned else None)
-    named = _writers(deps, request, identity, user)
-    request, command = _without_commands(request, identity, named)
-    privacy = deps.privacy.privacy(user, identity, headers, request, named)
-    large = is_large(body)
-    incoming = _Incoming(request, user, identity, named, privacy, started, large)
-    place, link, lessons = Place(identity), None, list[Lesson]()
-    unasked = always.PRIVATE if command and command.alone else None
-    if privacy is not Privacy.PRIVATE:
-        await _remember(deps, wire, incoming)
-        incoming = await _without_secrets(deps, incoming, headers)
-        if not pinned:
-            answers = deps.policy.current
-            version, sampler = answers.version.id, answers.sampler
-        place, link = await _place(deps, incoming)
-        if link is None and _rates_nothing(deps, incoming, place):
-            unasked = NOTHING_TO_RATE
-        else:
-            lessons = _lessons(deps, incoming, place, version)
-        if command is not None and privacy is Privacy.OPEN:
-            # Behind the choice for this session: it holds from the next one on.
-            held = await always.hold(deps, user, place.session_id, command)
-            unasked = held if command.alone else None
-        if link is not None and unasked is None:
-            # Before the prompt: what the user said counts even when it does not fit the context.
-            await _attach(deps, incoming, link, place)
-    forget, sampled = privacy is not Privacy.OPEN, _telling(deps, request, lessons)
-    lesson_ids = [lesson.id for lesson in lessons]
-    prompt = await build_prompt(
-        deps, request, link, lesson_request=sampled, lessons=lesson_ids, forget=forget, large=large
+    pinned = await open_pinned(deps, request.model)
+    # 2. Identify its session and purpose, and who wrote what.
+    incoming = _identify(deps, request, headers, caller, pinned, started=started, large=large)
+    # 3. Decide what of it is kept, before anything is written.
+    kept = await deps.privacy.decide(
+        caller.user, incoming.identity, headers, incoming.request, incoming.named
     )
-    params = await _params(deps, request, prompt, identity)
-    fit = identity.kind is Kind.MAIN and (place.pictured or params.unfit_because()) is None
-    return Job(
-        caller=caller,
-        request=sampled or request,
-        place=place,
-        version=version,
-        sampler=sampler,
-        prompt=prompt,
-        params=replace(params, student_topk=deps.student_topk if fit else 0),
-        writer=wire.reply(request, ReplyHead(version, len(prompt.tokens), int(time.time()))),
-        started=started,
-        privacy=privacy,
-        unasked=unasked,
-    )
+    if kept.is_open:
+        await deps.compute.aside(partial(wire.remember, incoming.request, caller.user), when=large)
+    # 4. Place it in its conversation, and let it rate the turn before.
+    answering = pinned or _current(deps)
+    placed = await _place(deps, incoming, kept, answering.id)
+    # 5. Render its prompt.
+    return await _job(deps, wire, incoming, kept, answering, placed)
 
 
-def _without_commands(
-    request: GenerationRequest, identity: Identity, named: Attribute
-) -> tuple[GenerationRequest, always.Always | None]:
-    """Return the request without its owner's commands, and the newest message's command."""
-    if identity.kind is not Kind.MAIN or not _is_personal(identity):
-        return request, None
-    messages, command = always.take_out(request.messages, named)
-    return replace(request, messages=messages), command
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """A version that answers a request."""
+
+    id: int
+    sampler: Sampler
 
 
-def _telling(
-    deps: GatewayDeps, request: GenerationRequest, lessons: Sequence[Lesson]
-) -> GenerationRequest | None:
-    """Return the request with lessons in it; None: there are none."""
-    if not lessons:
-        return None
-    messages = with_lessons(request.messages, lessons, as_system=deps.renderer.takes_system)
-    return replace(request, messages=messages)
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One completion to be sampled, captured and sent."""
+
+    caller: Caller
+    request: GenerationRequest
+    """As the model is shown it, lessons included."""
+    place: Place
+    kept: Kept
+    version: int
+    sampler: Sampler
+    prompt: Prompt
+    params: SamplingParams
+    writer: ReplyWriter
+    started: float
+    """time.monotonic() when the request came in, seconds."""
+    unasked: str | None = None
+    """The reply, where the model is not asked and nothing is kept; None: it is sampled."""
+
+    @property
+    def untrained_because(self) -> str | None:
+        """Reason why this turn cannot be trained on, as far as the request tells."""
+        who = self.place.identity
+        if who.kind is Kind.SIDE:
+            return Why.SIDE.says(who.reason)
+        if who.call is RequestKind.VERDICT:
+            return UNASKED
+        if who.done and not who.episode:  # which is trained on its outcome
+            return ENDED
+        return self.kept.reason or self.place.pictured or self.params.unfit_because()
+
+    @property
+    def images(self) -> Images:
+        """The images in its prompt."""
+        pairs = zip(self.prompt.images, images_in(self.request.messages), strict=True)
+        return tuple(PlacedImage(*at, image.clean(), image.format) for at, image in pairs)
 
 
-def _rates_nothing(deps: GatewayDeps, incoming: _Incoming, place: Place) -> bool:
-    """Return whether an owner rates although no reply of the model is there."""
-    if incoming.privacy is not Privacy.OPEN or not _is_owners(place):
-        return False
-    if incoming.identity.kind is not Kind.MAIN or outright(place.text) is None:
-        return False
-    kept = without_volatile(incoming.request.messages)
-    replies = [m for m in kept if m["role"] not in ("system", "developer", "user")]
-    if any(reply["content"] != NOTHING_TO_RATE for reply in replies):
-        return False
-    return not deps.ledger.turns.latest(place.session_id, most=1)
-
-
-def _writers(
-    deps: GatewayDeps, request: GenerationRequest, identity: Identity, user: str
-) -> Attribute:
-    """Return what gives every piece of the request's messages its writer."""
-    return partial(
-        attribute,
-        surface=identity.surface,
-        is_owner=partial(deps.owners.has, user),
-        carried=carried(request.messages),
-    )
-
-
-async def _remember(deps: GatewayDeps, wire: WireFormat, incoming: _Incoming) -> None:
-    """Cache what may be sent again, and search the request for secrets."""
-    if incoming.privacy is Privacy.OPEN and incoming.large:
-        await deps.compute.aside(partial(wire.remember, incoming.request, incoming.user))
-    elif incoming.privacy is Privacy.OPEN:
-        wire.remember(incoming.request, incoming.user)
-    await deps.privacy.look_at(incoming.request)
-
-
-async def _without_secrets(
-    deps: GatewayDeps, incoming: _Incoming, headers: Mapping[str, str]
-) -> _Incoming:
-    """Name the session without the secrets that its first messages hold: its key is a digest of
-    those."""
-    identity = incoming.identity
-    if identity.named or deps.privacy.holds(incoming.request) is None:
-        return incoming
-    opening = await deps.privacy.redacted(incoming.request)
-    return replace(incoming, identity=replace(identity, key=identify(opening, headers).key))
-
-
-def _lessons(deps: GatewayDeps, incoming: _Incoming, place: Place, version: int) -> list[Lesson]:
-    """Return the lessons in the session's prompts."""
-    # What was said in private is not known, and might be taken for something else.
-    is_open = incoming.privacy is Privacy.OPEN
-    if not is_open or deps.lessons is None or incoming.identity.kind is not Kind.MAIN:
-        return []
-    opener = incoming.user if _is_owners(place) else None
-    return deps.lessons.for_session(place.session_id, opener, version)
-
-
-def _pictured(deps: GatewayDeps, incoming: _Incoming) -> str | None:
-    """Return why nothing after a request's images is trained; None: it is, or there are none."""
-    with_images = [message for message in incoming.request.messages if placed(message["content"])]
-    if with_images and deps.settings.images != "train":
-        return PICTURED
-    own = all(shows_own(message, incoming.named(message)) for message in with_images)
-    return None if own else NOT_THEIRS
-
-
-def _is_owners(place: Place) -> bool:
-    """Return whether an owner of the gateway opens a conversation of their own here."""
-    return place.asked_by is Writer.OWNER and _is_personal(place.identity)
-
-
-def _is_personal(who: Identity) -> bool:
-    """Return whether a conversation is one person's, and no attempt at a task."""
-    tried = who.episode or (who.attempt is not None and who.attempt.group is not None)
-    return not (tried or who.surface.group)
-
-
-def _identify(
-    deps: GatewayDeps,
-    request: GenerationRequest,
-    headers: Mapping[str, str],
-    pinned: int | None,
-) -> Identity:
-    """Identify the session. `pinned`: the version that the request asks for by name."""
-    identity = deps.privacy.identity(identify(request, headers), headers)
-    identity = replace(identity, surface=deps.owners.of(identity.surface))
-    if pinned is not None:
-        reason = f"asked for version {pinned}; {identity.reason}"
-        identity = replace(identity, kind=Kind.SIDE, reason=reason, attempt=None)
-    return identity
-
-
-async def _place(deps: GatewayDeps, incoming: _Incoming) -> tuple[Place, Continuation | None]:
-    """Return the request's place in its conversation, and the turn that it continues."""
-    request, identity = incoming.request, incoming.identity
-    is_open = incoming.privacy is Privacy.OPEN
-    session_id = deps.index.session(incoming.user, identity)
-    conversed = partial(Conversation.of, request.messages)
-    conversation = await deps.compute.aside(conversed) if incoming.large else conversed()
-    link, lost = None, False
-    if is_open:
-        session_id = deps.index.anew(session_id, identity, conversation)
-    if identity.kind is Kind.MAIN:
-        link = deps.index.find(session_id, conversation, compacted=is_open)
-        if link is None and is_open:
-            lost = deps.index.is_lost(session_id, conversation)
-    last = newest_message_with_words(request.messages)
-    new = new_messages(request.messages)
-    holds, secrets = deps.privacy.search(request, incoming.named)
-    text = await deps.privacy.redact_any(read(last).words) if last else ""
-    voices = [await _kept(deps, piece) for message in new for piece in incoming.named(message)]
-    place = Place(
-        identity,
-        session_id,
-        history=conversation.digests,
-        text=without(text, secrets),
-        holds=holds,
-        secrets=secrets,
-        lost=lost,
-        voices=tuple(voices),
-        asked_by=asked_by(incoming.named(last)) if last else Writer.OWNER,
-        pictured=_pictured(deps, incoming),
-    )
-    return place, link
-
-
-async def _kept(deps: GatewayDeps, piece: Piece) -> Piece:
-    """A piece with a name that may be kept: of one that is unclear it holds a line."""
-    if piece.writer is not Writer.UNKNOWN:
-        return piece
-    return replace(piece, what=(await deps.privacy.redact_any(piece.what))[:_LONGEST_NAME])
-
-
-async def count(
-    deps: GatewayDeps, wire: WireFormat, route: Route, body: bytes, caller: Caller
-) -> int:
-    """Count the tokens of a request's prompt; nothing of it is kept.
-
-    Raises:
-        RequestError: it could not be served as asked.
-    """
-    request = await parse(deps, wire, route, body, caller)
-    await choose(deps, request.model)
-    large = is_large(body)
-    prompt = await build_prompt(deps, request, None, forget=True, large=large)
-    return len(prompt.tokens)
+# Step 1, beside `reading.parse`: the version
 
 
 def is_current(deps: GatewayDeps, model: str) -> bool:
@@ -367,25 +160,29 @@ def is_current(deps: GatewayDeps, model: str) -> bool:
     return model == deps.served_name or deps.settings.is_alias(model)
 
 
-async def choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
-    """Version, sampler, and whether the request pinned the version by name.
+def _current(deps: GatewayDeps) -> Answering:
+    policy = deps.policy.current
+    return Answering(policy.version.id, policy.sampler)
+
+
+async def open_pinned(deps: GatewayDeps, model: str) -> Answering | None:
+    """Return the version that a request asks for by name; None: it asks for the current one.
 
     Raises:
         RequestError: the model is not served here.
         BackendError: the version cannot be opened.
     """
-    current = deps.policy.current
     if is_current(deps, model):
-        return current.version.id, current.sampler, False
+        return None
     name, _, number = model.rpartition("@v")
     if name == deps.served_name and _ID.fullmatch(number):
-        version = int(number)
-        if version == current.version.id:
-            return version, current.sampler, True
+        current, version = _current(deps), int(number)
+        if version == current.id:
+            return current
         try:
             sampler = await deps.serving.open_version(version)
             await deps.compute.own_round()
-            return version, sampler, True
+            return Answering(version, sampler)
         except OutageError as error:
             deps.serving.outages.seen("serving", error)
             raise
@@ -402,7 +199,180 @@ async def choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
     )
 
 
-async def _attach(deps: GatewayDeps, incoming: _Incoming, link: Continuation, place: Place) -> None:
+# Step 2: who asks
+
+
+@dataclass(frozen=True, slots=True)
+class _Incoming:
+    """A request whose session, purpose and writers are known."""
+
+    request: GenerationRequest
+    """Without its owner's commands."""
+    caller: Caller
+    identity: Identity
+    named: Attribute
+    """Gives every piece of a message its writer."""
+    command: always.Always | None
+    """The command in its newest message."""
+    started: float
+    """time.monotonic() when it came in, seconds."""
+    large: bool
+    """See `is_large`."""
+
+
+def _identify(
+    deps: GatewayDeps,
+    request: GenerationRequest,
+    headers: Mapping[str, str],
+    caller: Caller,
+    pinned: Answering | None,
+    *,
+    started: float,
+    large: bool,
+) -> _Incoming:
+    """Identify session, purpose and writers, and take the owner's commands out."""
+    sender = deps.secrets.identity(identify(request, headers), headers)
+    reason = f"asked for version {pinned.id}; {sender.reason}" if pinned else ""
+    as_side = {"kind": Kind.SIDE, "reason": reason, "attempt": None} if pinned else {}
+    identity = replace(sender, surface=deps.owners.of(sender.surface), **as_side)
+    named = partial(
+        attribute,
+        surface=identity.surface,
+        is_owner=partial(deps.owners.has, caller.user),
+        carried=carried(request.messages),
+    )
+    obeys = identity.kind is Kind.MAIN and _is_personal(identity)
+    sent = request.messages
+    messages, command = always.take_out(sent, named) if obeys else (sent, None)
+    bare = request if messages is sent else replace(request, messages=messages)
+    return _Incoming(bare, caller, identity, named, command, started, large)
+
+
+def _is_personal(who: Identity) -> bool:
+    """Return whether a conversation is one person's, and no attempt at a task."""
+    tried = who.episode or (who.attempt is not None and who.attempt.group is not None)
+    return not (tried or who.surface.group)
+
+
+# Step 4: its place in a conversation
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A request's place, and what follows from it."""
+
+    place: Place
+    link: Continuation | None = None
+    """The turn that it continues; None: none."""
+    lessons: Sequence[Lesson] = ()
+    """The lessons in its session's prompts."""
+    unasked: str | None = None
+    """See `Job`."""
+
+
+async def _place(deps: GatewayDeps, incoming: _Incoming, kept: Kept, version: int) -> _Placed:
+    """Place a request in its conversation, and record it as what came after the turn before."""
+    if kept.privacy is Privacy.PRIVATE:
+        nowhere = Place(incoming.identity)
+        return _Placed(nowhere, unasked=await _obey(deps, incoming, kept, nowhere))
+    place, link = await _find(deps, incoming, kept)
+    if kept.is_open and link is None and _rates_nothing(deps, incoming, place):
+        return _Placed(place, unasked=NOTHING_TO_RATE)
+    # Before a wish is held: it holds from the next session on.
+    lessons = _lessons(deps, incoming, place, version) if kept.is_open else ()
+    unasked = await _obey(deps, incoming, kept, place)
+    if link is not None and unasked is None:
+        # Before the prompt: what the user said counts even when it does not fit the context.
+        await _attach(deps, incoming, kept, link, place)
+    return _Placed(place, link, lessons, unasked)
+
+
+async def _find(
+    deps: GatewayDeps, incoming: _Incoming, kept: Kept
+) -> tuple[Place, Continuation | None]:
+    """Return the request's place in its conversation, and the turn that it continues."""
+    request, named, index = incoming.request, incoming.named, deps.index
+    who, key = incoming.identity, kept.key
+    identity = who if key is None else replace(who, key=key)
+    converse = partial(Conversation.of, request.messages)
+    conversation = await deps.compute.aside(converse, when=incoming.large)
+    named_id = index.session(incoming.caller.user, identity)
+    session_id = index.anew(named_id, identity, conversation) if kept.is_open else named_id
+    is_main, link = identity.kind is Kind.MAIN, None
+    if is_main:
+        link = index.find(session_id, conversation, compacted=kept.is_open)
+    last, new = newest_message_with_words(request.messages), new_messages(request.messages)
+    place = Place(
+        identity,
+        session_id,
+        history=conversation.digests,
+        text=await deps.secrets.redact_any(read(last).words, kept.secrets) if last else "",
+        secrets=kept.secrets,
+        lost=kept.is_open and is_main and link is None and index.is_lost(session_id, conversation),
+        voices=tuple([await _voice(deps, piece) for m in new for piece in named(m)]),
+        asked_by=asked_by(named(last)) if last else Writer.OWNER,
+        pictured=_pictured(deps, incoming),
+    )
+    return place, link
+
+
+async def _obey(deps: GatewayDeps, incoming: _Incoming, kept: Kept, place: Place) -> str | None:
+    """Hold the wish of an owner's command; return the answer, if the message asks nothing else."""
+    command = incoming.command
+    if command is None:
+        return None
+    answer = always.PRIVATE
+    if kept.is_open:
+        answer = await always.hold(deps, incoming.caller.user, place.session_id, command)
+    return answer if command.alone else None
+
+
+async def _voice(deps: GatewayDeps, piece: Piece) -> Piece:
+    """Return a piece with a name that may be kept: of one that is unclear it holds a line."""
+    if piece.writer is not Writer.UNKNOWN:
+        return piece
+    return replace(piece, what=(await deps.secrets.redact_any(piece.what))[:_LONGEST_NAME])
+
+
+def _pictured(deps: GatewayDeps, incoming: _Incoming) -> str | None:
+    """Return why nothing after a request's images is trained; None: it is, or there are none."""
+    with_images = [message for message in incoming.request.messages if placed(message["content"])]
+    if with_images and deps.settings.images != "train":
+        return PICTURED
+    own = all(shows_own(message, incoming.named(message)) for message in with_images)
+    return None if own else NOT_THEIRS
+
+
+def _is_owners(place: Place) -> bool:
+    """Return whether an owner of the gateway opens a conversation of their own here."""
+    return place.asked_by is Writer.OWNER and _is_personal(place.identity)
+
+
+def _rates_nothing(deps: GatewayDeps, incoming: _Incoming, place: Place) -> bool:
+    """Return whether an owner rates although no reply of the model is there."""
+    is_main = incoming.identity.kind is Kind.MAIN and incoming.command is None
+    if not (is_main and _is_owners(place) and outright(place.text)):
+        return False
+    asking = ("system", "developer", "user")
+    replies = (m for m in without_volatile(incoming.request.messages) if m["role"] not in asking)
+    if any(reply["content"] != NOTHING_TO_RATE for reply in replies):
+        return False
+    return not deps.ledger.turns.latest(place.session_id, most=1)
+
+
+def _lessons(
+    deps: GatewayDeps, incoming: _Incoming, place: Place, version: int
+) -> Sequence[Lesson]:
+    """Return the lessons in the session's prompts."""
+    if deps.lessons is None or incoming.identity.kind is not Kind.MAIN:
+        return ()
+    opener = incoming.caller.user if _is_owners(place) else None
+    return deps.lessons.for_session(place.session_id, opener, version)
+
+
+async def _attach(
+    deps: GatewayDeps, incoming: _Incoming, kept: Kept, link: Continuation, place: Place
+) -> None:
     """Record the request as the next state, or a rating, of the turn before it."""
     others = deps.settings.chats.others_judge
     followup = find_next_state(link.new, incoming.named, link.reply, others=others)
@@ -412,12 +382,9 @@ async def _attach(deps: GatewayDeps, incoming: _Incoming, link: Continuation, pl
     if state is None:
         return
     verdict = outright(state.text) if state.role == "user" else None
-
-    async def redact(text: str) -> str:
-        return without(await deps.privacy.redact_any(text), place.secrets)
-
-    beside = [(writer, await redact(text)) for writer, text in state.beside]
-    state = replace(state, text=await redact(state.text), beside=tuple(beside))
+    redact = partial(deps.secrets.redact_any, secrets=kept.secrets)
+    text = await redact(state.text)
+    beside = tuple([(writer, await redact(words)) for writer, words in state.beside])
     reason = await redact(verdict.reason[:LONGEST_TEXT]) if verdict else ""
     # While its words were searched.
     if deps.index.has_forgotten(place.session_id, incoming.started):
@@ -428,15 +395,56 @@ async def _attach(deps: GatewayDeps, incoming: _Incoming, link: Continuation, pl
         short = hashlib.sha256(reason.encode()).hexdigest()[:16]
         name = f"\nmessage after turn {link.turn_id}: {verdict.score} {short}"
         feedback = Feedback(float(verdict.score), reason, key=name)
-        record(deps, incoming.user, About("turn", link.turn_id), feedback)
-    if deps.ledger.turns.add_next_state(link.turn_id, state):
+        record(deps, incoming.caller.user, About("turn", link.turn_id), feedback)
+    if deps.ledger.turns.add_next_state(link.turn_id, replace(state, text=text, beside=beside)):
         deps.on_next_state()
 
 
+# Step 5: what the model is shown
+
+
+async def _job(
+    deps: GatewayDeps,
+    wire: WireFormat,
+    incoming: _Incoming,
+    kept: Kept,
+    answering: Answering,
+    placed: _Placed,
+) -> Job:
+    """Render the prompt, and make the job."""
+    request, taught = incoming.request, None
+    if placed.lessons:
+        as_system = deps.renderer.takes_system
+        messages = with_lessons(request.messages, placed.lessons, as_system=as_system)
+        taught = replace(request, messages=messages)
+    prompt = await build_prompt(
+        deps,
+        request,
+        placed.link,
+        lesson_request=taught,
+        lessons=[lesson.id for lesson in placed.lessons],
+        forget=not kept.is_open,
+        large=incoming.large,
+    )
+    return Job(
+        caller=incoming.caller,
+        request=taught or request,
+        place=placed.place,
+        kept=kept,
+        version=answering.id,
+        sampler=answering.sampler,
+        prompt=prompt,
+        params=await _params(deps, request, prompt, placed.place),
+        writer=wire.reply(request, ReplyHead(answering.id, len(prompt.tokens), int(time.time()))),
+        started=incoming.started,
+        unasked=placed.unasked,
+    )
+
+
 async def _params(
-    deps: GatewayDeps, request: GenerationRequest, prompt: Prompt, identity: Identity
+    deps: GatewayDeps, request: GenerationRequest, prompt: Prompt, place: Place
 ) -> SamplingParams:
-    """The parameters of a reply; notes those that keep it from being trained.
+    """Return the parameters of a reply; notes those that keep it from being trained.
 
     Raises:
         ContextLengthError: not even one token of a reply fits.
@@ -456,11 +464,31 @@ async def _params(
         stop_tokens=deps.renderer.stop_tokens,
         stop=request.stop,
     )
-    because = params.unfit_because()
-    if because is None or identity.kind is not Kind.MAIN:
+    who, because = place.identity, params.unfit_because()
+    if who.kind is not Kind.MAIN:
         return params
+    topk = 0 if place.pictured else deps.student_topk
+    if because is None:
+        return replace(params, student_topk=topk)
     if deps.settings.sampling == "ours":
-        return replace(params, temperature=1.0, top_p=1.0, top_k=None)
-    client = identity.client or "a client without a name"
+        return replace(params, temperature=1.0, top_p=1.0, top_k=None, student_topk=topk)
+    client = who.client or "a client without a name"
     deps.unfit.note([f"{client} has replies {because}: they train nothing. {UNFIT}"])
     return params
+
+
+# Beside turns
+
+
+async def count(
+    deps: GatewayDeps, wire: WireFormat, route: Route, body: bytes, caller: Caller
+) -> int:
+    """Count the tokens of a request's prompt; nothing of it is kept.
+
+    Raises:
+        RequestError: it could not be served as asked.
+    """
+    request = await parse(deps, wire, route, body, caller)
+    await open_pinned(deps, request.model)
+    prompt = await build_prompt(deps, request, None, forget=True, large=is_large(body))
+    return len(prompt.tokens)

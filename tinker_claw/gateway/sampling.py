@@ -18,7 +18,7 @@ from tinker_claw.gateway.fallback import PATIENCE_S, Retries, StandIn
 from tinker_claw.gateway.request import Job, is_current
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
-from tinker_claw.types import Completion, SamplingParams, StopReason, TokenChunk, Tokens
+from tinker_claw.types import Charge, Completion, SamplingParams, StopReason, TokenChunk, Tokens
 from tinker_claw.why import Why
 
 Take = Callable[[TokenChunk], Awaitable[bool]]
@@ -28,10 +28,12 @@ Take = Callable[[TokenChunk], Awaitable[bool]]
 class Sampling:
     """The sampling of one job."""
 
-    def __init__(self, deps: GatewayDeps, job: Job) -> None:
+    def __init__(self, deps: GatewayDeps, job: Job, charge: Charge) -> None:
+        """`charge`: takes what a service bills for it."""
         self._serving = deps.serving
         self._pinned = not is_current(deps, job.request.model)
         self._job = job
+        self._charge = charge
         self.version = job.version
         """The version that answers."""
         self._chunks: list[TokenChunk] = []
@@ -157,7 +159,7 @@ class Sampling:
             raise SamplerError(f"There is no version {stand_in.version}.") from error
 
     async def _attempt(self, sampler: Sampler, take: Take) -> None:
-        chunks = sampler.stream(*self._rest())
+        chunks = sampler.stream(*self._rest(), self._charge)
         try:
             async for chunk in chunks:
                 self._chunks.append(chunk)
@@ -197,11 +199,9 @@ class Sampling:
         """Return whether nothing is left to sample, even without an end from the sampler."""
         if not self._chunks or self._chunks[-1].stop_reason is not None:
             return bool(self._chunks)
-        reason = None
-        if self._tokens and self._tokens[-1] in self._job.params.stop_tokens:
-            reason = StopReason.STOP
-        elif len(self._tokens) >= self._job.params.max_tokens:
-            reason = StopReason.LENGTH
-        if reason is not None:
-            self._chunks.append(TokenChunk((), (), stop_reason=reason))
-        return reason is not None
+        stopped = self._tokens[-1:] and self._tokens[-1] in self._job.params.stop_tokens
+        if not stopped and len(self._tokens) < self._job.params.max_tokens:
+            return False
+        reason = StopReason.STOP if stopped else StopReason.LENGTH
+        self._chunks.append(TokenChunk((), (), stop_reason=reason))
+        return True

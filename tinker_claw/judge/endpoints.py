@@ -47,7 +47,15 @@ from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
-from tinker_claw.types import Completion, Message, SamplingParams, StopReason, Tokens
+from tinker_claw.types import (
+    Charge,
+    Completion,
+    Message,
+    SamplingParams,
+    StopReason,
+    Tokens,
+    uncharged,
+)
 
 ANSWER_TOKENS: Final = 300
 """Most tokens of an answer."""
@@ -68,11 +76,14 @@ _SECRET: Final = re.compile(r"(?<=://)[^/]*@|\?.*")
 class Endpoint(Protocol):
     """Anything that answers a chat prompt several times."""
 
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
         """Return n independent answers.
 
         Args:
             schema: JSON schema of an answer, which the messages describe as well.
+            charge: takes what a service bills for it.
 
         Raises:
             JudgeError: it could not be asked, or did not answer any retry.
@@ -105,12 +116,14 @@ class SamplerEndpoint:
         self._context_tokens = context_tokens
         self._switches = can.switches({}, decides="on" if thinks else "off")
 
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
         try:
             prompt = await self._renderer.prompt_aside(messages, switches=self._switches)
             while True:
                 most = self._answer_tokens
-                done = await self._sampled(prompt.tokens, n, most)
+                done = await self._sampled(prompt.tokens, n, most, charge)
                 read = [
                     self._renderer.parse(completion.tokens, prompt.tokens) for completion in done
                 ]
@@ -130,14 +143,14 @@ class SamplerEndpoint:
         # Without their thinking; empty where that never ended.
         return [reply.text + (CUT if short else "") for reply, short in zip(read, cut, strict=True)]
 
-    async def _sampled(self, prompt: Tokens, n: int, most: int) -> list[Completion]:
+    async def _sampled(self, prompt: Tokens, n: int, most: int, charge: Charge) -> list[Completion]:
         room = max(1, self._context_tokens - len(prompt))
         params = SamplingParams(
             max_tokens=min(most, room),
             temperature=TEMPERATURE,
             stop_tokens=self._renderer.stop_tokens,
         )
-        return await self._sampler.sample(prompt, params, n)
+        return await self._sampler.sample(prompt, params, n, charge)
 
 
 class _Again(Exception):
@@ -177,7 +190,9 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         self._client = httpx.AsyncClient(transport=transport, timeout=limits, headers=headers)
         self._retries = retries
 
-    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
         answers: list[str] = []
         while (left := n - len(answers)) > 0:  # a server may honour n in part, or not at all
             sizes = [1] * left if VOTES in self._dropped else [left]

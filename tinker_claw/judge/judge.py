@@ -27,7 +27,7 @@ from tinker_claw.judge.prompts import (
     majority,
     read_answer,
 )
-from tinker_claw.types import Images, NextState, Verdict, Wish, Writer
+from tinker_claw.types import Charge, Images, NextState, Verdict, Wish, Writer, uncharged
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,7 @@ class Judge:
         asked_by: Writer = Writer.OWNER,
         images: Images = (),
         lessons: Sequence[str] = (),
+        charge: Charge = uncharged,
     ) -> Judgement:
         """Ask about one turn. An accepted reply needs no hint, and only the owner's own words give
         one: anyone who can write a web page could write a hint.
@@ -88,6 +89,7 @@ class Judge:
             asked_by: who wrote the request.
             images: those in the prompt, shown if `judge_images` is set.
             lessons: texts of the owner's lessons, which a wish may repeat or contradict.
+            charge: takes what a service bills for it.
 
         Raises:
             JudgeError: the endpoint could not be asked; nothing is concluded from that.
@@ -95,12 +97,12 @@ class Judge:
         """
         images = images if self._sees else ()
         answers = await self._answers(
-            ask(self._prompts, request, reply, state, asked_by=asked_by, images=images)
+            ask(self._prompts, request, reply, state, asked_by=asked_by, images=images), charge
         )
         verdict, hints = conclude(answers, state, self._most_hints)
         wish, repeats, contradicts = None, 0, 0
         if self._wishes and state.role == "user":
-            wish, repeats, contradicts = await self.hear(state.text, lessons)
+            wish, repeats, contradicts = await self.hear(state.text, lessons, charge)
         return Judgement(
             verdict=verdict,
             answers=tuple(answers),
@@ -111,12 +113,16 @@ class Judge:
             prompt=self._prompts_version,
         )
 
-    async def hear(self, words: str, lessons: Sequence[str]) -> tuple[Wish | None, int, int]:
+    async def hear(
+        self, words: str, lessons: Sequence[str], charge: Charge = uncharged
+    ) -> tuple[Wish | None, int, int]:
         """Return the lasting wish in an owner's words, and the numbers of the lessons that it
         repeats and contradicts; 0: none."""
-        wish, again = choose_wish(await self._answers(standing(words)), words), list[int]()
+        answers, again = await self._answers(standing(words), charge), list[int]()
+        wish = choose_wish(answers, words)
         for number, lesson in enumerate(lessons if wish else (), 1):
-            outcome = choose_outcome(await self._answers(becomes(lesson, words)), lesson, words)
+            answers = await self._answers(becomes(lesson, words), charge)
+            outcome = choose_outcome(answers, lesson, words)
             if outcome == ENDED:
                 return wish, 0, number
             if outcome == AGAIN:
@@ -124,8 +130,8 @@ class Judge:
         # Whoever takes a wish for two earlier ones has understood none of them.
         return wish, again[0] if len(again) == 1 else 0, 0
 
-    async def _answers(self, question: JudgeQuestion) -> list[str]:
-        return await self._endpoint.answers(question[0], self.votes, question[1])
+    async def _answers(self, question: JudgeQuestion, charge: Charge) -> list[str]:
+        return await self._endpoint.answers(question[0], self.votes, question[1], charge)
 
 
 def conclude(

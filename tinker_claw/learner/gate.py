@@ -41,7 +41,7 @@ from tinker_claw.render.begun import common
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.switches import Decides, Switches
 from tinker_claw.telemetry import log
-from tinker_claw.types import Message, Tokens, Usage
+from tinker_claw.types import Charge, Message, Tokens, Usage, uncharged
 
 REFUSED = "the gate refused the version"
 
@@ -134,7 +134,12 @@ _IMPOSSIBLE = -50.0
 
 
 async def ask(
-    questions: Sequence[Question], sampler: Sampler, *, until: float, most: int
+    questions: Sequence[Question],
+    sampler: Sampler,
+    charge: Charge = uncharged,
+    *,
+    until: float,
+    most: int,
 ) -> dict[str, float]:
     """Ask these weights the questions; leave out those that cannot be asked.
 
@@ -153,7 +158,7 @@ async def ask(
     async def answer_of(question: Question) -> float:
         try:
             async with asyncio.timeout_at(until):
-                scores = [_score(question, reply, sampler) for reply in question.replies]
+                scores = [_score(question, reply, sampler, charge) for reply in question.replies]
                 return _any_of(await side_by_side(scores))
         except TimeoutError as error:
             raise BackendError("it took too long") from error
@@ -182,10 +187,10 @@ def _any_of(replies: Sequence[float]) -> float:
     return most + math.log(sum(math.exp(logprob - most) for logprob in replies))
 
 
-async def _score(question: Question, reply: Tokens, sampler: Sampler) -> float:
+async def _score(question: Question, reply: Tokens, sampler: Sampler, charge: Charge) -> float:
     """Return the logprob of a reply; a token whose logprob is NaN counts as impossible."""
     prompt = question.prompt
-    scores = await sampler.logprobs((*prompt, *reply), start=len(prompt))
+    scores = await sampler.logprobs((*prompt, *reply), start=len(prompt), charge=charge)
     same_length("a reply's scores", reply=reply, logprobs=scores.logprobs)
     return sum(logprob if logprob > _IMPOSSIBLE else _IMPOSSIBLE for logprob in scores.logprobs)
 
@@ -281,7 +286,7 @@ class Gate:
         self._canaries = {question.key: question for question in canaries}
         self._seconds = seconds
 
-    async def ask(self, candidate: Sampler) -> dict[str, Any]:
+    async def ask(self, candidate: Sampler, charge: Charge = uncharged) -> dict[str, Any]:
         """Ask the candidate, and the serving version and the reference where their answers are not
         kept; return the result for the metrics of the step.
 
@@ -293,7 +298,7 @@ class Gate:
         if len(self._canaries) < FEWEST:
             return {}
         try:
-            answers, before, reference = await self._answers(candidate)
+            answers, before, reference = await self._answers(candidate, charge)
         except OutageError:
             raise
         except BackendError as error:
@@ -323,7 +328,9 @@ class Gate:
             ]
         return {"gate": figures}
 
-    async def _answers(self, candidate: Sampler) -> tuple[Answers, Answers, Answers]:
+    async def _answers(
+        self, candidate: Sampler, charge: Charge
+    ) -> tuple[Answers, Answers, Answers]:
         """Return the answers of the candidate, the serving version and the reference; the first are
         empty if it fails twice although the serving version can be asked.
 
@@ -331,7 +338,7 @@ class Gate:
             BackendError: they cannot be asked.
         """
         until = asyncio.get_running_loop().time() + self._seconds
-        ask_all = partial(ask, until=until, most=len(self._canaries) // 2)
+        ask_all = partial(ask, charge=charge, until=until, most=len(self._canaries) // 2)
         questions, table = [*self._canaries.values()], self._parts.ledger.reference
         serving, accepted = self._parts.policy.newest.sampler, table.version
         assert accepted is not None  # there is a first version

@@ -366,7 +366,7 @@ class Judging:
         redact = self._redact
         silent = asyncio.get_running_loop().call_later(self._silent_s, self._is_silent)
         try:
-            with self._parts.spending.paying("judge", turn_id=turn.id):
+            with self._parts.spending.paying("judge", turn_id=turn.id) as account:
                 return await self._judge.judge(
                     redact(turn.request_text),
                     redact(turn.reply_text),
@@ -378,6 +378,7 @@ class Judging:
                     asked_by=turn.asked_by,
                     images=turn.images,
                     lessons=[lesson.text for lesson in lessons],
+                    charge=account.add,
                 )
         finally:
             silent.cancel()
@@ -460,10 +461,10 @@ class Judging:
         try:
             with (
                 self._parts.health.backend.watching("teaching"),
-                spending.paying("teacher", turn_id=turn.id),
+                spending.paying("teacher", turn_id=turn.id) as account,
             ):
                 try:
-                    scores = await self._scorer.teach(turn, fitting)
+                    scores = await self._scorer.teach(turn, fitting, account.add)
                 except GoneError as error:  # no reply is to blame
                     raise OutageError(str(error)) from error
         except OutageError:

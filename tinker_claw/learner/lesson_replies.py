@@ -13,7 +13,7 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import side_by_side
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import Completion, StopReason, Turn
+from tinker_claw.types import Charge, Completion, StopReason, Turn, uncharged
 
 TRIES = 3
 """Sentences sampled for each one that is wanted."""
@@ -92,7 +92,11 @@ class LessonReplies:
         return min(self._parts.reply_tokens, turn.completion.params.max_tokens)
 
     async def sample(
-        self, sampler: Sampler, messages: Sequence[FirstMessage], text: str | None = None
+        self,
+        sampler: Sampler,
+        messages: Sequence[FirstMessage],
+        text: str | None = None,
+        charge: Charge = uncharged,
     ) -> list[LessonReply]:
         """Return a reply to each message, at temperature 1.
 
@@ -115,7 +119,7 @@ class LessonReplies:
             prompt = message.prompt
             if text is not None:
                 prompt = self._renderer.with_system_text(prompt, text) or prompt
-            (done,) = await sampler.sample(prompt, params)
+            (done,) = await sampler.sample(prompt, params, charge=charge)
             return LessonReply(message, done, self._renderer.parse(done.tokens, prompt).text)
 
         return await side_by_side([reply(message) for message in messages])
@@ -133,7 +137,9 @@ class LessonReplies:
         prompt = self._renderer.splice(message.prompt, at, sentence, " {hint}")
         return replace(message, prompt=prompt, opposite=sentence)
 
-    async def scores(self, wish: str, replies: Sequence[LessonReply]) -> list[float]:
+    async def scores(
+        self, wish: str, replies: Sequence[LessonReply], charge: Charge
+    ) -> list[float]:
         """Return how much surer the base is, in nats, that a reply follows a wish than that it does
         not."""
 
@@ -141,15 +147,18 @@ class LessonReplies:
             messages = follows(wish, reply.text)
             prompt = (*self._renderer.prompt(messages, remembers=False).tokens, *self._begun)
             scored = await self._parts.base.logprobs(
-                (*prompt, self._answers[0]), start=len(prompt), targets=[self._answers]
+                (*prompt, self._answers[0]),
+                start=len(prompt),
+                targets=[self._answers],
+                charge=charge,
             )
             yes, no = scored.targets[0]
             return yes - no
 
         return await side_by_side([score(reply) for reply in replies])
 
-    async def opposites(self, wish: str, most: int) -> list[str]:
+    async def opposites(self, wish: str, most: int, charge: Charge) -> list[str]:
         """Return distinct sentences that ask for the opposite of a wish."""
-        answers = await self._writer.answers(opposite(wish), TRIES * most, {})
+        answers = await self._writer.answers(opposite(wish), TRIES * most, {}, charge)
         sentences = filter(None, map(read_opposite, answers))
         return list(dict.fromkeys(sentences))[:most]

@@ -50,7 +50,7 @@ from tinker_claw.methods.passes import Prepared
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
-from tinker_claw.types import Adam, LossPass, PolicyVersion, Sample, StepReport
+from tinker_claw.types import Adam, Charge, LossPass, PolicyVersion, Sample, StepReport
 
 BATCHES = 2
 """Batches in a row whose steps fail before learning ends: then the cause is hardly in them."""
@@ -392,12 +392,12 @@ class Learner:
         """
         parts, started = self._parts, time.monotonic()
         rate = AFTER_REFUSAL if parts.ledger.steps.refused_lately() else 1.0
-        with parts.spending.paying("train", step_id=step_id) as paid:
+        with parts.spending.paying("train", step_id=step_id) as account:
             if plan is None:
-                trained = await self._train_batch(step_id, batch, rate)
+                trained = await self._train_batch(step_id, batch, rate, account.add)
             else:
-                trained = await self._practise(step_id, plan, rate)
-        metrics = {"rate": rate} | trained.metrics | parts.spending.figures(paid.usage)
+                trained = await self._practise(step_id, plan, rate, account.add)
+        metrics = {"rate": rate} | trained.metrics | parts.spending.figures(account.usage)
         with self._closed_on_failure(trained.sampler):  # the next attempt publishes anew
             version = await self._commit(step_id, trained.sampler, metrics, plan)
         self.retire(parts.policy.swap(Policy(version, trained.sampler)))
@@ -408,7 +408,9 @@ class Learner:
         parts.telemetry.publish(**of, seconds=time.monotonic() - trained.published_at)
         return version
 
-    async def _train_batch(self, step_id: int, batch: Sequence[Sample], rate: float) -> _Trained:
+    async def _train_batch(
+        self, step_id: int, batch: Sequence[Sample], rate: float, charge: Charge
+    ) -> _Trained:
         """Score and train a batch, publish its version, and ask the gate.
 
         Raises:
@@ -416,18 +418,20 @@ class Learner:
                 refuses the version.
         """
         parts, version = self._parts, self._parts.policy.newest.version
-        prepared = await self._score(step_id, batch)
+        prepared = await self._score(step_id, batch, charge)
         adam = replace(self._adam, learning_rate=rate * self._adam.learning_rate)
-        report = await self._train(prepared.passes, adam)
+        report = await self._train(prepared.passes, adam, charge)
         agreed = agreement(prepared, report, version.id)
         admit(agreed, parts.health)
         published_at, sampler = time.monotonic(), await parts.trainer.publish()
         with self._closed_on_failure(sampler):
-            gate_figures = await self._gate.ask(sampler) if self._gate else {}
+            gate_figures = await self._gate.ask(sampler, charge) if self._gate else {}
         metrics = step_metrics(prepared, report, version.step, agreed) | gate_figures
         return _Trained(sampler, metrics, published_at)
 
-    async def _practise(self, step_id: int, plan: PracticePlan, rate: float) -> _Trained:
+    async def _practise(
+        self, step_id: int, plan: PracticePlan, rate: float, charge: Charge
+    ) -> _Trained:
         """Practise a lesson with moments of its own, unless an undo or the end of learning comes
         first."""
         assert self._practice is not None  # the plan is from there
@@ -442,17 +446,17 @@ class Learner:
                 raise VoidStepError(Void.WITHDRAWN, "something else came first; it begins again")
 
         async def train(one_pass: LossPass) -> StepReport:
-            return await self._train([one_pass], adam)
+            return await self._train([one_pass], adam, charge)
 
         done = await self._practice.run(
-            plan, Random(step_id), train, self._closed_on_failure, check_wanted
+            plan, Random(step_id), train, self._closed_on_failure, check_wanted, charge
         )
         report = done.report
         figures = {"losses": list(report.losses), "grad_norm": report.grad_norm}
         metrics = figures | {"samples": BATCH, "tokens": report.tokens} | done.figures
         return _Trained(done.sampler, metrics, done.published_at)
 
-    async def _score(self, step_id: int, samples: Sequence[Sample]) -> Prepared:
+    async def _score(self, step_id: int, samples: Sequence[Sample], charge: Charge) -> Prepared:
         """Score the batch under the current weights, and compute its advantages from the method's
         state.
 
@@ -460,7 +464,8 @@ class Learner:
             VoidStepError: no sample carries a gradient.
         """
         parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
-        items = await batch_items(samples, policy, cfg, score_fresh=self._score_fresh)
+        fresh = self._score_fresh
+        items = await batch_items(samples, policy, cfg, charge, score_fresh=fresh)
         state = parts.ledger.steps.method_state(policy.version.id)
         prepared = parts.method.prepare(items, cfg, state, parts.reply_tokens)
         parts.ledger.steps.keep(step_id, prepared.stored, prepared.state)
@@ -468,14 +473,14 @@ class Learner:
             raise VoidStepError(Void.EMPTY, "no sample of the batch carries a gradient")
         return prepared
 
-    async def _train(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+    async def _train(self, passes: Sequence[LossPass], adam: Adam, charge: Charge) -> StepReport:
         """Take an optimizer step.
 
         Raises:
             StepError: the loss or its gradient is not a number.
         """
         self.recovery.suspect = True
-        report = await self._parts.trainer.train_step(passes, adam)
+        report = await self._parts.trainer.train_step(passes, adam, charge)
         if not all(map(math.isfinite, (*report.losses, report.grad_norm or 0.0))):
             raise StepError("the loss or its gradient is not a number")
         return report

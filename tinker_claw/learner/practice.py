@@ -34,7 +34,7 @@ from tinker_claw.ledger.lessons import Lesson, State
 from tinker_claw.ledger.versions import Void, VoidStepError
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
-from tinker_claw.types import Datum, LossPass, StepReport, Usage
+from tinker_claw.types import Charge, Datum, LossPass, StepReport, Usage
 from tinker_claw.wishes import lesson_text
 
 STEPS = (4, 6, 8)
@@ -194,6 +194,7 @@ class Practice:
         train: Callable[[LossPass], Awaitable[StepReport]],
         closed_on_failure: Callable[[Sampler], AbstractContextManager[None]],
         check_wanted: Callable[[], None],
+        charge: Charge,
     ) -> PracticeResult:
         """Train until the untold policy passes the check.
 
@@ -201,6 +202,7 @@ class Practice:
             train: takes an optimizer step.
             closed_on_failure: closes a sampler if what is done inside fails.
             check_wanted: raises where something else comes first; called between the parts.
+            charge: takes what a service bills for it.
 
         Raises:
             VoidStepError: it did not pass the check, or the base does not follow the lesson.
@@ -208,11 +210,11 @@ class Practice:
         costs = self._parts.spending.figures(plan.usage)
         log.info("practice.started", lesson=plan.lesson.id, prompts=len(plan.practised), **costs)
         base, replies = self._parts.base, self._replies
-        examples = await self._examples(plan)
+        examples = await self._examples(plan, charge)
         check_wanted()
         tests = list(islice(cycle(plan.held_out), CHECKED))
         against = replies.against(tests, examples.opposites)
-        check = _Check(plan.lesson.text, examples.bound, tests, against)
+        check = _Check(plan.lesson.text, examples.bound, tests, against, charge)
         told_base = await self._behaviour(check, base, plan.text)
         picked = _shuffled(examples.kept, rng)
         held = _shuffled(examples.anchors, rng) if examples.anchors else picked
@@ -242,7 +244,7 @@ class Practice:
             )
         raise VoidStepError(Void.UNLEARNED, refused)
 
-    async def _examples(self, plan: PracticePlan) -> _Examples:
+    async def _examples(self, plan: PracticePlan, charge: Charge) -> _Examples:
         """Return what is trained.
 
         Raises:
@@ -250,11 +252,11 @@ class Practice:
         """
         base, replies, wish = self._parts.base, self._replies, plan.lesson.text
         told_replies = await replies.sample(
-            base, list(islice(cycle(plan.practised), DRAWN)), plan.text
+            base, list(islice(cycle(plan.practised), DRAWN)), plan.text, charge
         )
-        untold_replies = await replies.sample(base, plan.practised)
-        told_scores = await replies.scores(wish, told_replies)
-        untold_scores = await replies.scores(wish, untold_replies)
+        untold_replies = await replies.sample(base, plan.practised, charge=charge)
+        told_scores = await replies.scores(wish, told_replies, charge)
+        untold_scores = await replies.scores(wish, untold_replies, charge)
         bound = (median(told_scores) + median(untold_scores)) / 2
         kept = [reply for reply in _above(bound, told_replies, told_scores) if reply.ended]
         if len(kept) < FEWEST_ACCEPTED or _ranked(told_scores, untold_scores) < APART:
@@ -264,26 +266,28 @@ class Practice:
                 f"replies, and untold in {len(_above(bound, untold_replies, untold_scores))} of "
                 f"{len(untold_replies)}: too little to learn from",
             )
-        opposites = await self._opposites(plan, bound)
+        opposites = await self._opposites(plan, bound, charge)
         against = replies.against(plan.practised, opposites)
-        anchors = await self._not_following(wish, bound, base, against, plan.text)
+        anchors = await self._not_following(wish, bound, base, against, charge, plan.text)
         # A base that is told may not obey: then one that is not told.
         obeyed = {reply.message.turn.id for reply in anchors}
         others = [message for message in against if message.turn.id not in obeyed]
-        anchors += await self._not_following(wish, bound, base, others)
+        anchors += await self._not_following(wish, bound, base, others, charge)
         return _Examples(bound, kept, anchors, opposites)
 
-    async def _opposites(self, plan: PracticePlan, bound: float) -> list[str]:
+    async def _opposites(self, plan: PracticePlan, bound: float, charge: Charge) -> list[str]:
         """Return sentences that ask for the opposite of a lesson: of those that the base writes the
         ones after which its untold replies follow the lesson least.
 
         A small model often repeats the wish in place of its opposite.
         """
         replies, wish = self._replies, plan.lesson.text
-        sentences = await replies.opposites(wish, 2 * CONTRARY)
-        untold = await replies.sample(self._parts.base, replies.against(plan.practised, sentences))
+        sentences = await replies.opposites(wish, 2 * CONTRARY, charge)
+        against = replies.against(plan.practised, sentences)
+        untold = await replies.sample(self._parts.base, against, charge=charge)
         scores = dict[str, list[float]]()
-        for reply, score in zip(untold, await replies.scores(wish, untold), strict=True):
+        each = await replies.scores(wish, untold, charge)
+        for reply, score in zip(untold, each, strict=True):
             scores.setdefault(reply.message.opposite, []).append(score)
         means = {sentence: fmean(each) for sentence, each in scores.items()}
         apart = [sentence for sentence, mean in means.items() if mean <= bound]
@@ -296,11 +300,12 @@ class Practice:
         bound: float,
         sampler: Sampler,
         messages: Sequence[FirstMessage],
+        charge: Charge,
         text: str | None = None,
     ) -> list[LessonReply]:
         """Return the replies of these weights that do not follow a wish."""
-        sampled = await self._replies.sample(sampler, messages, text)
-        scores = await self._replies.scores(wish, sampled)
+        sampled = await self._replies.sample(sampler, messages, text, charge)
+        scores = await self._replies.scores(wish, sampled, charge)
         pairs = zip(sampled, scores, strict=True)
         return [reply for reply, score in pairs if score <= bound]
 
@@ -313,7 +318,7 @@ class Practice:
             VoidStepError: it does not, or the gate refuses it; says why.
         """
         try:
-            gate_figures = await self._gate.ask(candidate) if self._gate else {}
+            gate_figures = await self._gate.ask(candidate, check.charge) if self._gate else {}
         except VoidStepError as error:  # the live rate and its moments are not to blame
             raise VoidStepError(Void.UNLEARNED, str(error)) from error
         behaviour = await self._behaviour(check, candidate)
@@ -329,9 +334,11 @@ class Practice:
         self, check: _Check, sampler: Sampler, text: str | None = None
     ) -> Behaviour:
         """Count what these weights do, told a text or nothing."""
-        sampled = await self._replies.sample(sampler, check.tests, text)
-        scores = await self._replies.scores(check.wish, sampled)
-        obeying = await self._not_following(check.wish, check.bound, sampler, check.against, text)
+        sampled = await self._replies.sample(sampler, check.tests, text, check.charge)
+        scores = await self._replies.scores(check.wish, sampled, check.charge)
+        obeying = await self._not_following(
+            check.wish, check.bound, sampler, check.against, check.charge, text
+        )
         return Behaviour(
             of=len(sampled),
             follow=len(_above(check.bound, sampled, scores)),
@@ -363,6 +370,7 @@ class _Check:
     bound: float
     tests: Sequence[FirstMessage]
     against: Sequence[FirstMessage]
+    charge: Charge
 
 
 def _ranked(high: Sequence[float], low: Sequence[float]) -> float:

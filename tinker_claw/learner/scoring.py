@@ -22,6 +22,7 @@ from tinker_claw.methods.passes import BatchItem, candidates
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import (
+    Charge,
     Completion,
     HintScores,
     Sample,
@@ -29,6 +30,7 @@ from tinker_claw.types import (
     TokenLogprobs,
     Turn,
     moved,
+    uncharged,
 )
 from tinker_claw.why import Why
 
@@ -63,7 +65,7 @@ class HintScorer:
         fitting = tuple(text for text in short if self._has_room(turn, text))
         return fitting or Why.UNFIT_HINT.says("with it the prompt is longer than the context")
 
-    async def teach(self, turn: Turn, texts: Sequence[str]) -> HintScores:
+    async def teach(self, turn: Turn, texts: Sequence[str], charge: Charge) -> HintScores:
         """Return a reply's scores under the text whose candidates overlap most with its own.
 
         Raises:
@@ -71,16 +73,18 @@ class HintScorer:
             BackendError: the teacher failed.
         """
         return max(
-            [await self._under(turn, text) for text in texts], key=lambda scores: scores.overlap
+            [await self._under(turn, text, charge) for text in texts],
+            key=lambda scores: scores.overlap,
         )
 
-    async def _under(self, turn: Turn, hint: str) -> HintScores:
+    async def _under(self, turn: Turn, hint: str, charge: Charge) -> HintScores:
         done = turn.completion
         topk = self._cfg.opd_mode == "topk" and len(done.topk_ids) > 0
         own_candidates = topk and self._cfg.recipe != "paper"
         scores = await _scores(
             self._parts.base,
             self._hinted(turn, hint),
+            charge,
             done.topk_ids if topk else (),
             top_k=self._cfg.opd_topk if topk else 0,
         )
@@ -111,6 +115,7 @@ async def batch_items(
     samples: Sequence[Sample],
     policy: Policy,
     cfg: Training,
+    charge: Charge = uncharged,
     *,
     score_fresh: bool = False,
 ) -> list[BatchItem]:
@@ -127,7 +132,7 @@ async def batch_items(
         wanted = score_fresh or sample.policy_version != policy.version.id
         return BatchItem(
             sample=sample,
-            current=await _scores(newest, sample, targets) if wanted else None,
+            current=await _scores(newest, sample, charge, targets) if wanted else None,
         )
 
     return await side_by_side([item(sample) for sample in samples])
@@ -180,6 +185,7 @@ async def outcomes(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T | ClawErr
 async def _scores(
     sampler: Sampler,
     reply: Turn | Sample,
+    charge: Charge,
     targets: Sequence[Sequence[int]] = (),
     *,
     top_k: int = 0,
@@ -196,6 +202,7 @@ async def _scores(
         targets=targets or None,
         top_k=top_k,
         images=reply.images,
+        charge=charge,
     )
     what = f"{type(reply).__name__.lower()} {reply.id}"
     if len(scores.logprobs) != len(done) or len(scores.targets) != len(targets):

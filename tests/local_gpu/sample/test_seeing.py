@@ -22,7 +22,7 @@ from tests.support.models import tiny_qwen3_vl
 from tests.support.pictures import bombs, picture, shown
 from tests.support.tinker import KEY, NAME, served
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
-from tinker_claw.billing.meter import charged
+from tinker_claw.billing.budget import Account
 from tinker_claw.config.settings import Run, Settings, Training
 from tinker_claw.errors import RequestError, StepError
 from tinker_claw.images import images_in
@@ -36,6 +36,7 @@ from tinker_claw.types import (
     LossPass,
     PlacedImage,
     SamplingParams,
+    uncharged,
 )
 
 ONE, TWO = picture(96, 64), picture(64, 128, "JPEG")
@@ -204,21 +205,22 @@ async def test_over_tinkers_wire_it_learns_the_same(
                 prompt, params = asked(renderer, *files)
                 (done,) = await base.sample(prompt, params)
                 passes += learned(prompt, done, params.images)
-            with charged() as account:
-                report = await trainer.train_step(passes, Adam(0.01))
+            account = Account(uncharged)
+            report = await trainer.train_step(passes, Adam(0.01), account.add)
             lengths = [len(d.tokens) - 1 for one in passes for d in one.datums]
             assert report.tokens == sum(lengths)
             assert account.usage.trained == (sum(lengths) if trainer is far else 0)
             sampler = await trainer.publish()
             datum = passes[-1].datums[0]
-            with charged() as account:
-                scores = await sampler.logprobs(
-                    datum.tokens,
-                    start=datum.start,
-                    targets=datum.targets,
-                    top_k=3,
-                    images=datum.images,
-                )
+            account = Account(uncharged)
+            scores = await sampler.logprobs(
+                datum.tokens,
+                start=datum.start,
+                targets=datum.targets,
+                top_k=3,
+                images=datum.images,
+                charge=account.add,
+            )
             assert account.usage.prefill == (len(datum.tokens) if trainer is far else 0)
             found.append((report, scores))
     finally:

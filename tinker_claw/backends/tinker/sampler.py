@@ -31,7 +31,6 @@ from tinker_claw.backends.tinker.convert import (
 )
 from tinker_claw.backends.tinker.failures import Fault, failing, fault_of, outage, reason
 from tinker_claw.backends.tinker.session import ServiceSession
-from tinker_claw.billing.meter import bill
 from tinker_claw.errors import (
     AlignmentError,
     BackendError,
@@ -43,6 +42,7 @@ from tinker_claw.errors import (
     same_length,
 )
 from tinker_claw.types import (
+    Charge,
     Completion,
     Images,
     SamplingParams,
@@ -50,12 +50,15 @@ from tinker_claw.types import (
     TokenLogprobs,
     Tokens,
     Usage,
+    uncharged,
 )
 
 T = TypeVar("T")
 
 BASE_REF = "base"
 _SMALLEST: Tokens = (1,)
+_ONE = sdk.SamplingParams(max_tokens=1, temperature=1.0)
+"""Parameters of one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,17 @@ class Scoring:
     """It can score the end of a prompt only, and take the rest from its cache."""
     sparse: bool = True
     """It takes the ids to score as compressed sparse rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """One request to sample, and who pays it."""
+
+    prompt: sdk.ModelInput
+    n: int
+    params: sdk.SamplingParams
+    options: dict[str, Any]
+    charge: Charge
 
 
 class TinkerSampler:
@@ -109,9 +123,11 @@ class TinkerSampler:
         with failing(f"opening the sampler {self.ref!r}", lost=True):
             await self._twice(self._connected)
 
-    async def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
+    async def stream(
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
+    ) -> AsyncGenerator[TokenChunk]:
         """Yield the whole reply as one chunk: the service does not stream."""
-        (done,) = await self.sample(prompt, params)
+        (done,) = await self.sample(prompt, params, charge=charge)
         yield TokenChunk(
             tokens=done.tokens,
             logprobs=done.logprobs,
@@ -121,21 +137,22 @@ class TinkerSampler:
             cached_tokens=done.cached_tokens,
         )
 
-    async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
+    async def sample(
+        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
+    ) -> list[Completion]:
         """Draw n completions in one request, which computes and bills the prompt once."""
         self._check(prompt, params, n)
+        settings = sdk.SamplingParams(
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=-1 if params.top_k is None else params.top_k,
+            seed=params.seed,
+            stop=list(params.stop_tokens) or None,
+        )
+        options = {"topk_sample_logprobs": params.student_topk}
         response = await self._request(
-            model_input(prompt, params.images),
-            n,
-            sdk.SamplingParams(
-                max_tokens=params.max_tokens,
-                temperature=params.temperature,
-                top_p=params.top_p,
-                top_k=-1 if params.top_k is None else params.top_k,
-                seed=params.seed,
-                stop=list(params.stop_tokens) or None,
-            ),
-            topk_sample_logprobs=params.student_topk,
+            _Ask(model_input(prompt, params.images), n, settings, options, charge)
         )
         if len(response.sequences) != n:
             raise SamplerError(f"Tinker gave {len(response.sequences)} completions, not {n}.")
@@ -151,6 +168,7 @@ class TinkerSampler:
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
         images: Images = (),
+        charge: Charge = uncharged,
     ) -> TokenLogprobs:
         """Score in one request with one sampled token, which is thrown away."""
         if not 1 <= start < len(tokens):
@@ -158,15 +176,13 @@ class TinkerSampler:
         if len(tokens) > self._context_tokens:
             raise ContextLengthError(len(tokens), 0, self._context_tokens)
         rows = len(tokens) - start
-        response = await self._request(
-            model_input(tokens, images),
-            1,
-            sdk.SamplingParams(max_tokens=1, temperature=1.0),
-            include_prompt_logprobs=True,
-            topk_prompt_logprobs=top_k,
-            target_prompt_logprobs=self._targets(tokens, start, targets),
-            prompt_logprobs_last_n=rows if self._scoring().last_n else None,
-        )
+        options = {
+            "include_prompt_logprobs": True,
+            "topk_prompt_logprobs": top_k,
+            "target_prompt_logprobs": self._targets(tokens, start, targets),
+            "prompt_logprobs_last_n": rows if self._scoring().last_n else None,
+        }
+        response = await self._request(_Ask(model_input(tokens, images), 1, _ONE, options, charge))
         own = tail(response.prompt_logprobs_np, len(tokens), rows, "prompt logprobs")
         scored = response.target_prompt_logprobs
         ours = () if targets is None else named(scored, rows, len(targets[0])).tolist()
@@ -211,15 +227,13 @@ class TinkerSampler:
         ids = np.asarray(targets, dtype=np.int64)
         return named_ids(ids, before=start - 1, sparse=self._scoring().sparse)
 
-    async def _request(
-        self, prompt: sdk.ModelInput, n: int, params: sdk.SamplingParams, **options: Any
-    ) -> sdk.SampleResponse:
-        """One request, in a new session if the service has lost the old one; billed.
+    async def _request(self, ask: _Ask) -> sdk.SampleResponse:
+        """Make a request, in a new session if the service has lost the old one; billed.
 
         A caller that is cancelled cancels it at the service, too. Where the service does not offer
         that it samples on, so its answer is awaited and billed.
         """
-        asking = asyncio.create_task(self._billed(prompt, n, params, options))
+        asking = asyncio.create_task(self._billed(ask))
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
         waiting = asyncio.shield(asking)
@@ -238,41 +252,37 @@ class TinkerSampler:
         client = self._client
         return bool(client and client.holder.get_client_dynamic_config().sample_cancel_enabled)
 
-    async def _billed(
-        self, prompt: sdk.ModelInput, n: int, params: sdk.SamplingParams, options: dict[str, Any]
-    ) -> sdk.SampleResponse:
-        tokens = prompt.length
-        bill(Usage(prefill=tokens))
+    async def _billed(self, ask: _Ask) -> sdk.SampleResponse:
+        tokens = ask.prompt.length
+        ask.charge(Usage(prefill=tokens))
         try:
-            response = await self._answered(prompt, n, params, options)
+            response = await self._answered(ask)
         except OutageError:
-            bill(Usage(prefill=-tokens))  # it was not computed
+            ask.charge(Usage(prefill=-tokens))  # it was not computed
             raise
         self._weights_gone = False
         hits = response.prompt_cache_hit_tokens
         # All but the first of n completions find the prompt in the cache, at the cache's price.
-        bill(
+        ask.charge(
             Usage(
                 prefill=-hits,
-                cached=hits + (n - 1) * tokens,
+                cached=hits + (ask.n - 1) * tokens,
                 sampled=sum(len(sequence.tokens) for sequence in response.sequences),
             )
         )
         return response
 
-    async def _answered(
-        self, prompt: sdk.ModelInput, n: int, params: sdk.SamplingParams, options: dict[str, Any]
-    ) -> sdk.SampleResponse:
+    async def _answered(self, ask: _Ask) -> sdk.SampleResponse:
         try:
             try:
-                return await self._twice(lambda: self._once(prompt, n, params, options))
+                return await self._twice(lambda: self._once(ask))
             except Exception as error:
                 if fault_of(error) is not Fault.ASKED:
                     raise
-                await self._check_weights(error)
-                return await self._once(prompt, n, params, options)  # by a new client
+                await self._check_weights(error, ask.charge)
+                return await self._once(ask)  # by a new client
         except GoneError as error:
-            await self._check_weights(error)
+            await self._check_weights(error, ask.charge)
             raise
         except BackendError:
             raise
@@ -284,7 +294,7 @@ class TinkerSampler:
                 raise SamplerError(f"Tinker could not sample from {self._name}: {why}.") from error
             raise outage(f"a request to the sampler {self._name}", why) from error
 
-    async def _check_weights(self, refusal: Exception) -> None:
+    async def _check_weights(self, refusal: Exception, charge: Charge) -> None:
         """Check after a refusal whether the weights are there.
 
         Raises:
@@ -296,8 +306,8 @@ class TinkerSampler:
             if not self._weights_gone:
                 self._client = None  # a new one may find them
                 own = None if self.ref == BASE_REF else self.ref
-                self._weights_gone = await self._refuses(own)
-                if self._weights_gone and own and await self._refuses(None):
+                self._weights_gone = await self._refuses(own, charge)
+                if self._weights_gone and own and await self._refuses(None, charge):
                     self._weights_gone = False
                     raise SamplerError(
                         f"Tinker refuses the base model {self._base_model!r} and the sampler "
@@ -311,7 +321,7 @@ class TinkerSampler:
         what = base if self.ref == BASE_REF else f"the sampler {self.ref!r}"
         return GoneError(f"Tinker no longer has {what}: {reason(refusal)}.")
 
-    async def _refuses(self, path: str | None) -> bool:
+    async def _refuses(self, path: str | None, charge: Charge) -> bool:
         """Return whether the service refuses the smallest request to these weights.
 
         Args:
@@ -319,15 +329,13 @@ class TinkerSampler:
         """
         try:
             client = await self._session.ask(self._make(path), self._timeout_s)
-            smallest = client.sample(
-                model_input(_SMALLEST, ()), 1, sdk.SamplingParams(max_tokens=1, temperature=1.0)
-            )
+            smallest = client.sample(model_input(_SMALLEST, ()), 1, _ONE)
             await self._session.wait(smallest, self._timeout_s)
         except Exception as error:
             if fault_of(error) is Fault.AWAY:
                 raise outage("looking for the weights", reason(error)) from error
             return True
-        bill(Usage(prefill=len(_SMALLEST), sampled=1))
+        charge(Usage(prefill=len(_SMALLEST), sampled=1))
         return False
 
     async def _twice(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -363,13 +371,10 @@ class TinkerSampler:
             return False
         return True
 
-    async def _once(
-        self, prompt: sdk.ModelInput, n: int, params: sdk.SamplingParams, options: dict[str, Any]
-    ) -> sdk.SampleResponse:
+    async def _once(self, ask: _Ask) -> sdk.SampleResponse:
         client = await self._connected()
-        return await self._session.wait(
-            client.sample(prompt, n, params, **options), self._timeout_s
-        )
+        sampling = client.sample(ask.prompt, ask.n, ask.params, **ask.options)
+        return await self._session.wait(sampling, self._timeout_s)
 
     async def _connected(self) -> tinker.SamplingClient:
         """The client in the present session; concurrent requests share one."""

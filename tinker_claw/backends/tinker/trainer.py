@@ -31,7 +31,6 @@ from tinker_claw.backends.tinker.probe import Abilities, probe
 from tinker_claw.backends.tinker.sampler import BASE_REF, Scoring, TinkerSampler
 from tinker_claw.backends.tinker.session import Address, ServiceSession
 from tinker_claw.backends.tinker.storage import Shelf, download, unused_name
-from tinker_claw.billing.meter import bill
 from tinker_claw.config.settings import Run, Settings
 from tinker_claw.errors import (
     AlignmentError,
@@ -45,11 +44,13 @@ from tinker_claw.policy import KEPT_SAMPLERS, KEPT_STATES
 from tinker_claw.types import (
     Adam,
     Capabilities,
+    Charge,
     LossPass,
     SamplingParams,
     StepReport,
     Tokens,
     Usage,
+    uncharged,
 )
 
 T = TypeVar("T")
@@ -178,7 +179,9 @@ class TinkerTrainer:
             trains_images=abilities.trains_images,
         )
 
-    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
+    async def train_step(
+        self, passes: Sequence[LossPass], adam: Adam, charge: Charge = uncharged
+    ) -> StepReport:
         if not passes:
             raise StepError("The step has no passes.")
         client = await self._ready()
@@ -194,11 +197,11 @@ class TinkerTrainer:
                 data, loss_pass.loss, dict(loss_pass.config) or None
             )
         futures["optim_step"] = client.optim_step(sdk.AdamParams(**asdict(adam)))
-        bill(Usage(trained=sum(tokens)))
+        charge(Usage(trained=sum(tokens)))
         results = await self._training.wait_all(futures, self._limits.step_timeout_s)
         *outputs, stepped = results.values()
         # What an outage took was not computed.
-        bill(Usage(trained=-sum(compress(tokens, map(_is_outage, outputs)))))
+        charge(Usage(trained=-sum(compress(tokens, map(_is_outage, outputs)))))
         try:
             raise_failures(results)
         except BackendError:
