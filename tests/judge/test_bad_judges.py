@@ -29,8 +29,9 @@ from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import JudgeError
 from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
+from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.retry import Backoff
+from tinker_claw.turn_state import Reason
 
 NEVER = Backoff(1e6, 1e6)
 
@@ -137,7 +138,7 @@ async def test_once_learning_has_ended_the_judge_is_asked_for_lessons_only(
 
 IN_VAIN = "SELECT COUNT(*) FROM votes WHERE about = 'in vain'"
 SAMPLES = "SELECT COUNT(*) FROM samples"
-ASIDE = f"SELECT COUNT(*) FROM turns WHERE untrained_because = '{SET_ASIDE}'"
+ASIDE = f"SELECT COUNT(*) FROM turns WHERE reason = '{Reason.UNJUDGED}'"
 
 
 def talk(running: Running, session: str, said: str) -> None:

@@ -32,8 +32,8 @@ from tinker_claw.privacy.marker import (
 from tinker_claw.privacy.redact import Redactor, name_digest
 from tinker_claw.served import Identity, RequestKind
 from tinker_claw.telemetry import log
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Kind, Message, Tool, Writer, cached, is_cached
-from tinker_claw.why import Why
 
 TRACES = 4096
 TEXTS = 28_000
@@ -48,7 +48,7 @@ _EACH = 100
 _OF_ANOTHER = frozenset({RequestKind.FLUSH, RequestKind.SUBAGENT, RequestKind.UTILITY})
 """Calls with keys of their own, and with words from the session that they were made for."""
 _Key = tuple[int, int]
-AFTERWARDS = Why.AFTER_PRIVATE.says()
+AFTERWARDS = TurnRefusal(Reason.AFTER_PRIVATE)
 
 
 class SessionPrivacy:

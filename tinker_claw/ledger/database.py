@@ -22,7 +22,7 @@ from tinker_claw.errors import LedgerError
 
 T = TypeVar("T")
 
-SCHEMA_VERSION: Final = 13
+SCHEMA_VERSION: Final = 14
 """`PRAGMA user_version` of the schema in schema.sql."""
 FILE = "ledger.sqlite3"
 """File name in the data directory."""

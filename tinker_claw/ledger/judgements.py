@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from tinker_claw.ledger.database import LedgerTable
 from tinker_claw.ledger.firsts import ACCEPTED, OWNERS
 from tinker_claw.ledger.lessons import learn
-from tinker_claw.ledger.turns import check_kept, reopen
+from tinker_claw.ledger.turns import OPEN, check_kept, reopen, set_state
+from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 from tinker_claw.types import Verdict, Vote, Wish
-from tinker_claw.why import Why
 
 TRIES = 3
 """Failed tries after which a turn is set aside."""
-SET_ASIDE = Why.SET_ASIDE.says()
-"""Reason why such a turn is not trained."""
+SET_ASIDE = TurnRefusal(Reason.UNJUDGED, "`tinker-claw rejudge` tries again")
+"""Why such a turn is not trained."""
 _LONGEST = 2000
 """Most characters kept of a failed try's answer."""
 DEMONSTRATION = """
@@ -54,7 +54,7 @@ ORDER BY hints.turn_id DESC LIMIT {BEHIND_HINTS}
 """
 _SET_ASIDE = """
 SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id
-WHERE why = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
+WHERE reason = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
 """
 
 
@@ -125,11 +125,8 @@ class JudgementTable(LedgerTable):
                 (turn_id, tries, answer[:_LONGEST]),
             )
             if tries + 1 >= TRIES:
-                tx.execute(
-                    "UPDATE turns SET settled = 1, untrained_because = ?, why = ? "
-                    "WHERE id = ? AND settled = 0",
-                    (SET_ASIDE, Why.SET_ASIDE, turn_id),
-                )
+                which = f"id = ? AND {OPEN}"
+                set_state(tx, TurnState.REFUSED, which, turn_id, refusal=SET_ASIDE)
         return tries + 1
 
     def in_vain(self, turn_id: int) -> int:
@@ -145,7 +142,7 @@ class JudgementTable(LedgerTable):
             turn_ids: turns to choose from; None: all. Those without their text stay aside.
         """
         with self._db.transaction() as tx:
-            set_aside = [row["id"] for row in tx.execute(_SET_ASIDE, (Why.SET_ASIDE,))]
+            set_aside = [row["id"] for row in tx.execute(_SET_ASIDE, (Reason.UNJUDGED,))]
             again = [turn_id for turn_id in set_aside if turn_ids is None or turn_id in turn_ids]
             for turn_id in again:
                 tx.execute("DELETE FROM votes WHERE turn_id = ? AND about = 'in vain'", (turn_id,))
@@ -172,7 +169,7 @@ class JudgementTable(LedgerTable):
                 "SELECT turns.id FROM turns JOIN turns AS later "
                 "ON later.session_id = turns.session_id AND later.kind = turns.kind "
                 "AND later.idx > turns.idx JOIN verdicts ON turn_id = turns.id "
-                "WHERE later.id = ? AND value = -1 AND turns.untrained_because = ? "
+                "WHERE later.id = ? AND value = -1 AND turns.reason = ? "
                 "AND LENGTH(turns.tokens) > 1",
                 (accepted, reason),
             )
