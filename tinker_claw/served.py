@@ -10,6 +10,7 @@ from enum import StrEnum
 from itertools import takewhile
 from typing import Any, Final
 
+from tinker_claw.turn_state import TurnRefusal
 from tinker_claw.types import Attempt, Completion, Images, Kind, LessonBlock, Piece, Writer
 
 OPENING: Final = "opening:"
@@ -145,7 +146,7 @@ class Place:
     """New pieces of the request since the last reply, each with its writer."""
     asked_by: Writer = Writer.OWNER
     """Who wrote the request."""
-    pictured: str | None = None
+    pictured: TurnRefusal | None = None
     """Why nothing after its images is trained; None: there are none, or they are trained."""
 
 
@@ -190,7 +191,7 @@ class Outcome:
     reply_text: str = ""
     reply_digest: str = ""
     """Digest of the assistant message that the client will send back as history."""
-    untrained_because: str | None = None
+    untrained_because: TurnRefusal | None = None
     response_id: str | None = None
     """The reply's id in the API response."""
     fallback: str | None = None

@@ -18,7 +18,7 @@ from operator import add
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from tinker_claw.errors import AlignmentError, same_length
-from tinker_claw.why import Why
+from tinker_claw.turn_state import Reason, TurnRefusal
 
 Message: TypeAlias = Mapping[str, Any]
 """One chat message as chat templates take it, validated by the format that it came in: `role`
@@ -200,14 +200,14 @@ class SamplingParams:
     """Whether a person waits: samplers serve it before episodes and judges. The sampled tokens do
     not change."""
 
-    def unfit_because(self) -> str | None:
+    def unfit_because(self) -> TurnRefusal | None:
         """Reason why a completion sampled like this is not trainable, or None."""
         if self.temperature != 1.0:
-            return Why.SAMPLED_AT.says(f"temperature {self.temperature:g}, not 1")
+            return TurnRefusal(Reason.SAMPLING, f"temperature {self.temperature:g}, not 1")
         if self.top_p != 1.0:
-            return Why.SAMPLED_AT.says(f"top_p {self.top_p:g}, not 1")
+            return TurnRefusal(Reason.SAMPLING, f"top_p {self.top_p:g}, not 1")
         if self.top_k is not None:
-            return Why.SAMPLED_AT.says(f"top_k {self.top_k}")
+            return TurnRefusal(Reason.SAMPLING, f"top_k {self.top_k}")
         return None
 
 

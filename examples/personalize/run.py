@@ -232,8 +232,8 @@ def unjudged(ledger: Path) -> int:
     """Return how many turns wait for the judge."""
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as rows:
         ((count,),) = rows.execute(
-            "SELECT COUNT(*) FROM next_states JOIN turns ON turns.id = turn_id "
-            "WHERE NOT settled AND turn_id NOT IN (SELECT turn_id FROM verdicts)"
+            "SELECT COUNT(*) FROM turns "
+            "WHERE state = 'judging' AND id NOT IN (SELECT turn_id FROM verdicts)"
         ).fetchall()
     return count
 

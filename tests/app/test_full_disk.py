@@ -27,7 +27,7 @@ LIMITLESS = -1
 def test_reply_that_cannot_be_written_is_refused_and_a_judgement_waits(tmp_path: Path) -> None:
     data = tmp_path / "data"
     slow = Fate(slow={"tinker_claw.judge.judge:Judge.judge": 1.0})
-    due = "SELECT COUNT(*) FROM turns JOIN next_states ON turn_id = id WHERE settled = 0"
+    due = "SELECT COUNT(*) FROM turns WHERE state = 'judging'"
     with life(data, *SMALL, fate=slow) as running, talking(running.url) as who:
         assert running.serves()
         who.wanted.set()
@@ -150,7 +150,7 @@ def test_states_without_room_leave_the_gateway_answering(tmp_path: Path) -> None
     check(data, who.seen, batch_size=2)
     void = read(data, "SELECT DISTINCT void > 1 FROM steps WHERE status = 'void'")
     assert [row[0] for row in void] == [1], "no sample is to blame"
-    assert one(data, "SELECT COUNT(*) FROM samples WHERE state = 'quarantined'") == 0
+    assert one(data, "SELECT COUNT(*) FROM turns WHERE reason = 'steps with it failed'") == 0
 
 
 def test_stop_on_a_full_disk_is_in_order(tmp_path: Path) -> None:

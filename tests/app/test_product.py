@@ -23,7 +23,7 @@ from tests.support.lives import refused, until
 from tests.support.processes import ROOT, Running, product
 from tinker_claw.shipped import MODEL_DIR
 
-TRAINED = "SELECT turn_id FROM samples WHERE state = 'trained'"
+TRAINED = "SELECT id FROM turns WHERE state = 'trained'"
 
 
 def run(*flags: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
@@ -64,7 +64,7 @@ def test_it_learns_stops_in_order_and_goes_on(tmp_path: Path) -> None:
         shown = httpx.get(f"{page}/turns/{turn}").text
         assert re.search(r'class="(up|down)-[123]" title="[-+]', shown), "by its advantages"
         assert running.stop() == 0
-    assert rows(data, "SELECT COUNT(*) FROM samples WHERE state = 'trained'") == [(16,)]
+    assert rows(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == [(16,)]
     assert rows(data, "SELECT COUNT(*) FROM step_samples") == [(16,)]
     log = running.log.read_text().lower()
     assert "turn.captured" in log
@@ -103,7 +103,7 @@ def test_dead_learner_leaves_the_gateway_answering_and_says_why(tmp_path: Path) 
         assert "adapters" in health["last_error"]
         assert ask(running, "after", [HELLO])
         assert running.stop() == 0
-    assert rows(data, "SELECT COUNT(*) FROM samples WHERE state = 'trained'") == [(0,)]
+    assert rows(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == [(0,)]
 
     adapters.unlink()
     aside.rename(adapters)

@@ -17,7 +17,7 @@ from examples.demo import homework
 from tests.support.ledger import one, read
 from tests.support.lives import Fate, life, until
 from tests.support.ports import free_port
-from tinker_claw.ledger.groups import AGREED, PASSED
+from tinker_claw.turn_state import Reason
 
 FLAGS = (
     "--batch-size",
@@ -76,7 +76,7 @@ class Agent:
 
 
 SAMPLES = """
-SELECT groups.name, sessions.key, turns.idx, state, expired_because, reward, samples.step_id,
+SELECT groups.name, sessions.key, turns.idx, state, reason, reward, samples.step_id,
   (SELECT AVG(value) FROM votes WHERE votes.turn_id = turns.id) AS vote
 FROM samples JOIN turns ON turns.id = samples.turn_id JOIN sessions ON sessions.id = session_id
   JOIN groups ON groups.id = group_id ORDER BY samples.id
@@ -89,7 +89,7 @@ def is_whole(data: Path) -> None:
         found = [row for row in read(data, SAMPLES) if row["name"] == name]
         assert len({row["state"] == "held" for row in found}) <= 1, [tuple(row) for row in found]
         assert len({row["step_id"] for row in found if row["state"] == "trained"}) <= 1
-        assert len({row["state"] for row in found if row["state"] != "expired"}) <= 1
+        assert len({row["state"] for row in found if row["state"] != "refused"}) <= 1
 
 
 def is_told(data: Path) -> None:
@@ -100,7 +100,7 @@ def is_told(data: Path) -> None:
     for row in found:
         outcome = OUTCOMES[row["name"], int(row["key"][-1])]
         assert row["reward"] == pytest.approx(outcome + (row["vote"] or 0.0))
-        assert row["state"] == "trained" or row["expired_because"] == AGREED
+        assert row["state"] == "trained" or row["reason"] == Reason.EQUAL_REWARDS
     assert one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 2") == len(OUTCOMES)
     # The end of an episode has no next state; the steps before it have.
     last = read(
@@ -112,7 +112,7 @@ def is_told(data: Path) -> None:
     assert [tuple(row)[1] for row in last] == [None] * len(OUTCOMES)
 
 
-OVER = "SELECT COUNT(*) FROM samples WHERE state IN ('held', 'queued')"
+OVER = "SELECT COUNT(*) FROM turns WHERE state IN ('held', 'queued')"
 
 
 @pytest.mark.slow
@@ -160,5 +160,5 @@ def test_killed_anywhere_groups_are_whole_and_train_once(tmp_path: Path, fate: F
     is_whole(data)
     is_told(data)
     # A request that was answered into the void was asked again: the agent went on from the second.
-    left = read(data, "SELECT DISTINCT untrained_because FROM turns WHERE kind = 'main'")
-    assert {row[0] for row in left} <= {None, PASSED, "the client hung up"}
+    left = read(data, "SELECT DISTINCT reason FROM turns WHERE kind = 'main'")
+    assert {row[0] for row in left} <= {None, Reason.NOT_CONTINUED, Reason.HUNG_UP}

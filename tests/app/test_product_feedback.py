@@ -41,7 +41,10 @@ def test_feedback_alone_makes_a_step_without_a_call_of_the_judge(tmp_path: Path)
     assert health["judge"] == "ok"
     assert rows(data, "SELECT COUNT(*) FROM votes") == [(0,)], "nobody was asked"
     assert rows(data, "SELECT COUNT(*) FROM next_states") == [(0,)]
-    assert rows(data, "SELECT DISTINCT state, reward FROM samples ORDER BY reward") == [
+    assert rows(
+        data,
+        "SELECT DISTINCT state, reward FROM samples JOIN turns ON turns.id = turn_id ORDER BY 2",
+    ) == [
         ("trained", -1),
         ("trained", 0.5),
     ]

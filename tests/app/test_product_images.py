@@ -54,7 +54,7 @@ def test_a_picture_is_answered_judged_trained_and_forgotten(tmp_path: Path) -> N
             said += [{"role": "assistant", "content": text}, {"role": "user", "content": "Sure?"}]
             reply(session, said, -1.0, "Name what it shows.")
         until(lambda: running.health()["policy_version"] == 1, seconds=60)
-        trained = "SELECT COUNT(*), COUNT(hint) FROM samples WHERE state = 'trained'"
+        trained = "SELECT COUNT(*), COUNT(hint) FROM samples WHERE step_id IS NOT NULL"
         assert rows(data, trained) == [(4, 2)], "the teacher saw the pictures, too"
         kept = "SELECT COUNT(DISTINCT image_id), COUNT(*) FROM turn_images"
         assert rows(data, kept) == [(2, 4)]

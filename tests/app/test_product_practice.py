@@ -87,7 +87,7 @@ def state(data: Path) -> str:
 
 
 def queued(data: Path) -> list[int]:
-    rows = read(data, "SELECT turn_id FROM samples WHERE state = 'queued' ORDER BY turn_id")
+    rows = read(data, "SELECT id FROM turns WHERE state = 'queued' ORDER BY id")
     return [row[0] for row in rows]
 
 

@@ -43,7 +43,7 @@ def digest_of(data: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("point", "passes", "batch"), [("published", 1, "queued"), ("state loaded", 0, "quarantined")]
+    ("point", "passes", "batch"), [("published", 1, "queued"), ("state loaded", 0, "refused")]
 )
 def test_killed_while_a_version_is_refused_the_one_before_serves_and_learns_on(
     tmp_path: Path, point: str, passes: int, batch: str
@@ -54,8 +54,8 @@ def test_killed_while_a_version_is_refused_the_one_before_serves_and_learns_on(
     learned(data, 1, fate=Fate(point, passes=passes, constants=refuses))
     assert one(data, "SELECT COUNT(*) FROM versions") == 1
     taken = (
-        "SELECT DISTINCT state FROM samples JOIN step_samples ON sample_id = id WHERE step_samples."
-        "step_id = 1"
+        "SELECT DISTINCT state FROM turns JOIN samples ON turn_id = turns.id "
+        "JOIN step_samples ON sample_id = samples.id WHERE step_samples.step_id = 1"
     )
     assert [row[0] for row in read(data, taken)] == [batch]
     with life(data, *FLAGS) as again, talking(again.url) as who:

@@ -55,7 +55,7 @@ def test_laptop_learns_on_the_box_pays_and_survives_both_ends(tmp_path: Path) ->
             health = running.health()
             assert health["spent_usd"] > 0
             assert running.stop() == 0
-        assert rows(data, "SELECT COUNT(*) FROM samples WHERE state = 'trained'") == [(16,)]
+        assert rows(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == [(16,)]
         spent = dict(rows(data, "SELECT purpose, SUM(usd) FROM spend GROUP BY purpose"))
         assert spent.keys() >= {"serve", "teacher", "train"}
         assert sum(spent.values()) == pytest.approx(health["spent_usd"], rel=0.2)

@@ -34,6 +34,7 @@ from tinker_claw.methods import build
 from tinker_claw.policy import PolicyHolder, Trainer
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import Completion, HintScores, Kind, SamplingParams, Vote
 
 STEPS = 50
@@ -132,7 +133,10 @@ async def soak(
         "SELECT sample_id FROM step_samples JOIN steps ON steps.id = step_id "
         "WHERE status = 'committed' GROUP BY sample_id HAVING COUNT(*) > 1"
     )
-    bad = ledger.steps._db.rows("SELECT id FROM samples WHERE state = 'quarantined'")
+    bad = ledger.steps._db.rows(
+        "SELECT samples.id FROM samples JOIN turns ON turns.id = turn_id WHERE reason = ?",
+        Reason.STEPS_FAILED,
+    )
     ending = Ending(
         versions=[tuple(row) for row in rows],
         quarantined=[row["id"] for row in bad],

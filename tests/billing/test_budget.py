@@ -181,7 +181,7 @@ async def test_budget_stops_judging_and_steps_and_serving_goes_on(
         assert before[1:] == (judged, trained)
         assert len(it.trainer.steps) == 1
         assert judgeable(it.world.ledger), "kept for later"
-        assert [r for r in it.world.column("untrained_because") if r] == [], "nothing refused"
+        assert [r for r in it.world.column("reason") if r] == [], "nothing refused"
         paused_at = (await it.health())["spent_usd"]
 
     async with life(tmp_path, renderer, budget, it.trainer) as it:

@@ -2,53 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from pathlib import Path
 
 import pytest
 
-from tests.support.gateways import gateway
-from tests.support.ledger import COMPLETION, queue
+from tests.support.ledger import COMPLETION
 from tests.support.stories import SECRET, TEACHER, Told, every_state, run
 from tinker_claw.cli import main
-from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.lessons import learn
-from tinker_claw.ledger.outcome import read_run
 from tinker_claw.ledger.prune import from_turn
-from tinker_claw.ledger.views import Filter, read_turns
-from tinker_claw.render.renderer import Renderer
 from tinker_claw.served import OPENING
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Kind, Wish
 from tinker_claw.types import LessonBlock as Lessons
-from tinker_claw.why import Why
-from tinker_claw.words import outcome
 
-SENTENCES = {
-    "trained": "It was trained in step 1, with 1 other sample, which made v1 at ",
-    "trained on its verdict": "Advantage by its reward: -1.000 (above 0: more of this).",
-    "expired": "its sample expired, because too many steps had been taken since v0 answered "
-    "(--max-staleness); by now they are 1.",
-    "quarantined": "set aside. Step 2 with it was void: it makes no sense.",
-    "side": "It is never trained: it is a side turn.",
-    "refused when captured": "It is not trained: the client hung up.",
-    "passed over": "It waits for a next state, and may wait for ever: its session has gone on with "
-    "turn 8, which does not answer this reply.",
-    "lost": "its session has gone on with turn 10, which could not be tied to a reply",
-    "answers nobody knows what": "That could not be tied to a reply, so no turn got it as its next "
-    "state.",
-    "waits for a next state": "It waits for a next state: the user's next message, or the results",
-    "ended": "It waits for a next state in an idle session: whatever the user still says in it",
-    "waits for the judge": "It waits for the judge.",
-    "waits for the teacher": "It was judged, and waits to be queued",
-    "waits to be queued": "It was judged, and waits to be queued",
-    "refused when judged": "It is not trained: neutral verdict, no hint.",
-    "no verdict": "It is not trained: no valid vote, no hint.",
-    "queued": "It waits for its step; 3 samples are ready. A step takes 2 at a time",
-    "queued again": "Step 3 with it was void: away.",
-    "in training": "It is being trained right now, in step 4.",
-    "by another version": "It was not the current version that answered: v1 failed: no adapter.",
+FIELDS = {
+    "trained": "outcome trained in step 1 · v1 · with 1 others",
+    "trained on its verdict": "advantage -1.000",
+    "expired": f"outcome not trained: {Reason.TOO_OLD}",
+    "quarantined": "step 2 void: it makes no sense",
+    "side": f"outcome not trained: {Reason.SIDE}: recap",
+    "refused when captured": f"outcome not trained: {Reason.HUNG_UP}",
+    "passed over": "outcome waits for the next message",
+    "lost": "next none yet",
+    "answers nobody knows what": "prompt 4 tokens · could not be tied to a reply",
+    "waits for a next state": "outcome waits for the next message",
+    "ended": "outcome waits for the next message",
+    "waits for the judge": "outcome waits for the judge",
+    "waits for the teacher": "verdict -1 by the judge",
+    "waits to be queued": "verdict +1 by the judge",
+    "refused when judged": "outcome not trained: neutral verdict, no hint",
+    "no verdict": "verdict none by the judge (unreadable unreadable unreadable)",
+    "queued": "outcome waits for a step",
+    "queued again": "step 3 void: away",
+    "in training": "outcome in step 4",
+    "by another version": "not by the current version: v1 failed: no adapter",
 }
 
 
@@ -64,19 +54,13 @@ def told(directory: Path, turn: int, capsys: pytest.CaptureFixture[str], *flags:
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_every_state_is_told_in_its_own_words(
+def test_every_state_has_its_fields(
     world: tuple[Path, dict[str, int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory, turns = world
-    assert turns.keys() == SENTENCES.keys()
-    seen = {state: told(directory, turn, capsys) for state, turn in turns.items()}
-    for state, sentence in SENTENCES.items():
-        assert sentence in seen[state], (state, seen[state])
-    with reading(directory / FILE) as ledger:
-        run = read_run(ledger, 16)
-        fates = {outcome(view, run) for view in read_turns(ledger, Filter(), len(turns))}
-    # Three are told apart by what is said beside it: the version, the loss, the hint.
-    assert len(fates) == len(turns) - 3
+    assert turns.keys() == FIELDS.keys()
+    for state, turn in turns.items():
+        assert FIELDS[state] in (text := told(directory, turn, capsys)), (state, text)
 
 
 def test_lessons_that_a_turn_was_told_are_named(
@@ -90,9 +74,9 @@ def test_lessons_that_a_turn_was_told_are_named(
     story.ledger.close()
     shown = told(tmp_path, turn, capsys)
     for number, word in ((first, "one."), (second, "new")):
-        assert f"Its prompt has lesson {number}: | {SECRET} {word}" in shown
+        assert f"lesson {number} | {SECRET} {word}" in shown
     assert SECRET not in (hidden := told(tmp_path, turn, capsys, "--no-text"))
-    assert f"Its prompt has lesson {second}" in hidden
+    assert f"lesson {second}" in hidden
     assert "lesson" not in told(tmp_path, plain, capsys)
 
 
@@ -104,14 +88,14 @@ def test_a_trained_turn_is_told_from_its_request_to_its_version(
     assert (done.returncode, done.stderr) == (0, "")
     text = " ".join(done.stdout.split())
     for part in (
-        "main turn 0 of session 1 (trained) of user me",
-        "for: plain request. Main turn: test.",
-        f"It asked, in a prompt of 4 tokens: | {SECRET} request",
-        f"v0 replied with 3 tokens and stopped: | {SECRET} reply",
-        f"The owner went on: | {SECRET} answer",
-        "The judge voted +1, +1, +1: the verdict is +1 (good).",
-        f"Hint, as the judge put it, used: | {SECRET} hint",
-        "Advantage by its reward: +1.000 (above 0: more of this). Token advantages: min ",
+        "turn 1 · main turn 0 · session 1 (trained) · me",
+        "plain request kind main · test",
+        f"prompt 4 tokens | {SECRET} request",
+        f"reply v0 · 3 tokens · stop | {SECRET} reply",
+        f"next owner | {SECRET} answer",
+        "verdict +1 by the judge (+1 +1 +1)",
+        f"hint used | {SECRET} hint",
+        "advantage +1.000 · tokens",
     ):
         assert part in text, part
 
@@ -121,14 +105,13 @@ def test_what_was_said_outright_is_told_beside_what_the_judge_found(
 ) -> None:
     directory, turns = world
     text = told(directory, turns["trained"], capsys)
-    assert f"Its user rated the end of its session outright: +0.5: | {SECRET} end" in text
-    assert "The judge voted +1, +1, +1: the verdict is +1 (good)." in text
+    assert "rating +0.5 by the user, of the session · trains nothing" in text
+    assert f"| {SECRET} end" in text
     text = told(directory, turns["trained on its verdict"], capsys)
     for part in (
-        f"Its client rated it outright: -0.5: | {SECRET} reason",
-        "The judge voted -1, -1, -1: by them the verdict is -1 (bad).",
-        "Its client's rating outranks the judge: the verdict is -1 (bad).",
-        "Its client's rating is recorded and trains nothing: the reply was trained already.",
+        "rating -0.5 by the client, of the reply · trains nothing: the reply was trained already",
+        f"| {SECRET} reason",
+        "verdict -1 by the client (judge -1: -1 -1 -1)",
     ):
         assert part in text, part
     assert SECRET not in told(directory, turns["trained on its verdict"], capsys, "--no-text")
@@ -139,12 +122,9 @@ def test_what_was_said_outright_is_told_beside_what_the_judge_found(
     fresh.ledger.feedback.give("me", About("turn", hinted), Feedback(-1.0, "be brief"))
     fresh.ledger.close()
     text = told(tmp_path, liked, capsys)
-    assert (
-        "Nothing has followed it so far. Its user rated it outright: +1. Its user's rating" in text
-    )
-    assert "outranks the judge: the verdict is +1 (good). It was judged, and waits to be" in text
+    assert "next none yet rating +1 by the user, of the reply verdict +1 by the user" in text
     text = told(tmp_path, hinted, capsys)
-    assert "Hint, as the user put it: | be brief It was judged, and waits to be queued" in text
+    assert "hint not used | be brief outcome waits for the judge" in text
 
 
 def test_advantages_are_those_that_the_step_has_stored(
@@ -163,11 +143,8 @@ def test_advantages_are_those_that_the_step_has_stored(
     assert len({f"{a:.3f}" for a in each}) > 1, "the teacher has a say"
     low, high, mean = min(each), max(each), sum(each) / 3
     text = told(directory, turns["trained"], capsys)
-    assert (
-        "Advantage by its reward: +1.000 (above 0: more of this). "
-        f"Token advantages: min {low:+.3f}, mean {mean:+.3f}, max {high:+.3f}." in text
-    )
-    assert "steps old" not in text
+    assert f"advantage +1.000 · tokens {low:+.3f} to {high:+.3f}, mean {mean:+.3f}" in text
+    assert "old" not in text
 
 
 def test_why_no_teacher_was_heard_is_told(
@@ -175,10 +152,9 @@ def test_why_no_teacher_was_heard_is_told(
 ) -> None:
     story = Told(tmp_path)
     turn = story.judged("s", -1, "hint")
-    story.ledger.samples.add(turn, -1, None, "it was asleep")
+    story.ledger.samples.add(turn, -1, None, TurnRefusal("asleep"))
     story.ledger.close()
-    said = "No teacher scored it: it was asleep."
-    assert said in told(tmp_path, turn, capsys)
+    assert "teacher asleep" in told(tmp_path, turn, capsys)
 
 
 def test_a_rollback_is_told_where_it_matters(
@@ -191,11 +167,10 @@ def test_a_rollback_is_told_where_it_matters(
     queued, _ = story.sampled("later", -1)
     story.ledger.steps.roll_back(first)
     text = told(tmp_path, trained, capsys)
-    assert "It was trained in step 1, alone, which made v1 at" in text
-    assert "A rollback has left that version behind." in text
+    assert "trained in step 1 · v1 (rolled back) · with 0 others" in text
     for _ in range(2):
         text = told(tmp_path, queued, capsys)
-        assert "It is not trained: a rollback has left the version that answered behind." in text
+        assert f"not trained: {Reason.LEFT_BEHIND}" in text
         story.ledger.steps.roll_back(story.version)  # back to it, which does not bring it back
     story.ledger.close()
 
@@ -209,9 +184,9 @@ def test_of_a_turn_that_was_forgotten_no_words_are_left(
     story.ledger.forget(from_turn(turn))
     story.ledger.close()
     text = told(tmp_path, turn, capsys)
-    assert f"Turn {turn} of session 1 was forgotten: its words are gone." in text
-    assert "It was trained in step 1, alone, which made v1" in text
-    assert "Nothing has followed it" not in text
+    assert "outcome forgotten after step 1 · v1 · with 0 others" in text
+    assert "prompt" not in text
+    assert SECRET not in text
 
 
 def test_a_stale_turn_says_how_old_it_was(
@@ -221,9 +196,7 @@ def test_a_stale_turn_says_how_old_it_was(
     turn, sample = story.sampled("s", 1)
     story.step(story.sampled("before", -1)[1])
     story.step(sample)
-    assert "It was 1 step old by then; its advantages are corrected for that." in told(
-        tmp_path, turn, capsys
-    )
+    assert "1 step old" in told(tmp_path, turn, capsys)
     story.ledger.close()
 
 
@@ -262,38 +235,18 @@ def test_a_turn_or_ledger_that_is_not_there_is_a_sentence(
     assert "holds no ledger; name the directory with --data-dir" in capsys.readouterr().err
 
 
-async def test_before_the_first_step_a_batch_is_that_of_the_gateway_that_runs(
-    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        queue(world.ledger, 1)
-        flags = ["explain", "1", "--data-dir", str(tmp_path), "--batch-size", "2"]
-        assert await asyncio.to_thread(main.main, flags) == 0
-    assert "A step takes 16, so 15 are missing." in capsys.readouterr().out
-
-
-def test_after_another_batch_size_was_said_the_next_step_takes_that(
-    world: tuple[Path, dict[str, int]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    directory, turns = world
-    assert "A step takes 2 at a time" in told(directory, turns["queued"], capsys)
-    shown = told(directory, turns["queued"], capsys, "--batch-size", "8")
-    assert "A step takes 8, so 5 are missing." in shown
-
-
 def test_bare_explain_is_about_the_newest_main_turn(tmp_path: Path) -> None:
     told = Told(tmp_path)
     told.turn("first")
     newest = told.turn("then")
-    told.turn("then", kind=Kind.SIDE, untrained_because=Why.SIDE.says("recap"))
+    told.turn("then", kind=Kind.SIDE, untrained_because=TurnRefusal(Reason.SIDE, "recap"))
     told.ledger.close()
-    assert run("explain", directory=tmp_path).stdout.startswith(f"Turn {newest}: ")
+    assert run("explain", directory=tmp_path).stdout.split()[:2] == ["turn", str(newest)]
 
 
-def test_where_a_forgotten_lesson_took_the_prompt_nothing_is_said_of_a_place_for_hints(
+def test_a_turn_whose_lesson_was_forgotten_names_that_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The place of the hint is gone with the prompt; the hint was used."""
     story, wish = Told(tmp_path), Wish("Answer in French.", "Answer")
     source = story.judged("said", -1, "in French")
     with story.ledger._db.transaction() as tx:
@@ -303,11 +256,9 @@ def test_where_a_forgotten_lesson_took_the_prompt_nothing_is_said_of_a_place_for
     story.ledger.lessons.begin(session, [lesson.id])
     turn = story.judged("later", -1, TEACHER.hint, told=Lessons((lesson.id,), 1, 1))
     story.ledger.samples.add(turn, -1, TEACHER)
-    assert ", used:" in told(tmp_path, turn, capsys)
+    assert "hint used" in told(tmp_path, turn, capsys)
     story.ledger.forget(from_turn(source))
-    text = told(tmp_path, turn, capsys)
-    assert "its prompt held a lesson whose source was forgotten" in text
-    assert "no place for a hint" not in text
+    assert Reason.FORGOTTEN_LESSON in told(tmp_path, turn, capsys)
     story.ledger.close()
 
 
@@ -319,10 +270,10 @@ def test_a_forgotten_lesson_is_not_named_by_its_number(
     with story.ledger._db.transaction() as tx:
         learn(tx, source, wish)
     story.ledger.steps.begin(0, (), lesson=1, prompts=[("source", source), ("practised", turn)])
-    assert "Step 1 practised lesson 1, said of turn 1" in told(tmp_path, turn, capsys)
+    assert "practice step 1: lesson 1 · from turn 1" in told(tmp_path, turn, capsys)
     story.ledger.forget(from_turn(source))
     text = told(tmp_path, turn, capsys)
-    assert "Step 1 practised a forgotten lesson, said of turn 1" in text
+    assert "practice step 1: a forgotten lesson · from turn 1" in text
     assert "lesson 1" not in text
     story.ledger.close()
 
@@ -332,5 +283,5 @@ def test_a_session_that_its_first_messages_name_is_told_in_words(tmp_path: Path)
     story.turn("s", session_id=story.ledger.turns.session("me", f"{OPENING}0042abcd"))
     story.ledger.close()
     text = " ".join(run("explain", directory=tmp_path).stdout.split())
-    assert "(known by its first messages) of user me" in text
+    assert "session 1 · me" in text
     assert "0042abcd" not in text

@@ -15,52 +15,48 @@ from tests.support.stories import TEACHER, Told, every_state
 from tinker_claw.cli import main
 from tinker_claw.ledger import prune
 from tinker_claw.ledger.jobs import SET_ASIDE, TRIES
-from tinker_claw.ledger.versions import LEFT_BEHIND
 from tinker_claw.privacy.marker import Privacy
-from tinker_claw.why import Why
+from tinker_claw.turn_state import Reason, TurnRefusal
 
 WORDS = {
     "trained": "trained in step 1",
     "trained on its verdict": "trained in step 1",
-    "expired": "its sample expired",
-    "quarantined": "its sample was set aside",
-    "side": "side turn",
-    "refused when captured": "the client hung up",
-    "passed over": "waits for a next state, and may wait for ever",
-    "waits for a next state": "waits for a next state",
-    "lost": "waits for a next state, and may wait for ever",
-    "answers nobody knows what": "waits for a next state",
-    "ended": "waits for a next state in an idle session",
+    "expired": f"not trained: {Reason.TOO_OLD}",
+    "quarantined": f"not trained: {Reason.STEPS_FAILED}",
+    "side": f"not trained: {Reason.SIDE}: recap",
+    "refused when captured": f"not trained: {Reason.HUNG_UP}",
+    "passed over": "waits for the next message",
+    "waits for a next state": "waits for the next message",
+    "lost": "waits for the next message",
+    "answers nobody knows what": "waits for the next message",
+    "ended": "waits for the next message",
     "waits for the judge": "waits for the judge",
-    "waits for the teacher": "waits to be queued",
-    "waits to be queued": "waits to be queued",
-    "refused when judged": "neutral verdict, no hint",
-    "no verdict": "no valid vote, no hint",
-    "queued": "waits for its step",
-    "queued again": "waits for its step",
-    "in training": "being trained right now",
-    "by another version": "waits for a next state",
+    "waits for the teacher": "waits for the judge",
+    "waits to be queued": "waits for the judge",
+    "refused when judged": "not trained: neutral verdict, no hint",
+    "no verdict": "not trained: no valid vote, no hint",
+    "queued": "waits for a step",
+    "queued again": "waits for a step",
+    "in training": "in step 4",
+    "by another version": "waits for the next message",
     "tried in vain": "waits for the judge",
-    "set aside": SET_ASIDE,
-    "without a score": "the teacher could not score it",
-    "private": "waits for a next state, and may wait for ever",
-    "no place for a hint": "waits to be queued",
+    "set aside": f"not trained: {SET_ASIDE}",
+    "without a score": f"not trained: {Reason.UNSCORED}: no adapter",
+    "private": "waits for the next message",
+    "no place for a hint": "waits for the judge",
 }
 AFTER_A_ROLLBACK = {
-    "dropped": "nothing followed it before it was dropped for its age",
+    "dropped": f"not trained: {Reason.UNFOLLOWED}",
     "trained, left behind": "trained in step 1",
-    "trained, forgotten": "trained in step 1",
-    "expired, left behind": LEFT_BEHIND,
-    "followed by what was forgotten": "what followed it was forgotten",
-    "queued again after a crash": "waits for its step",
+    "trained, forgotten": "forgotten after step 1",
+    "expired, left behind": f"not trained: {Reason.LEFT_BEHIND}",
+    "followed by what was forgotten": f"not trained: {Reason.FORGOTTEN_NEXT}",
+    "queued again after a crash": "waits for a step",
 }
-SENTENCES = {
-    "tried in vain": f"and is tried again, at most {TRIES} times; 1 failed.",
-    "without a score": "It is not trained: the teacher could not score it: no adapter.",
-    "private": "its session is private now, and nothing of it is kept.",
-    "expired, left behind": f"It is not trained: {LEFT_BEHIND}.",
-    "trained, left behind": "A rollback has left that version behind.",
-    "queued again after a crash": "Step 2 with it was void: the process ended before",
+MORE = {
+    "tried in vain": f"1 of {TRIES} tries",
+    "trained, left behind": "v1 (rolled back)",
+    "queued again after a crash": "step 2 void: the process ended before",
 }
 
 
@@ -73,7 +69,7 @@ def states(directory: Path) -> dict[str, int]:
     turns["set aside"] = told.followed("aside")
     postpone(ledger, turns["set aside"], "I cannot rate that.", last=True)
     turns["without a score"] = told.judged("unscored", -1, "be brief")
-    ledger.turns.refuse(turns["without a score"], Why.UNSCORED.says("no adapter."))
+    ledger.turns.refuse(turns["without a score"], TurnRefusal(Reason.UNSCORED, "no adapter"))
     turns["private"] = told.turn("private")
     ledger.turns.mark_private("me", "private", Privacy.PRIVATE)
     turns["no place for a hint"] = told.judged("no place", -1, "be brief", hint_at=None)
@@ -128,8 +124,10 @@ def test_every_outcome_is_the_same_words_everywhere(
         assert row[at:] == words[state]
         # Lines end at hyphens, too.
         assert words[state].replace(" ", "") in explained.replace(" ", "")
-        assert SENTENCES.get(state, "") in explained
+        assert MORE.get(state, "") in explained
     status = json.loads(run("status", "--json", status=2))["ledger"]
-    untrained = [word for word in words.values() if not word.startswith("trained")]
-    assert status["not_trained"] == Counter(untrained)
-    assert status["samples"].get("trained", 0) == len(words) - len(untrained)
+    untrained = [r for r in records if r["state"] not in ("trained", "forgotten")]
+    # A turn in a step still waits for it.
+    waits = {"in step 4": "waits for a step"}
+    counted = [r["reason"] or waits.get(r["outcome"], r["outcome"]) for r in untrained]
+    assert status["not_trained"] == Counter(counted)

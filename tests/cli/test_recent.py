@@ -19,11 +19,10 @@ from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import SCHEMA_VERSION, reading
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import TurnView
+from tinker_claw.ledger.turn_view import TurnView
 from tinker_claw.ledger.views import Filter, read, read_turns
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Kind, NextState
-from tinker_claw.why import Why
-from tinker_claw.words import advice
 
 SECRET = "my landlady's cat"
 
@@ -74,11 +73,15 @@ def add_every_kind_of_turn(ledger: Ledger) -> dict[str, int]:
         return made[name]
 
     side = "an OpenClaw call without tools"
-    reason = {"kind": Kind.SIDE, "kind_reason": side, "untrained_because": Why.SIDE.says(side)}
+    reason = {
+        "kind": Kind.SIDE,
+        "kind_reason": side,
+        "untrained_because": TurnRefusal(Reason.SIDE, side),
+    }
     turn("side", **reason, call="recap")
     turn("passed over", key="one")
     turn("waits", key="one")
-    turn("hot", untrained_because=Why.SAMPLED_AT.says("temperature 0.6, not 1"))
+    turn("hot", untrained_because=TurnRefusal(Reason.SAMPLING, "temperature 0.6"))
     turn("closed")
     with ledger._db.transaction() as tx:
         tx.execute("UPDATE sessions SET closed_at = 1 WHERE key = 'closed'")
@@ -86,9 +89,9 @@ def add_every_kind_of_turn(ledger: Ledger) -> dict[str, int]:
     ledger.turns.add_next_state(made["tool"], NextState("tool", SECRET))
     judged("hinted", -1, ("be brief",))
     judged("unclear", None)
-    ledger.turns.refuse(made["unclear"], "no verdict, no hint")
+    ledger.turns.refuse(made["unclear"], TurnRefusal("no verdict, no hint"))
     judged("neutral", 0)
-    ledger.turns.refuse(made["neutral"], "neutral, no hint")
+    ledger.turns.refuse(made["neutral"], TurnRefusal("neutral, no hint"))
     samples = {
         name: ledger.samples.add(judged(name, 1), 1, None)
         for name in ("trained", "expired", "bad", "queued")
@@ -97,8 +100,7 @@ def add_every_kind_of_turn(ledger: Ledger) -> dict[str, int]:
     version = ledger.steps.version(0)
     assert version is not None
     ledger.steps.commit(step, version, state_ref="s1", sampler_ref="p1", metrics={})
-    with ledger._db.transaction() as tx:
-        tx.execute("UPDATE samples SET state = 'expired' WHERE id = ?", (samples["expired"],))
+    ledger.samples.expire_these([samples["expired"]], TurnRefusal(Reason.TOO_OLD))
     ledger.samples.quarantine(samples["bad"])
     turn("stood in", fallback="v1 failed three times", call="user turn")
     return made
@@ -108,20 +110,20 @@ def test_why_each_turn_was_trained_or_not(ledger: Ledger) -> None:
     made = add_every_kind_of_turn(ledger)
     turns = {turn.id: turn for turn in recent(ledger, 50)}
     assert {name: turns[number].outcome for name, number in made.items()} == {
-        "side": "side turn",
-        "passed over": "waits for a next state, and may wait for ever",
-        "waits": "waits for a next state",
-        "hot": "sampled at temperature 0.6, not 1",
-        "closed": "waits for a next state in an idle session",
+        "side": "not trained: side turn: an OpenClaw call without tools",
+        "passed over": "waits for the next message",
+        "waits": "waits for the next message",
+        "hot": "not trained: sampling parameters: temperature 0.6",
+        "closed": "waits for the next message",
         "tool": "waits for the judge",
-        "hinted": "waits to be queued",
-        "unclear": "no verdict, no hint",
-        "neutral": "neutral, no hint",
+        "hinted": "waits for the judge",
+        "unclear": "not trained: no verdict, no hint",
+        "neutral": "not trained: neutral, no hint",
         "trained": "trained in step 1",
-        "expired": "its sample expired",
-        "bad": "its sample was set aside",
-        "queued": "waits for its step",
-        "stood in": "waits for a next state",
+        "expired": "not trained: too old",
+        "bad": "not trained: steps with it failed",
+        "queued": "waits for a step",
+        "stood in": "waits for the next message",
     }
     records = {record["id"]: record for record in read(ledger._db, "turns", Filter(), 50)}
     columns = {column.name: column for column in COLUMNS["turns"]}
@@ -217,40 +219,3 @@ def test_a_ledger_that_cannot_be_read_is_named(ledger: Ledger, tmp_path: Path) -
     with pytest.raises(LedgerError, match="does not exist"):
         newest(tmp_path / "nothing", 1)
     assert not (tmp_path / "nothing").exists()
-
-
-# What they mean together
-
-
-def turns_of(ledger: Ledger, count: int, keys: str = "s{}", **changes: Any) -> list[int]:
-    return [ledger.turns.add(new_turn(ledger, keys.format(n), **changes)) for n in range(count)]
-
-
-def test_side_turns_only_are_explained(ledger: Ledger) -> None:
-    reason = {"kind": Kind.SIDE, "kind_reason": "asked for version 3"}
-    turns_of(ledger, 5, **reason, untrained_because=Why.SIDE.says("asked for version 3"))
-    (first,) = advice(recent(ledger))
-    assert first.startswith("5 of 5 requests are side turns, which are never trained; ")
-    assert "the reason of 5: asked for version 3." in first
-    assert "If these were your own messages" in first
-
-
-def test_turns_without_a_next_state_are_explained(ledger: Ledger) -> None:
-    turns_of(ledger, 2)
-    assert [*advice(recent(ledger))] == [], "too few to say"
-    turns_of(ledger, 4, "t{}")
-    (alone,) = advice(recent(ledger))
-    assert "None of the 6 main turns has a next state" in alone
-    assert "every one stands alone in its session" in alone
-    turns_of(ledger, 10, "the same")
-    (passed,) = advice(recent(ledger))
-    assert "although sessions go on" in passed
-    ledger.turns.add_next_state(recent(ledger)[-1].id, NextState("user", "thanks"))
-    assert [*advice(recent(ledger))] == []
-
-
-def test_sampling_that_cannot_be_trained_is_explained(ledger: Ledger) -> None:
-    ids = turns_of(ledger, 3, untrained_because=Why.SAMPLED_AT.says("top_p 0.9, not 1"))
-    ledger.turns.add_next_state(ids[0], NextState("user", "thanks"))
-    (unfit,) = advice(recent(ledger))
-    assert unfit.startswith("3 of 3 main turns cannot be trained: sampled at top_p 0.9, not 1.")

@@ -17,6 +17,7 @@ from tests.support import agent_sdks
 from tests.support.gateways import MODEL, World, chat, gateway, spell
 from tests.support.openclaw import assistant, tool
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import NextState
 
 NAMES = ("look", "list")
@@ -96,7 +97,7 @@ async def test_a_forced_call_is_begun_and_the_rest_is_sampled(
             assert turn.completion.tokens == spell(thinker, rest), "sampled, hence trained"
             assert len(turn.completion.logprobs) == len(turn.completion.tokens)
             assert turn.completion.topk_ids, "what the method needs is captured"
-        assert world.column("untrained_because") == [None, None]
+        assert world.column("reason") == [None, None]
         assert world.column("reply_text") == [
             '[calls look with {"at":"home"}]',
             "[calls list with {}]",
@@ -135,9 +136,7 @@ async def test_it_may_be_asked_to_end_behind_its_call(tmp_path: Path, renderer: 
             "look",
             '{"at":"home"}',
         )
-        assert world.column("untrained_because") == [
-            "it was ended before a second call, as the request asked"
-        ]
+        assert world.column("reason") == [Reason.ONE_CALL]
 
 
 async def test_a_rest_that_is_no_call_comes_whole_as_text(
@@ -178,4 +177,4 @@ async def test_clients_get_their_objects_by_a_tool(
         assert json.loads(told) == {"city": "Oslo", "days": 2}
         (turn,) = world.turns()
         assert renderer.decode(turn.prompt).endswith('", "arguments":'), "its own tool, forced"
-        assert world.column("untrained_because") == [None]
+        assert world.column("reason") == [None]

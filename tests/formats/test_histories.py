@@ -301,7 +301,7 @@ async def test_an_image_in_a_result_or_in_the_history_is_a_line(
         attached = user([{"type": "text", "text": "My words."}, image(wire)])
         shown = await prompt(world, wire, [attached, *CLOSING])
         assert f"My words.\n[{PICTURE}" in shown
-        assert world.column("untrained_because") == [None] * 3
+        assert world.column("reason") == [None] * 3
 
 
 @pytest.mark.parametrize("wire", ROUTES)

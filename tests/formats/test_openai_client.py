@@ -16,6 +16,7 @@ from openai import AsyncOpenAI
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, Script
 from tests.support.gateways import MODEL, gateway, spell
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import StopReason
 
 SAID: Any = [{"role": "user", "content": "look"}]
@@ -169,7 +170,7 @@ async def test_every_field_without_a_meaning_here_is_taken(
             extra_body={"top_k": -1, "chat_template_kwargs": {"enable_thinking": True}},
         )
         assert reply.choices[0].message.content == "fine"
-        assert world.column("untrained_because") == [None]
+        assert world.column("reason") == [None]
 
 
 @pytest.mark.parametrize("helper", [False, True])
@@ -193,7 +194,7 @@ async def test_closing_a_stream_ends_the_generation(
         await until(lambda: world.sampler.aborted == 1)
         await until(lambda: bool(world.turns()))
         assert world.turns()[0].completion.stop_reason is StopReason.ABORT
-        assert world.column("untrained_because") == ["the client hung up"]
+        assert world.column("reason") == [Reason.HUNG_UP]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -54,7 +54,7 @@ async def test_a_strict_tool_is_served_and_a_call_that_breaks_it_is_trained(worl
         )
         async for _ in stream:
             pass
-    assert world.column("untrained_because") == [None] * 4, "it is trained like any other"
+    assert world.column("reason") == [None] * 4, "it is trained like any other"
     assert world.next_states()[3] is not None, "by what follows it"
 
 

@@ -188,7 +188,7 @@ async def test_a_conversation_with_calls_has_its_next_states_and_no_token_twice(
         turns = world.turns()
         assert len({turn.session_id for turn in turns}) == 1
         assert [turn.kind for turn in turns] == [Kind.MAIN] * 3
-        assert world.column("untrained_because") == [None] * 3
+        assert world.column("reason") == [None] * 3
         assert [turn.request_text for turn in turns] == ["look", "look", "No, three!"]
         said = [CALLS, "<think>so</think>Two files.", "Sorry."]
         assert [turn.completion.tokens for turn in turns] == [spell(renderer, s) for s in said]

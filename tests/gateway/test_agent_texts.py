@@ -412,7 +412,7 @@ def assert_only_words_count(world: World, talk: Sequence[str]) -> None:
 
 
 def trainable(world: World) -> list[Turn]:
-    because = world.column("untrained_because")
+    because = world.column("reason")
     turns = zip(world.turns(), because, strict=True)
     return [turn for turn, why in turns if turn.kind is Kind.MAIN and why is None]
 

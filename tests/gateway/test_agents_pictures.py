@@ -17,9 +17,9 @@ from tests.support.coding_agents import ClaudeCode, Codex, OpenCode
 from tests.support.gateways import World, gateway
 from tests.support.pictures import picture, seeing_renderer
 from tests.support.real_openclaw import LocalOpenClaw
-from tinker_claw.gateway.request import PICTURED, UNASKED
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import Kind, Turn
 
 pytestmark = [
@@ -92,8 +92,8 @@ async def test_a_picture_that_a_tool_read_is_answered_judged_kept_to_train_and_f
         shows_it(world, sees, thanks)
         judged = world.ledger._db.rows("SELECT turn_id, score FROM feedback")
         assert [(row["turn_id"], row["score"]) for row in judged] == [(sees.id, 1.0)]
-        because = world.column("untrained_because")
-        assert [because[turn.id - 1] for turn in turns] == [None, None, None, UNASKED]
+        because = world.column("reason")
+        assert [because[turn.id - 1] for turn in turns] == [None, None, None, Reason.RATING]
         assert sees.images == world.sampler.params[-2].images, "it trains as it was seen"
         images = "SELECT id FROM images"
         assert len(world.ledger._db.rows(images)) == 1
@@ -202,4 +202,4 @@ async def test_a_picture_that_the_user_attached_is_answered_and_recorded(
         assert line.startswith(LINE)
         assert words == asked, "what the harness wrote around the image is not the user's"
         shows_it(world, turn)
-        assert world.column("untrained_because")[turn.id - 1] == PICTURED
+        assert world.column("reason")[turn.id - 1] == Reason.IMAGES

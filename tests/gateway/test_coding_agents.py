@@ -95,7 +95,7 @@ async def test_a_coding_agent_asks_calls_and_is_corrected(
         assert NOTE in result.text
         assert (corrected and corrected.role, corrected and corrected.text) == ("user", CORRECTED)
         assert last is None
-        because = world.column("untrained_because")
+        because = world.column("reason")
         assert [because[turn.id - 1] for turn in turns] == [None] * 4
         sampled = (*turns[1].prompt, *turns[1].completion.tokens)
         assert turns[2].prompt[: len(sampled)] == sampled, "no token is rendered again"

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.gateways import MODEL, World, gateway
 from tests.support.ledger import judgeable
-from tinker_claw.ledger.turns import OVER
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.turn_state import Reason
 
 EPISODE = {"X-Turn-Type": "episode"}
 TOLD = {"X-Task-Id": "t", "X-Group-Id": "g", "X-Group-Size": "2"}
@@ -52,7 +52,7 @@ async def test_headers_say_what_a_session_is_an_attempt_at(
             ("g", None, None, None, 0),
             ("h", None, None, None, 0),
         ]
-        assert set(world.column("untrained_because")[:4]) == {None}
+        assert set(world.column("reason")[:4]) == {None}
 
 
 async def test_step_is_kept_whatever_its_environment_says_next(
@@ -114,7 +114,7 @@ async def test_last_turn_of_an_episode_is_open_until_its_outcome_and_then_a_samp
         done = {"X-Session-Done": "1"}
         await world.ask("hi", headers=of("a") | EPISODE | done)
         await world.ask("hi", headers=of("b") | done)
-        assert world.column("settled") == [0, 1]
+        assert world.column("state") == ["waiting", "refused"]
         assert judgeable(world.ledger) == []
         url = world.url.removesuffix("/v1") + "/v1/feedback"
         said = {"session": "a", "score": 0.25, "final": True}
@@ -123,7 +123,7 @@ async def test_last_turn_of_an_episode_is_open_until_its_outcome_and_then_a_samp
         assert judgeable(world.ledger) == [1]
         assert world.woken == ["judge"]
         await world.ask("more", headers=of("a") | EPISODE)
-        assert world.column("untrained_because")[-1] == OVER
+        assert world.column("reason")[-1] == Reason.EPISODE_OVER
 
 
 async def test_of_a_private_episode_nothing_is_kept(tmp_path: Path, renderer: Renderer) -> None:

@@ -24,12 +24,12 @@ from tests.support.processes import ROOT
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import RequestError
 from tinker_claw.gateway.feedback import FIELDS, MAX_BYTES, MAX_NAME, PATH, read
-from tinker_claw.gateway.request import NOTHING_TO_RATE, UNASKED
+from tinker_claw.gateway.request import NOTHING_TO_RATE
 from tinker_claw.ledger.feedback import LONGEST_TEXT
-from tinker_claw.ledger.jobs import SET_ASIDE
 from tinker_claw.ledger.prune import from_turn, in_session
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import NextState, Verdict
 
 UP, DOWN = "\N{THUMBS UP SIGN}\U0001f3fd", "\N{THUMBS DOWN SIGN}\ufe0f"
@@ -221,13 +221,13 @@ async def test_turns_that_got_no_signal_get_one(
         await world.ask("hi", headers={"X-Session-Done": "1"} if how == "ended" else {})
         if how == "refused":
             world.ledger.judgements.add(1, value=0, ballots=[], hints=[])
-            world.ledger.turns.refuse(1, "neutral verdict")
+            world.ledger.turns.refuse(1, TurnRefusal("neutral verdict"))
         if how == "set aside":
             postpone(world.ledger, 1, "I would rather not.", last=True)
-        assert (world.column("untrained_because") == [SET_ASIDE]) == (how == "set aside")
-        assert world.column("settled") == [1]
+        assert (world.column("reason") == [Reason.UNJUDGED]) == (how == "set aside")
+        assert world.column("state") == ["refused"]
         assert (await give(world, turn=1, score=1)).json()["counts"]
-        assert (world.column("settled"), world.column("untrained_because")) == ([0], [None])
+        assert (world.column("state"), world.column("reason")) == (["judging"], [None])
 
 
 async def test_turns_that_cannot_be_trained_keep_their_reason(
@@ -238,13 +238,14 @@ async def test_turns_that_cannot_be_trained_keep_their_reason(
         await world.ask("recap", headers={"X-Turn-Type": "side"})
         await world.ask(f"my key is {SECRET}")
         world.say("fine")
-        reasons = world.column("untrained_because")
+        reasons = world.column("reason")
         for turn in (1, 2, 3):
             for _ in range(2):
                 answer = (await give(world, turn=turn, score=1)).json()
-                assert (answer["counts"], answer["because"]) == (False, reasons[turn - 1])
+                assert not answer["counts"]
+                assert answer["because"].startswith(reasons[turn - 1])
             assert said_of(world, turn) is None
-        assert world.column("untrained_because") == reasons
+        assert world.column("reason") == reasons
         assert judgeable(world.ledger) == []
 
 
@@ -257,7 +258,7 @@ async def test_sessions_that_are_over_drop_no_turn_that_was_judged(
         await give(world, turn=1, score=1)
         world.ledger.turns.close([1, 2])
         assert await world.ledger.trim(before=1e12) == 1
-        assert world.column("blanked") == [None, "dropped"]
+        assert world.column("dropped") == [0, 1]
 
 
 # Who may give it
@@ -670,7 +671,7 @@ async def test_a_message_that_is_a_verdict_judges_the_reply_before(
         (row,) = rows(world)
         assert (row["source"], row["final"], row["unused"]) == ("user", 0, None)
         asks = value < 0 and " " in words
-        assert world.column("untrained_because")[1:] == [None if asks else UNASKED] * 2
+        assert world.column("reason")[1:] == [None if asks else Reason.RATING] * 2
         assert set(world.column("kind")) == {"main"}
 
 

@@ -18,6 +18,7 @@ from tests.support.gateways import MODEL, World, chat, gateway, spell, text_of
 from tests.support.ledger import one
 from tinker_claw.gateway.respond import STOPPED
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import StopReason
 
 
@@ -45,7 +46,7 @@ async def test_hanging_up_aborts_and_keeps_the_fragment(
         (turn,) = world.turns()
         assert turn.completion.tokens == tokens[:3]
         assert turn.completion.stop_reason is StopReason.ABORT
-        assert world.column("untrained_because") == ["the client hung up"]
+        assert world.column("reason") == [Reason.HUNG_UP]
         # The gateway is well, and the next request is served.
         world.say("still here")
         assert (await world.ask("hello")).status_code == 200
@@ -76,8 +77,7 @@ async def test_reply_that_is_cut_by_a_stop_says_so_to_its_client_and_in_its_turn
         response = await asking
     assert response.status_code == (200 if stream else 503)
     assert str(STOPPED) in response.text
-    because = "the gateway stopped before the reply was complete"
-    assert one(tmp_path, "SELECT untrained_because FROM turns") == because
+    assert one(tmp_path, "SELECT reason FROM turns") == Reason.STOPPED
 
 
 async def test_stop_waits_for_no_client_that_reads_nothing(

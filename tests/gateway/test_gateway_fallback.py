@@ -16,6 +16,7 @@ from tinker_claw.gateway.fallback import lineage
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import (
     Charge,
     PolicyVersion,
@@ -81,7 +82,7 @@ async def test_a_reply_that_breaks_off_is_gone_on_with(
         assert sampler.prompts == [turn.prompt + tokens[:n] for n in (0, 2, 5)]
         assert [p.max_tokens for p in sampler.params] == [50, 48, 45]
         assert len({p.seed for p in sampler.params}) == 3, "the draws go on, they are not repeated"
-        assert world.column("untrained_because") == [None], "one version sampled all of it"
+        assert world.column("reason") == [None], "one version sampled all of it"
         assert world.column("fallback") == [None]
 
 
@@ -138,7 +139,7 @@ async def test_hanging_up_while_a_broken_reply_waits_keeps_the_fragment(
         (turn,) = world.turns()
         assert turn.completion.tokens == tokens[:2]
         assert turn.completion.stop_reason is StopReason.ABORT
-        assert world.column("untrained_because") == ["the client hung up"]
+        assert world.column("reason") == [Reason.HUNG_UP]
         assert sampler.aborted == 1
 
 
@@ -163,7 +164,7 @@ async def test_the_version_before_answers_where_the_current_one_fails(
         assert "fallback.answered" in logged
         assert "as before" not in logged
         # It is trained like any turn of an earlier version, and expires like one.
-        assert world.column("untrained_because") == [None]
+        assert world.column("reason") == [None]
         assert world.column("kind") == ["main"]
         world.ledger.samples.add(turn.id, 1, None)
         assert world.ledger.samples.oldest(1)[0].policy_step == 1
@@ -196,7 +197,7 @@ async def test_the_base_answers_where_the_version_before_fails_too(
         assert await text(world, stream=True) == "from the base"
         assert len(old.prompts) == 1, "a stand-in is asked once"
         assert world.column("policy_version") == [0]
-        assert world.column("untrained_because") == ["the base model answered"]
+        assert world.column("reason") == [Reason.BASE_MODEL]
         assert world.column("fallback") == ["v2 failed: the script says so"]
         assert (await world.ask("hi")).json()["system_fingerprint"] == "v0"
 
@@ -226,9 +227,8 @@ async def test_another_version_ends_a_reply_that_is_then_not_trained(
             tokens[:2],
             tokens[:3],
         ]
-        assert world.column("untrained_because") == [
-            "sampled by v2 and v1 and the base model, which are not one policy"
-        ]
+        assert world.column("reason") == [Reason.TWO_POLICIES]
+        assert world.column("detail") == ["v2 and v1 and the base model"]
         assert turn.policy_version == 0
 
 

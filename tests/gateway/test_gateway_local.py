@@ -29,6 +29,7 @@ from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import Adam, Datum, LossPass, StopReason
 
 CONTEXT = 2048
@@ -92,7 +93,7 @@ async def test_hanging_up_frees_the_cache_long_before_the_replies_would_end(
         fragments = world.turns()
         assert [t.completion.stop_reason for t in fragments] == [StopReason.ABORT] * 2
         assert all(0 < len(t.completion.tokens) < 1000 for t in fragments)
-        assert world.column("untrained_because") == ["the client hung up"] * 2
+        assert world.column("reason") == [Reason.HUNG_UP] * 2
         # Only an empty cache holds this one.
         long = "hi " * int(200 * 0.9 * CONTEXT / len(fragments[0].prompt))
         whole = await world.ask(long, max_tokens=5)
@@ -138,7 +139,7 @@ async def test_a_crash_of_the_engine_shows_nowhere_in_the_reply(
         assert "error" not in events[-1]
         assert events[-2]["choices"][0]["finish_reason"] in ("length", "stop")
         assert text_of(events) == turn.reply_text
-        assert world.column("untrained_because") == [None]
+        assert world.column("reason") == [None]
         # Every logprob is the version's own, as if nothing had happened.
         scored = await sampler.logprobs((*turn.prompt, *done.tokens), start=len(turn.prompt))
         assert done.logprobs == pytest.approx(scored.logprobs, abs=1e-4)
@@ -172,7 +173,7 @@ async def test_a_version_that_answers_nan_is_replaced_by_the_one_before(
         assert reply["system_fingerprint"] == "v0"
         (turn,) = world.turns()
         assert turn.policy_version == 0
-        assert world.column("untrained_because") == [None]
+        assert world.column("reason") == [None]
         # Version 0 samples like the base model.
         tokens = (*turn.prompt, *turn.completion.tokens)
         scored = await base.logprobs(tokens, start=len(turn.prompt))
@@ -194,8 +195,8 @@ async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
         body = {"model": "demo", "messages": chat("What is 3 + 4?"), "max_tokens": 30}
         reply = await http.post(f"{url}/chat/completions", json=body)
         assert reply.status_code == 200, reply.text
-        (turn,) = ledger._db.rows("SELECT fallback, untrained_because FROM turns")
-        assert turn["untrained_because"] == "the base model answered"
+        (turn,) = ledger._db.rows("SELECT fallback, reason FROM turns")
+        assert turn["reason"] == Reason.BASE_MODEL
         assert turn["fallback"] == "v0 failed: The model's logits are not finite."
 
 

@@ -12,6 +12,7 @@ from tests.support.fakes import Script
 from tests.support.gateways import MODEL, OFF, chat, gateway, read_events, spell, text_of
 from tinker_claw.cli.status import describe
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import StopReason
 
 CALL = '<tool_call>\n{"name": "ls", "arguments": {"a": 1}}\n</tool_call>'
@@ -45,9 +46,7 @@ async def test_a_stop_string_ends_the_reply_and_the_generation(
         assert "END" in renderer.decode(sampled)
         assert (len(sampled) < len(tokens)) is (chunk == 1)
         assert world.sampler.aborted == 1, "the sampler's stream was closed"
-        assert world.column("untrained_because") == [
-            "its text was cut at a stop string of the request"
-        ]
+        assert world.column("reason") == [Reason.STOP_STRING]
 
 
 async def test_a_stop_string_that_does_not_come_changes_nothing(
@@ -59,7 +58,7 @@ async def test_a_stop_string_that_does_not_come_changes_nothing(
         assert text_of(events) == "the EN and EN"
         (turn,) = world.turns()
         assert turn.completion.stop_reason is StopReason.STOP
-        assert world.column("untrained_because") == [None]
+        assert world.column("reason") == [None]
         assert len(turn.completion.topk_ids) == len(turn.completion.tokens)
 
 
@@ -93,7 +92,7 @@ async def test_a_temperature_that_a_client_sets_is_told_with_what_helps(
         told = [line for line in lines if line.startswith("  not trained:")]
         if sampling == "ours":
             assert (asked.temperature, asked.top_p, asked.top_k) == (1.0, 1.0, None)
-            assert (world.column("untrained_because"), told) == ([None, None], [])
+            assert (world.column("reason"), told) == ([None, None], [])
             return
         assert asked.temperature == 0.7
         (sentence,) = told
@@ -113,7 +112,7 @@ async def test_parallel_calls_can_be_forbidden(
         assert choice["finish_reason"] == "tool_calls"
         world.sampler.say(Script(spell(renderer, f"Look.{CALL}"), chunk=chunk))
         await world.ask("look", tools=[TOOL], parallel_tool_calls=False)
-        cut, alone = world.column("untrained_because")
+        cut, alone = world.column("reason")
         assert "second call" in cut
         assert alone is None
 

@@ -31,6 +31,7 @@ from tests.support.openclaw import (
     utility,
 )
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import NextState
 
 DONE = {"X-Session-Done": "true"}
@@ -88,12 +89,9 @@ async def test_side_calls_neither_judge_nor_are_judged(tmp_path: Path, renderer:
         assert world.next_states() == {1: None, 2: None, 3: None}
         assert world.woken == []
         assert world.column("kind") == ["main", "side", "side"]
-        main, *side = world.column("untrained_because")
-        assert main is None
-        assert [reason.split(": ")[:2] for reason in side] == [
-            ["side turn", "heartbeat"],
-            ["side turn", "recap"],
-        ]
+        assert world.column("reason") == [None, Reason.SIDE, Reason.SIDE]
+        details = world.column("detail")[1:]
+        assert [detail.split(": ")[0] for detail in details] == ["heartbeat", "recap"]
         assert world.column("call") == ["user turn", "heartbeat", "recap"]
         assert [params.student_topk for params in world.sampler.params] == [2, 0, 0]
         # The user's answer still finds the main turn.
@@ -184,9 +182,7 @@ async def test_a_session_that_ends_is_closed_and_its_last_turn_says_why_it_is_no
         await world.reply({"messages": chat("hi", "fine", "bye")}, **session | DONE)
         assert closed(world) == {"s": True}
         assert world.next_states() == {1: NextState("user", "bye"), 2: None}
-        first, last = world.column("untrained_because")
-        assert first is None
-        assert last.startswith("X-Session-Done: the session ended")
+        assert world.column("reason") == [None, Reason.SESSION_DONE]
         # Whoever comes back opens it again; what he says judges nothing that was closed.
         await world.reply({"messages": chat("hi", "fine", "bye", "fine", "wait")}, **session)
         assert closed(world) == {"s": False}
@@ -239,7 +235,7 @@ async def test_an_idle_session_is_closed_and_goes_on_with_the_next_word(
         await world.reply(openclaw("hi"))
         await world.reply({"messages": chat("hello")}, **{"X-Session-Id": "other"})
         assert closed(world) == {"s": True, "other": False}
-        assert world.column("untrained_because") == [None, None]
+        assert world.column("reason") == [None, None]
         await world.reply(openclaw("hi", assistant("fine"), user("good morning")))
         assert closed(world) == {"s": False, "other": True}
         assert world.next_states()[1] == NextState("user", "good morning")
@@ -589,7 +585,7 @@ async def test_answers_that_find_no_turn_are_counted_by_their_cause(
         assert [seen["lost"] or None for seen in world.observer.seen] == lost
         # Where nobody waits for an answer none is lost.
         with world.ledger._db.transaction() as tx:
-            tx.execute("UPDATE turns SET settled = 1")
+            tx.execute("UPDATE turns SET state = 'refused', reason = 'test'")
         await world.reply(openclaw("hi", assistant("Fine!"), user("unknown")))
         assert world.column("lost")[-1] is None
 

@@ -13,14 +13,15 @@ from tests.support.gateways import MODEL, OFF, chat, gateway, spell
 from tests.support.openclaw import assistant, openclaw, tool, user
 from tinker_claw.policy import Policy
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.turn_state import Reason
 
 
 @pytest.mark.parametrize(
     ("fields", "because"),
     [
-        ({"temperature": 0.2}, "sampled at temperature 0.2, not 1"),
-        ({"top_p": 0.9}, "sampled at top_p 0.9, not 1"),
-        ({"top_k": 5}, "sampled at top_k 5"),
+        ({"temperature": 0.2}, "temperature 0.2, not 1"),
+        ({"top_p": 0.9}, "top_p 0.9, not 1"),
+        ({"top_k": 5}, "top_k 5"),
         ({"temperature": 1, "top_p": 1.0, "seed": 7}, None),
     ],
 )
@@ -29,7 +30,8 @@ async def test_other_distributions_are_served_and_not_trained(
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
         await world.ask("hi", **fields)
-        assert world.column("untrained_because") == [because]
+        assert world.column("reason") == [because and Reason.SAMPLING]
+        assert world.column("detail") == [because]
         assert world.sampler.params[0].student_topk == (2 if because is None else 0)
         assert world.column("kind") == ["main"]
 
@@ -48,7 +50,7 @@ async def test_an_earlier_version_answers_as_a_side_turn(
         assert (await world.ask("hi", model=f"{MODEL}@v1")).status_code == 200
         assert world.column("kind") == ["side", "main", "side"]
         assert world.column("policy_version") == [0, 1, 1]
-        assert world.column("untrained_because")[0].startswith("side turn: asked for version 0")
+        assert world.column("detail")[0].startswith("asked for version 0")
         for name, status in (("v0", 200), ("v1", 200), ("v7", 404)):
             told = await world.http.get(f"/models/{MODEL}@{name}")
             assert told.status_code == status, "it is there as a request may name it"

@@ -31,10 +31,10 @@ from tests.support.pictures import (
     shown,
     url_of,
 )
-from tinker_claw.gateway.request import NOT_THEIRS, PICTURED
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import KINDS
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.turn_state import Reason
 
 ONE, TWO = picture(96, 64), picture(64, 64, "JPEG")
 LINE = "[image, 96 x 64 pixels, "
@@ -76,7 +76,7 @@ async def test_chat_completions_show_images_and_keep_none(tmp_path: Path, seeing
         assert reply.usage is not None
         assert reply.usage.prompt_tokens == len(turn.prompt) == len(world.sampler.prompts[0])
         assert turn.request_text.startswith(f"What is it?\n{LINE}")  # what a judge is shown
-        assert world.column("untrained_because") == [PICTURED]
+        assert world.column("reason") == [Reason.IMAGES]
         data = world.sampler.params[0].images[0].data
         assert turn.completion.params.images == ()
     assert not Redactor([*KINDS]).holds("\n".join(map(line, range(500))))
@@ -101,7 +101,7 @@ async def test_responses_show_images_of_users_and_of_tools(
         assert sizes(world.sampler) == [(96, 64, "png"), (64, 64, "jpeg")]
         await world.openai.responses.create(model=MODEL, input=given)
         assert sizes(world.sampler) == [(96, 64, "png"), (64, 64, "jpeg")]
-        assert world.column("untrained_because") == [PICTURED] * 2
+        assert world.column("reason") == [Reason.IMAGES] * 2
 
 
 async def test_messages_show_images_of_users_and_of_tools(tmp_path: Path, seeing: Renderer) -> None:
@@ -174,7 +174,7 @@ async def test_a_turn_whose_image_is_gone_is_trained_again(
         said = [{"role": "user", "content": text}, {"role": "assistant", "content": "fine"}]
         await world.reply({"messages": [*said, {"role": "user", "content": "So?"}]})
         assert world.sampler.params[-1].images == ()
-        assert world.column("untrained_because") == [PICTURED, None]
+        assert world.column("reason") == [Reason.IMAGES, None]
 
 
 @pytest.mark.parametrize("images", ["serve", "train"])
@@ -201,7 +201,7 @@ async def test_images_that_train_are_kept_with_their_turns(
         assert [first.images, second.images] == shown_to
         assert [len(turn.images) for turn in (first, second)] == [1, 2]
         assert len(first.completion.topk_ids) == len(first.completion.tokens)
-        assert world.column("untrained_because") == [None, None]
+        assert world.column("reason") == [None, None]
         assert len(world.ledger._db.rows("SELECT id FROM images")) == 2
         # Of what is not trained none is kept.
         await world.reply({"messages": [shown(picture(32, 32))], "temperature": 0.5})
@@ -223,16 +223,16 @@ async def test_images_of_others_are_shown_and_not_trained(tmp_path: Path, seeing
     asked = shown(ONE, f"What?{runtime()}")
     cases: list[tuple[list[Any], str | None]] = [
         ([asked, looked, result | {"content": shown(TWO, "so")["content"]}], None),
-        (by(ANN), NOT_THEIRS),
-        (by(BOB), NOT_THEIRS),
-        (by(BOB, answered, then), NOT_THEIRS),
+        (by(ANN), Reason.OTHERS_IMAGE),
+        (by(BOB), Reason.OTHERS_IMAGE),
+        (by(BOB, answered, then), Reason.OTHERS_IMAGE),
     ]
     owners = [f"telegram:{ANN}"]
     async with gateway(tmp_path, seeing, sees=True, images="train", owners=owners) as world:
         for messages, why in cases:
             said = [{"role": "system", "content": SYSTEM}, *messages]
             await world.reply({"messages": said, "tools": TOOLS})
-            assert world.column("untrained_because")[-1] == why, messages
+            assert world.column("reason")[-1] == why, messages
         assert [len(turn.images) for turn in world.turns()] == [2, 0, 0, 0]
 
 

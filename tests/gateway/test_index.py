@@ -18,6 +18,7 @@ from tinker_claw.gateway import index as index_module
 from tinker_claw.gateway.index import FORGOTTEN, STREAM_TOKENS, ConversationIndex, Stream
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.served import Identity
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Message, Reply
 
 HOUR = 3600.0
@@ -113,7 +114,7 @@ def test_a_closed_session_leaves_memory_and_is_found_in_the_ledger(ledger: Ledge
     link = index.find(session, Conversation.of(ANSWERED))
     assert link is not None
     assert (link.turn_id, link.stream) == (turn, None)
-    ledger.turns.refuse(turn, "settled")
+    ledger.turns.refuse(turn, TurnRefusal("settled"))
     assert index.find(session, Conversation.of(ANSWERED)) is None
 
 
@@ -122,7 +123,7 @@ def test_a_turn_behind_those_that_were_hung_up_on_is_found(ledger: Ledger) -> No
     said = {"history": Conversation.of(FIRST).digests, "reply_digest": reply_digest(Reply("yo"))}
     turn = ledger.turns.add(new_turn(ledger, **said))
     for _ in range(3):
-        ledger.turns.add(new_turn(ledger, untrained_because="the client hung up"))
+        ledger.turns.add(new_turn(ledger, untrained_because=Reason.HUNG_UP))
     link = index.find(index.session("me", named("s")), Conversation.of(ANSWERED))
     assert link is not None
     assert link.turn_id == turn

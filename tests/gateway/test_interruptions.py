@@ -28,6 +28,7 @@ from tests.support.fakes import Script
 from tests.support.gateways import gateway, spell
 from tests.support.terminals import Terminal, on_a_terminal
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import Tokens
 
 pytestmark = [
@@ -205,7 +206,7 @@ async def test_a_correction_behind_an_interruption_reaches_the_reply_that_it_mea
         with started(home, world.url) as chat:
             await asyncio.to_thread(talk, chat)
 
-        turns, because = world.turns(), world.column("untrained_because")
+        turns, because = world.turns(), world.column("reason")
         asked = [turn.request_text for turn in turns]
         left = [] if when == "before its reply" else [STOPPED]
         assert asked == [HELLO, *left, CORRECTED, PRAISED]
@@ -218,6 +219,6 @@ async def test_a_correction_behind_an_interruption_reaches_the_reply_that_it_mea
             assert told[STOPPED] == CORRECTED
         elif when == "in its reply":  # Codex does not keep what it has shown of it
             assert told[STOPPED] in (CORRECTED, None)
-            assert because == [None, "the client hung up", None, None]
+            assert because == [None, Reason.HUNG_UP, None, None]
         assert len({turn.session_id for turn in turns}) == 1
         assert set(world.column("lost")) == {None}

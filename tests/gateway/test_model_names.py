@@ -35,7 +35,7 @@ async def test_a_name_is_the_model_if_the_settings_say_so(
     async with gateway(tmp_path, renderer, models=NAMES) as world:
         answers = [await asked(world, path, name) for name in names]
         assert answers == [200, 200, 200, 404, 404, 404]
-        assert world.column("untrained_because") == [None] * 3, "it is no version by name"
+        assert world.column("reason") == [None] * 3, "it is no version by name"
     async with gateway(tmp_path / "plain", renderer) as world:
         assert [await asked(world, path, name) for name in names[:3]] == [200, 404, 404]
 

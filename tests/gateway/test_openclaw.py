@@ -29,9 +29,9 @@ from tests.support.processes import product
 from tests.support.real_openclaw import LocalOpenClaw
 from tinker_claw.app.server import in_background
 from tinker_claw.cli.openclaw import TRIED
-from tinker_claw.gateway.request import UNASKED
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.served import RequestKind
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import Kind, NextState, SamplingParams, Tokens, Turn
 
 pytestmark = [
@@ -181,7 +181,7 @@ async def test_agent_hears_of_no_trouble_and_no_session_of_another(
         assert len(set(traces)) == 3
         assert {did[t.id][0] for t, _ in wait + trouble} == {RequestKind.USER}
         assert set(world.column("kind")) == {"main"}
-        assert set(world.column("untrained_because")) == {None}
+        assert set(world.column("reason")) == {None}
 
 
 SMALL = 32768
@@ -287,7 +287,7 @@ async def test_a_message_in_the_frame_of_a_queue_is_answered_and_unclear(
         assert world.column("asked_by") == ["owner", "owner", "unknown", "owner"]
         states = list(world.next_states().values())
         assert states == [NextState("user", old), None, NextState("user", "Thanks."), None]
-        assert world.column("untrained_because")[1] == "the client hung up"
+        assert world.column("reason")[1] == Reason.HUNG_UP
 
 
 WEBCHAT = {
@@ -425,8 +425,8 @@ async def test_thumbs_and_commands_judge_the_reply_before(
         calls = dict(zip(said, world.column("call"), strict=True))
         bare = {name for name, call in calls.items() if call == RequestKind.VERDICT}
         assert bare == {"thumb", "good"}
-        untrained = dict(zip(said, world.column("untrained_because"), strict=True))
-        assert {name for name, why in untrained.items() if why == UNASKED} == bare
+        untrained = dict(zip(said, world.column("reason"), strict=True))
+        assert {name for name, why in untrained.items() if why == Reason.RATING} == bare
         assert untrained["bad"] is None, "another try is a reply like any other"
         assert set(world.column("lost")) == {None}
         assert len({turn.session_id for turn in world.turns()}) == 1
@@ -449,7 +449,7 @@ async def test_agent_speaks_the_other_wires_too(
         assert read.role == "tool"
         assert NOTE in read.text
         assert (thanked, last) == (NextState("user", TALK[2]), None)
-        assert world.column("untrained_because") == [None] * 4
+        assert world.column("reason") == [None] * 4
 
 
 @asynccontextmanager

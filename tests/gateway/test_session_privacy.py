@@ -26,18 +26,18 @@ from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.secrets import SecretSearch
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.figures import read_overview
-from tinker_claw.ledger.outcome import read_prompt
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.ledger.samples import NO_GRADIENT
+from tinker_claw.ledger.turn_view import read_prompt
 from tinker_claw.privacy.marker import NEAR_MISS
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.why import Why
+from tinker_claw.turn_state import Reason, TurnRefusal
 
 SECRET = "sk-" + "q7Zk2Wm9Xv4Tb8Nc3Rd6"
 MARK = "quetzalcoatl"
-REASON = "holds a secret (API key)"
+REASON = ("private data", "a secret (API key)")
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ async def test_secret_of_the_user_is_in_no_row_and_no_tokens(world: World) -> No
     await world.ask(said, answer, "thanks")
     first, second = rows(world)
     for row in (first, second):
-        assert row["untrained_because"] == REASON
-        assert row["settled"] == 1
+        assert (row["reason"], row["detail"]) == REASON
+        assert row["state"] == "refused"
         assert row["prompt_tokens"] > 1100
         assert row["completion_tokens"] == len(spell(world.renderer, "fine"))
         assert (row["history"], row["reply_digest"], row["topk"]) == ("[]", "", 0)
@@ -97,7 +97,7 @@ async def test_secret_in_a_reply_reaches_the_user_and_nothing_else(world: World)
     world.say("fine")
     assert len(await world.events("which key?", reply, "thanks")) > 2
     first, second = rows(world)
-    assert (first["untrained_because"], second["untrained_because"]) == (REASON, REASON)
+    assert [(row["reason"], row["detail"]) for row in (first, second)] == [REASON, REASON]
     assert first["reply_text"] == "Your key is [redacted: API key]."
     assert world.next_states()[1] is not None, "it is still known what came next"
     assert nothing_of(SECRET, world)
@@ -114,8 +114,8 @@ async def test_secret_that_only_the_thinking_holds_is_found(world: World) -> Non
     await world.ask("go on", answer, result, tools=tools)
     assert SECRET not in world.renderer.decode(world.sampler.prompts[1])
     first, second = rows(world)
-    assert first["untrained_because"] == REASON
-    assert second["untrained_because"] is None
+    assert (first["reason"], first["detail"]) == REASON
+    assert second["reason"] is None
     assert not any(SECRET[5:15] in world.renderer.decode(t.prompt) for t in world.turns())
     assert nothing_of(SECRET, world)
 
@@ -139,7 +139,7 @@ async def test_secret_is_found_wherever_a_prompt_holds_it(world: World, place: s
     tools = [{"type": "function", "function": {"name": "run", "parameters": parameters}}]
     assert (await world.ask(*messages, tools=tools)).status_code == 200
     (row,) = rows(world)
-    assert str(row["untrained_because"]).startswith("holds a secret (")
+    assert str(row["detail"]).startswith("a secret (")
     assert nothing_of(SECRET, world)
 
 
@@ -158,7 +158,7 @@ async def test_secret_in_the_system_prompt_does_not_silence_its_session(world: W
     await world.ask(KEYED, HELLO)
     answer = {"role": "assistant", "content": "fine"}
     await world.ask(KEYED, HELLO, answer, {"role": "user", "content": "no, shorter"})
-    assert [row["untrained_because"] for row in rows(world)] == [None, None]
+    assert [row["reason"] for row in rows(world)] == [None, None]
     assert judgeable(world.ledger) == [1]
     assert ids_of(world, 1) == world.sampler.prompts[0], "to be trained it is needed whole"
     assert not world.ledger._db.rows("SELECT * FROM prompt_blocks"), "no other turn shares its ids"
@@ -178,7 +178,7 @@ async def test_ids_of_a_prompt_with_a_secret_go_with_the_end_of_its_turn(
     if end == "closed":
         ledger.turns.close([rows(world)[0]["session_id"]])
     elif end == "refused":
-        ledger.turns.refuse(1, Why.NOTHING.says())
+        ledger.turns.refuse(1, TurnRefusal(Reason.EMPTY))
     else:
         sample = ledger.samples.add(1, 1.0, None)
         assert ids_of(world, 1) == world.sampler.prompts[0], "it is in the queue"
@@ -191,7 +191,7 @@ async def test_ids_of_a_prompt_with_a_secret_go_with_the_end_of_its_turn(
         else:
             ledger.samples.quarantine(sample)
     assert (ids_of(world, 1), ledger.turns.get(1).completion.tokens) == ((), ())
-    assert rows(world)[0]["settled"] == 1
+    assert rows(world)[0]["state"] in ("trained", "refused")
     assert ids_of(world, 2) == world.sampler.prompts[1], "and of no other"
 
 
@@ -202,11 +202,11 @@ async def test_a_reply_with_a_secret_of_the_system_prompt_is_not_trained(world: 
     world.say(f"Type {bare}, then Enter.", "fine")
     said = (await world.ask(keyed, HELLO)).json()["choices"][0]["message"]
     (row,) = rows(world)
-    assert row["untrained_because"] == "holds a secret of the system prompt"
+    assert row["detail"] == "a secret of the system prompt"
     assert row["reply_text"] == "Type [redacted: a secret of the system prompt], then Enter."
     answer = {"role": "assistant", "content": said["content"]}
     await world.ask(keyed, HELLO, answer, {"role": "user", "content": f"{bare}?"})
-    assert rows(world)[1]["untrained_because"] == "holds a secret of the system prompt"
+    assert rows(world)[1]["detail"] == "a secret of the system prompt"
     assert nothing_of(bare, world)
 
 
@@ -219,8 +219,8 @@ async def test_secret_in_a_file_that_the_harness_shows_is_as_in_the_system_promp
         response = await world.http.post("/messages", json=said, headers=CLAUDE)
         assert response.status_code == 200, response.text
     shown, typed = rows(world)
-    assert shown["untrained_because"] is None
-    assert str(typed["untrained_because"]).startswith("holds a secret")
+    assert shown["reason"] is None
+    assert str(typed["detail"]).startswith("a secret")
     assert SECRET.encode() not in written(world)
 
 
@@ -230,7 +230,7 @@ async def test_secret_in_what_came_next_leaves_the_turn_before_to_be_trained(
     await world.ask("hello")
     await world.ask("hello", "fine", f"no, with {SECRET}")
     before, after = rows(world)
-    assert (before["untrained_because"], after["untrained_because"]) == (None, REASON)
+    assert (before["reason"], after["reason"], after["detail"]) == (None, *REASON)
     state = world.next_states()[1]
     assert state is not None
     assert state.text == "no, with [redacted: API key]"
@@ -250,7 +250,7 @@ async def test_prompts_without_anything_are_kept_to_the_token(world: World) -> N
     (turn,) = world.turns()
     assert turn.prompt == world.sampler.prompts[0]
     assert turn.completion.tokens == spell(world.renderer, "fine")
-    assert rows(world)[0]["untrained_because"] is None
+    assert rows(world)[0]["reason"] is None
 
 
 async def test_header_makes_a_session_private(world: World) -> None:
@@ -306,7 +306,7 @@ async def test_something_near_the_line_is_private_and_is_said(world: World, line
     assert ["  private: near misses, 1 time since the start", f"    {NEAR_MISS}"] == lines[1:3]
     board = await asyncio.to_thread(read_overview, world.ledger.path.parent, 16)
     assert board["private_sessions"] == 1
-    assert "1 session, 1 of them private now" in "\n".join(lines_of(board))
+    assert "1 session · 1 private" in "\n".join(lines_of(board))
     await world.ask("/private off", headers=named)
     await world.ask("what does /private do?", headers={"X-Session-Id": "other"})
     assert len(rows(world)) == 2, "where it ends, and where the word is asked about"
@@ -339,12 +339,12 @@ async def test_private_off_ends_it_and_the_past_is_not_trained(world: World) -> 
     await world.ask(*said, "fine", "thanks")
     first, second = rows(world)
     for row in (first, second):
-        assert row["untrained_because"] == "its prompt holds what was said in private"
+        assert row["reason"] == Reason.AFTER_PRIVATE
         assert (row["prompt"], row["blocks"], row["history"]) == (b"\0", b"", "[]")
     assert second["request_text"] == "thanks"
     assert nothing_of(MARK, world)
     await world.ask("something else")
-    assert rows(world)[-1]["untrained_because"] is None
+    assert rows(world)[-1]["reason"] is None
 
 
 @pytest.mark.parametrize(

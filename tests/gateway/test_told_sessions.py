@@ -14,12 +14,13 @@ from tests.support.gateways import World, chat, gateway
 from tests.support.openclaw import BOB, info, message
 from tinker_claw.gateway.lessons import MOST_TOKENS
 from tinker_claw.ledger.figures import read_overview
-from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, MOST, State, read_lessons
+from tinker_claw.ledger.lessons import MOST, State, read_lessons
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import LessonBlock, NextState, Vote, Wish
 from tinker_claw.wishes import FRAME
-from tinker_claw.words import facts
+from tinker_claw.words import run_fields
 
 PLAIN = "Write plain sentences without lists."
 SYSTEM = {"role": "system", "content": "Be kind."}
@@ -206,8 +207,8 @@ async def test_the_first_time_that_a_lesson_is_told_is_said(
         assert [(one["lesson"], one["session"]) for one in first] == [(1, 2)]
         (lesson,) = read_lessons(world.ledger._db, None)
         assert lesson["first"] == world.turns()[-2].id
-        lines = dict(facts(read_overview(tmp_path, 16)))
-        assert lines["lessons"].startswith("1 told; lesson 1 for the first time in session 2")
+        lines = dict(run_fields(read_overview(tmp_path, 16)))
+        assert lines["lessons"] == "1 in prompts · 0 practised · lesson 1 first in session 2"
 
 
 async def test_private_sessions_make_no_lesson(tmp_path: Path, renderer: Renderer) -> None:
@@ -270,7 +271,7 @@ async def test_forgetting_the_source_takes_the_lesson_and_its_words(
         now = world.ledger.turns.get(told.id)
         assert (now.lesson_block, now.hint_at) == (LessonBlock((), 0, 0), None)
         assert now.prompt == told.lesson_block.without(told.prompt)
-        assert world.column("untrained_because")[-1] == FORGOTTEN_LESSON
+        assert world.column("reason")[-1] == Reason.FORGOTTEN_LESSON
         await world.ask("New?", "fine", "More?", **named("later"))
         assert world.turns()[-1].lesson_block is None
     with sqlite3.connect(tmp_path / "ledger.sqlite3") as raw:
@@ -293,9 +294,9 @@ async def test_what_the_judge_takes_for_a_wish_is_told_once_it_is_kept(
             assert lesson.state is State.CANDIDATE
         await world.ask("New?", **named("second"))
         assert world.turns()[-1].lesson_block is None
-        lines = dict(facts(read_overview(tmp_path, 16)))
-        assert lines["wish"] == "hold lesson 1 in later sessions? `tinker-claw lessons keep 1`"
+        lines = dict(run_fields(read_overview(tmp_path, 16)))
+        assert lines["wish"] == "keep lesson 1 for later sessions: `tinker-claw lessons keep 1`"
         world.ledger.lessons.rule("keep", None, 1)
         await world.ask("New?", **named("third"))
         assert world.turns()[-1].lesson_block is not None
-        assert "wish" not in dict(facts(read_overview(tmp_path, 16)))
+        assert "wish" not in dict(run_fields(read_overview(tmp_path, 16)))

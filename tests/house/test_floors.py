@@ -20,7 +20,7 @@ FLOORS = {
     "tinker_claw.evidence": 0,
     "tinker_claw.retry": 0,
     "tinker_claw.files": 0,
-    "tinker_claw.why": 0,
+    "tinker_claw.turn_state": 0,
     "tinker_claw.privacy": 0,
     "tinker_claw.connections": 1,
     "tinker_claw.images": 1,

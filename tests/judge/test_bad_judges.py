@@ -34,8 +34,9 @@ from tinker_claw.errors import JudgeError
 from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint
 from tinker_claw.ledger.database import FILE
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.jobs import SET_ASIDE, TRIES
+from tinker_claw.ledger.jobs import TRIES
 from tinker_claw.retry import Backoff
+from tinker_claw.turn_state import Reason
 
 NEVER = Backoff(1e6, 1e6)
 
@@ -142,7 +143,7 @@ async def test_once_learning_has_ended_the_judge_is_asked_for_lessons_only(
 
 FAILED = "SELECT tries FROM jobs"
 SAMPLES = "SELECT COUNT(*) FROM samples"
-ASIDE = f"SELECT COUNT(*) FROM turns WHERE untrained_because = '{SET_ASIDE}'"
+ASIDE = f"SELECT COUNT(*) FROM turns WHERE reason = '{Reason.UNJUDGED}'"
 
 
 def talk(running: Running, session: str, said: str) -> None:

@@ -51,7 +51,7 @@ ROOMS = (
     "tinker_claw/learner/judging.py",
     "tinker_claw/learner/practice.py",
     "tinker_claw/ledger/versions.py",
-    "tinker_claw/ledger/outcome.py",
+    "tinker_claw/ledger/turn_view.py",
     "tinker_claw/served.py",
     "tinker_claw/words.py",
     "tinker_claw/files.py",

@@ -16,10 +16,11 @@ from tinker_claw.learner.batch import FILL_S, Choice, choose
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.figures import read_overview
-from tinker_claw.ledger.outcome import read_run, read_turn
-from tinker_claw.ledger.samples import KEPT_BASELINE, NO_GRADIENT, Waiting, ready
+from tinker_claw.ledger.samples import KEPT_BASELINE, Waiting, ready
+from tinker_claw.ledger.turn_view import read_turn
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import Judge
-from tinker_claw.words import facts, outcome
+from tinker_claw.words import run_fields
 
 NOW = 1e9
 
@@ -289,7 +290,7 @@ async def content(w: World, count: int) -> list[int]:
 async def trained(w: World) -> set[int]:
     await w.version(1)
     assert len(w.trainer.steps) == 1
-    return {*w.ledger.samples._db.column("SELECT turn_id FROM samples WHERE state = 'trained'")}
+    return {*w.ledger.samples._db.column("SELECT id FROM turns WHERE state = 'trained'")}
 
 
 async def test_accepted_replies_make_no_step_and_are_the_baseline_of_a_rejection(
@@ -299,11 +300,11 @@ async def test_accepted_replies_make_no_step_and_are_the_baseline_of_a_rejection
         turns = await content(w, 20)
         assert (w.trainer.steps, w.ledger.samples.waiting()) == ([], 20)
         with reading(tmp_path / FILE) as rows:
-            turn, run = read_turn(rows, turns[-1]), read_run(rows, 16)
+            turn = read_turn(rows, turns[-1])
         assert turn is not None
-        assert "waits for a rejection, a hint or a rating" in outcome(turn, run)
-        line = dict(facts(read_overview(tmp_path, 16)))["next step"]
-        assert line.startswith("0 of 16 samples; 20 more wait: a step needs a rejection, a hint")
+        assert "with a rejection, a hint or a rating beside it" in turn.outcome
+        line = dict(run_fields(read_overview(tmp_path, 16)))["next step"]
+        assert line.startswith("0 of 16 samples · 20 more wait")
         wrong = w.turn("NO, HOW it should be")
         assert await trained(w) == {*turns[-15:], wrong}, "the newest"
 
@@ -321,8 +322,8 @@ async def test_the_newest_of_the_baseline_are_kept(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=16) as w:
         turns = await content(w, KEPT_BASELINE + 44)
         await w.until(lambda: w.ledger.samples.waiting() == KEPT_BASELINE)
-        expired = w.ledger.samples._db.rows(
-            "SELECT turn_id, expired_because FROM samples WHERE state = 'expired'"
-        )
-        assert {tuple(row) for row in expired} == {(turn, NO_GRADIENT) for turn in turns[:44]}
+        expired = w.ledger.samples._db.rows("SELECT id, reason FROM turns WHERE state = 'refused'")
+        assert {tuple(row) for row in expired} == {
+            (turn, Reason.NOTHING_BETTER) for turn in turns[:44]
+        }
         assert w.trainer.steps == []

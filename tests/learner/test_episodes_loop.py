@@ -19,11 +19,12 @@ from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.decline import SIZE
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.figures import read_overview
-from tinker_claw.ledger.groups import LIMIT_S, NO_OUTCOME
-from tinker_claw.ledger.outcome import read_run, read_turn
-from tinker_claw.ledger.samples import KEPT_BARE, NO_GRADIENT
+from tinker_claw.ledger.groups import LIMIT_S
+from tinker_claw.ledger.samples import KEPT_BARE
+from tinker_claw.ledger.turn_view import read_turn
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import Attempt, NextState, Tokens
-from tinker_claw.words import facts, outcome
+from tinker_claw.words import run_fields
 
 FAR = 2**31
 """Batch size that is never reached."""
@@ -39,6 +40,7 @@ def last(w: World, session: str, tokens: Tokens = (7, 8)) -> int:
     turn = w.turn("", session=session, tokens=tokens)
     with w.ledger.turns._db.transaction() as tx:
         tx.execute("DELETE FROM next_states WHERE turn_id = ?", (turn,))
+        tx.execute("UPDATE turns SET state = 'waiting' WHERE id = ?", (turn,))
     return turn
 
 
@@ -49,7 +51,9 @@ def end(w: World, session: str, score: float) -> None:
 
 
 def why(w: World) -> set[str | None]:
-    rows = w.ledger._db.rows("SELECT expired_because FROM samples WHERE state = 'expired'")
+    rows = w.ledger._db.rows(
+        "SELECT reason FROM turns JOIN samples ON turn_id = turns.id WHERE state = 'refused'"
+    )
     return {row[0] for row in rows}
 
 
@@ -66,7 +70,9 @@ async def test_group_of_two_trains_when_its_second_outcome_comes(tmp_path: Path)
         end(w, "b", 0.0)
         await w.version(1)
         assert w.says.asked == 2, "of each first step"
-        rows = w.ledger._db.rows("SELECT reward, state FROM samples ORDER BY turn_id")
+        rows = w.ledger._db.rows(
+            "SELECT reward, state FROM samples JOIN turns ON turns.id = turn_id ORDER BY turn_id"
+        )
         assert [tuple(row) for row in rows] == [
             (2.0, "trained"),
             (1.0, "trained"),
@@ -93,7 +99,9 @@ async def test_outcomes_alone_reward_steps_where_so_set_and_the_judge_is_not_ask
         end(w, "b", -1.0)
         await w.version(1)
         assert w.says.asked == 0
-        rows = w.ledger._db.rows("SELECT reward, state FROM samples ORDER BY turn_id")
+        rows = w.ledger._db.rows(
+            "SELECT reward, state FROM samples JOIN turns ON turns.id = turn_id ORDER BY turn_id"
+        )
         assert [tuple(row) for row in rows] == [(1.0, "trained")] * 2 + [(-1.0, "trained")] * 2
         w.turn("YES", session="a conversation")
         await w.settled()
@@ -144,7 +152,7 @@ async def test_time_limit_ends_a_group_by_itself(tmp_path: Path) -> None:
         assert sample_counts(w.ledger).get("held") == 2
         await w.version(1)
         assert sample_counts(w.ledger)["trained"] == 2
-        assert w.why_refused(3) == NO_OUTCOME
+        assert w.why_refused(3) == Reason.NO_OUTCOME
 
 
 async def test_learning_that_is_held_does_not_look_for_a_batch_without_end(tmp_path: Path) -> None:
@@ -192,7 +200,7 @@ async def test_batch_in_which_nothing_is_better_expires_by_name_and_learning_goe
             last(w, f"s{n}")
             end(w, f"s{n}", 0.0)
         await w.until(lambda: sample_counts(w.ledger)["expired"] == 4)
-        assert why(w) == {NO_GRADIENT}
+        assert why(w) == {Reason.NOTHING_BETTER}
         assert w.trainer.steps == []
         for said in ("YES", "NO", "YES", "NO"):
             w.turn(said)
@@ -250,16 +258,15 @@ async def test_rejections_without_a_hint_wait_for_a_better_reply_and_the_newest_
         await w.settled()
         w.learner.wake()
         await w.until(lambda: sample_counts(w.ledger)["expired"] == 3)
-        assert why(w) == {NO_GRADIENT}
+        assert why(w) == {Reason.NOTHING_BETTER}
         assert (w.trainer.steps, w.ledger.samples.waiting()) == ([], KEPT_BARE)
         with reading(tmp_path / FILE) as rows:
             turn = read_turn(rows, turns[-1])
             assert turn is not None
-            told = outcome(turn, read_run(rows, 4))
-        assert "waits for a better reply to be compared with" in told
-        line = dict(facts(read_overview(tmp_path, 4)))["next step"]
-        assert line.startswith(f"0 of 4 samples; {KEPT_BARE} more wait: ")
-        assert "rejections without a hint" in line
+            told = turn.outcome
+        assert "with a better reply beside it" in told
+        line = dict(run_fields(read_overview(tmp_path, 4)))["next step"]
+        assert line.startswith(f"0 of 4 samples · {KEPT_BARE} more wait")
         w.turn("YES")
         await w.version(1)
         assert w.ledger.samples.waiting() == KEPT_BARE - 3, "three went with the accepted one"

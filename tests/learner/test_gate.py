@@ -24,6 +24,7 @@ from tests.support.scripted_users import demo_run
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.estimate import GATE_TOKENS
 from tinker_claw.billing.prices import Price
+from tinker_claw.cli.explain import explained
 from tinker_claw.config.canaries import in_force, read
 from tinker_claw.config.load import load
 from tinker_claw.errors import (
@@ -46,12 +47,12 @@ from tinker_claw.learner.gate import (
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.figures import read_overview
-from tinker_claw.ledger.outcome import read_run, read_turn
 from tinker_claw.ledger.versions import VoidStepError
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.switches import Decides
 from tinker_claw.shipped import CANARIES, DEMO_CANARIES, MODEL_DIR
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import (
     Adam,
     Charge,
@@ -65,7 +66,6 @@ from tinker_claw.types import (
     Usage,
     uncharged,
 )
-from tinker_claw.words import outcome
 
 # What is a loss
 
@@ -309,11 +309,9 @@ async def test_version_that_lost_something_answers_nobody_and_its_batch_is_set_a
         await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 4)
         assert w.policy.current is first
         with reading(w.ledger.path) as rows:
-            turn = read_turn(rows, 1)
-            assert turn is not None
-            told = outcome(turn, read_run(rows, 4))
-        assert "set aside. Step 1 with it was void: the gate refused the version" in told
-        assert "failed" not in told
+            told = " ".join(" ".join(explained(rows, 1, text=False)).split())
+        assert Reason.STEPS_FAILED in told
+        assert "step 1 void: the gate refused the version" in told
         (said,) = errors(w)
         assert said is not None
         assert said.startswith("the gate refused the version: right replies to canaries are 1.00")

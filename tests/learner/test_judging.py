@@ -24,15 +24,16 @@ from tinker_claw.learner.judging import UNREADABLE, Breaker
 from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.ledger.database import FILE, Rows, reading
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.jobs import SET_ASIDE, TRIES
+from tinker_claw.ledger.jobs import TRIES
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import read_contents, read_run, read_turn
 from tinker_claw.ledger.prune import from_turn
+from tinker_claw.ledger.turn_view import read_contents, read_turn
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Charge, Message, NextState, Verdict, uncharged
-from tinker_claw.words import VERDICT, tell
+from tinker_claw.words import turn_fields
 
 NEVER = Backoff(1e6, 1e6)
 LONG = Backoff(600, 600)
@@ -66,9 +67,7 @@ class Moody(Says):
 
 
 def set_aside(w: World) -> list[int]:
-    found = w.ledger._db.rows(
-        "SELECT id FROM turns WHERE untrained_because = ? ORDER BY id", SET_ASIDE
-    )
+    found = w.ledger._db.rows("SELECT id FROM turns WHERE reason = ? ORDER BY id", Reason.UNJUDGED)
     return [row["id"] for row in found]
 
 
@@ -274,15 +273,15 @@ async def test_command_takes_up_what_was_set_aside(
 
     capsys.readouterr()
     _, explained = told("explain", str(bad[0]))
-    assert f"It is not trained: {SET_ASIDE}." in explained
-    assert "The last try to judge it failed: | As an AI, I would rather not." in explained
+    assert f"not trained: {Reason.UNJUDGED}" in explained
+    assert "failed 3 of 3 tries to judge it | As an AI, I would rather not." in explained
     _, short = told("explain", str(bad[0]), "--no-text")
     assert "As an AI" not in short
     assert told("rejudge", str(bad[1])) == (
         0,
         f"Judged again when the gateway is started: turn {bad[1]}.",
     )
-    assert "It waits for the judge." in told("explain", str(bad[1]))[1]
+    assert "outcome waits for the judge" in told("explain", str(bad[1]))[1]
     status, said = told("rejudge", str(gone), str(bad[1]))
     assert status == 2
     assert f"not set aside, or its words are gone: turn {bad[1]}, turn {gone}" in said
@@ -453,7 +452,7 @@ async def test_oldest_turn_is_judged_first(tmp_path: Path) -> None:
 
     async with world(tmp_path, endpoint=Noting(), running=False) as w:
         for _ in range(6):
-            w.ledger.turns.refuse(w.turn("YES"), "a test says so")
+            w.ledger.turns.refuse(w.turn("YES"), TurnRefusal("a test says so"))
         w.turn("YES seventh")
         w.turn("YES eighth")
         judging = asyncio.create_task(w.judging.run())
@@ -479,8 +478,7 @@ async def test_a_denied_call_is_a_tool_s_rejection_and_no_judge_is_asked(tmp_pat
         assert w.ledger.samples.waiting() == 1
         with reading(tmp_path / FILE) as rows:
             told = "\n".join(one for turn in (no, stopped) for one in verdict_of(rows, turn))
-        assert "says that you denied the call: the verdict is -1 (bad)." in told
-        assert "says that you stopped the run: the verdict is 0 (neutral)." in told
+        assert told == "-1 by the agent's program\n0 by the agent's program"
 
 
 async def test_judge_gets_and_leaves_only_redacted_text(tmp_path: Path) -> None:
@@ -509,8 +507,9 @@ async def test_judge_gets_and_leaves_only_redacted_text(tmp_path: Path) -> None:
 
 
 def verdict_of(rows: Rows, turn_id: int) -> list[str]:
-    """Sentences on a turn's verdict."""
+    """Values of the fields on a turn's verdict."""
     turn, known = read_turn(rows, turn_id), read_contents(rows, turn_id)
     assert turn is not None
     assert known is not None
-    return [one.sentence for one in tell(turn, known, read_run(rows, 4, sure=True))[VERDICT]]
+    names = ("verdict", "hint", "teacher", "failed")
+    return [field.value for field in turn_fields(turn, known) if field.name in names]

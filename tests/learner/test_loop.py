@@ -25,6 +25,7 @@ from tinker_claw.learner.recovery import restore
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Sampler
 from tinker_claw.retry import Backoff
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import (
     HintScores,
     LossPass,
@@ -87,7 +88,7 @@ async def test_failed_teacher_leaves_the_reward_and_says_why(tmp_path: Path, met
         w.base.fail_logprobs = 1
         failed = w.turn("NO, HOW it should be")
         await w.settled()
-        why = "the teacher could not score it: scoring fails, as told"
+        why = f"{Reason.UNSCORED}: scoring fails, as told"
         assert w.untaught(failed) == (why if method == "combine" else None)
         assert w.why_refused(failed) == (None if method == "combine" else why)
         assert [s.reward for s in w.ledger.samples.oldest(9)] == (

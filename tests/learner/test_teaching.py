@@ -14,8 +14,8 @@ from tests.support.ledger import sample_counts
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.judgements import BEHIND_HINTS
 from tinker_claw.policy import Sampler
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import Charge, Images, Message, TokenLogprobs, Tokens, Verdict, uncharged
-from tinker_claw.why import Why
 
 ENOUGH = 99
 """Batch size that no test here reaches, so that no step is taken."""
@@ -163,7 +163,7 @@ async def test_a_hint_that_is_too_long_leaves_the_reward(tmp_path: Path, method:
     async with world(tmp_path, method=method, endpoint=Long(), batch_size=ENOUGH) as w:
         turn = w.turn("NO, HOW it should be")
         await w.settled()
-        why = "what its teacher would be told does not fit: it has more than 256 tokens"
+        why = f"{Reason.UNFIT_HINT}: it has more than 256 tokens"
         assert w.untaught(turn) == (why if method == "combine" else None)
         assert w.why_refused(turn) == (None if method == "combine" else why)
         assert w.base.scored == []
@@ -199,7 +199,7 @@ async def test_hints_that_the_model_seldom_follows_are_not_taught(tmp_path: Path
         assert len(w.base.scored) == scored, "nobody is asked, and nothing is billed"
         sample = next(one for one in w.ledger.samples.oldest(100) if one.turn_id == bad)
         assert (sample.teacher, sample.reward) == (None, -1)
-        assert w.untaught(bad) == Why.UNFOLLOWED_HINTS.words
+        assert w.untaught(bad) == Reason.UNFOLLOWED_HINTS
         w.turn("NO, HOW it should be", user="other")
         await w.settled()
         assert len(w.base.scored) == scored + 1
@@ -282,7 +282,7 @@ async def test_end_token_is_not_distilled_where_the_teachers_choice_is_out_of_re
         await w.settled()
         (sample,) = w.ledger.samples.oldest(ENOUGH)
         assert (sample.teacher is not None, sample.reward) == (taught, -1)
-        assert w.untaught(turn) == (None if taught else Why.UNREACHED_END.words)
+        assert w.untaught(turn) == (None if taught else Reason.ENDLESS_HINT)
 
 
 @pytest.mark.parametrize(("k", "taught"), [(0, True), (4, False)])

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.support.ledger import judgeable, new_turn, postpone, sample_counts
 from tests.support.stories import Told
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.lessons import FORGOTTEN_LESSON
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.ledger.samples import NO_GRADIENT
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import LessonBlock as Lessons
 from tinker_claw.types import NextState, Vote, Wish
 
@@ -90,7 +90,7 @@ class Life:
         counts = sample_counts(self.ledger)
         assert counts["trained"] == (self.trained is not None), "once at most"
         if counts["trained"]:
-            (kept,) = self.ledger._db.rows("SELECT reward FROM samples WHERE state = 'trained'")
+            (kept,) = self.ledger._db.rows("SELECT reward FROM samples WHERE step_id IS NOT NULL")
             assert kept["reward"] == self.trained
         elif counts["queued"] and self.step is None:
             assert self.ledger.samples.oldest(1)[0].reward == verdict.value, "never a stale one"
@@ -109,11 +109,11 @@ def test_no_order_trains_twice_or_on_what_was_taken_back(deeds: list[Deed]) -> N
 
 def test_no_order_takes_a_reason_from_what_can_never_be_trained(tmp_path: Path) -> None:
     ledger = Told(tmp_path).ledger
-    turn = ledger.turns.add(new_turn(ledger, "s", untrained_because="the client hung up"))
+    turn = ledger.turns.add(new_turn(ledger, "s", untrained_because=Reason.HUNG_UP))
     for score in (1.0, -1.0, 0.0):
         answer = ledger.feedback.give("me", About("turn", turn), Feedback(score))
         assert answer is not None
-        assert answer.unused == "the client hung up"
+        assert answer.unused == Reason.HUNG_UP
     assert judgeable(ledger) == []
     ledger.close()
 
@@ -127,7 +127,7 @@ def test_feedback_on_an_expired_reply_says_why_it_has_expired(tmp_path: Path) ->
     ledger.samples.quarantine(sample)  # it came too late
     answer = ledger.feedback.give("me", About("turn", turn), Feedback(1.0))
     assert answer is not None
-    assert answer.unused == NO_GRADIENT
+    assert answer.unused == Reason.NOTHING_BETTER
     ledger.close()
 
 
@@ -148,7 +148,7 @@ def test_nothing_trains_a_reply_whose_lesson_was_taken_out_of_its_prompt(
     ledger.judgements.add(queued, value=1, **none)
     ledger.samples.add(queued, 1, None)
     ledger.judgements.add(neutral, value=0, **none)
-    ledger.turns.refuse(neutral, "neutral verdict")
+    ledger.turns.refuse(neutral, TurnRefusal("neutral verdict"))
     ledger.turns.add_next_state(aside, NextState("user", "thanks"))
     postpone(ledger, aside, "?", last=True)
     trained = story.judged("other", 1, told=told)
@@ -160,6 +160,6 @@ def test_nothing_trains_a_reply_whose_lesson_was_taken_out_of_its_prompt(
     for turn in (queued, neutral, aside):
         answer = ledger.feedback.give("me", About("turn", turn), Feedback(1.0))
         assert answer is not None
-        assert answer.unused == FORGOTTEN_LESSON
+        assert answer.unused == Reason.FORGOTTEN_LESSON
     assert judgeable(ledger) == []
     ledger.close()

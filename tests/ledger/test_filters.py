@@ -29,7 +29,7 @@ def fits(turn: dict[str, Any], wanted: Filter) -> bool:
         wanted.user in (None, turn["user"])
         and wanted.kind in (None, turn["kind"])
         and (wanted.verdict is None or (turn["judged"] and wanted.verdict == verdict))
-        and wanted.trained in (None, turn["sample"] == "trained")
+        and wanted.trained in (None, turn["state"] == "trained")
         and turn["id"] < (wanted.before or TURNS + 1)
     )
 

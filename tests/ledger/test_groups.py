@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +24,13 @@ from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import count_outcomes, read_run, turns_where
-from tinker_claw.ledger.turns import OVER
+from tinker_claw.ledger.turn_view import count_outcomes, read_contents, turns_where
 from tinker_claw.ledger.views import Filter, read
 from tinker_claw.methods.base import BINARY
 from tinker_claw.methods.passes import BatchItem, reward_parts
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Attempt, NextState, PolicyVersion
-from tinker_claw.words import of_episode, outcome
+from tinker_claw.words import turn_fields
 
 SOON, LATE = 0.0, 10 * LIMIT_S
 """Times of looking at a ledger, in seconds since the newest row."""
@@ -81,14 +82,9 @@ class Told:
 
     def words(self) -> set[str]:
         """States of the turns; both ways to read them agree."""
-        run = read_run(self.ledger._db, 16)
         turns = turns_where(self.ledger._db, "ORDER BY turns.id")
-        told = [turn.outcome for turn in turns]
-        for turn in turns:
-            assert turn.outcome in outcome(turn, run)
         counted = count_outcomes(self.ledger._db)
-        assert counted == {word: told.count(word) for word in counted}
-        assert counted.total() == len(turns)
+        assert counted == Counter(turn.reason or turn.outcome for turn in turns)
         return set(counted)
 
 
@@ -117,16 +113,16 @@ def test_step_reward_is_outcome_and_mean_of_valid_votes_once_the_group_is_whole(
         told.turn(key)
     told.look()
     assert told.queued() == {}
-    assert told.words() == {"waits for its outcome"}
+    assert told.words() == {"waits for an outcome", "waits for the next message"}
     told.end("a", 1.0)
     assert told.look().queued == 0
-    assert told.words() == {"waits for its outcome", "waits for its group"}
+    assert told.words() == {"waits for an outcome", "waits for the next message"}
     told.end("b", -0.5)
     assert told.look().queued == 4
     assert told.queued() == pytest.approx(
         {("a", 0): 4 / 3, ("a", 1): 1.0, ("b", 0): -0.5 - 2 / 3, ("b", 1): -0.5}
     )
-    assert told.words() == {"waits for its step"}
+    assert told.words() == {"waits for a step"}
     assert [one.group for one in told.ledger.samples.queue()] == [1] * 4
     advantages = reward_parts(told.ledger.samples.oldest(99), Training())
     assert advantages == pytest.approx([1.0, -1.0, 1.0, -1.0])
@@ -140,9 +136,10 @@ def test_an_outcome_that_comes_too_late_is_not_told_as_the_one_that_counted(told
     late = Feedback(1.0, final=True)
     assert told.ledger.feedback.give("me", About("session", "a"), late).unused
     (turn,) = turns_where(told.ledger._db, "ORDER BY turns.id")
-    shown = " ".join(of_episode(turn))
-    assert "has the outcome -0.5" in shown
-    assert "its outcome alone: -0.5." in shown
+    contents = read_contents(told.ledger._db, turn.id)
+    assert contents is not None
+    fields = {field.name: field.value for field in turn_fields(turn, contents)}
+    assert fields["episode"] == "outcome -0.5 · reward -0.5"
 
 
 def test_reply_that_is_asked_for_again_moves_no_later_step(told: Told) -> None:
@@ -172,12 +169,9 @@ def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
     prepared = BINARY.prepare([BatchItem(one) for one in samples], Training())
     told.ledger.steps.keep(step, prepared.stored, None)
     told.ledger.steps.commit(step, told.version, state_ref="s", sampler_ref="p", metrics={})
-    text = " ".join(explained(rows, turns[0], Training(), text=True))
-    assert (
-        "Its session is an episode at task t, one of 2 of group g, and has the outcome +1." in text
-    )
-    assert "Reward of this reply, outcome and votes: +1.33." in text
-    assert "Token advantages: min +1.000, mean +1.000, max +1.000." in text
+    text = " ".join(explained(rows, turns[0], text=True))
+    assert "task t · group g · outcome +1 · reward +1.33" in text
+    assert "tokens +1.000 to +1.000" in text
     first, second = read(rows, "samples", Filter(), None)
     (reward,) = [column for column in COLUMNS["samples"] if column.name == "reward"]
     assert reward.value(first) == "+1.33"
@@ -192,8 +186,8 @@ def test_episode_of_no_group_goes_by_its_own_outcome_of_which_zero_is_one(told: 
     told.end("a", 0.0)
     told.look()
     assert told.queued() == {("a", 0): 0.0}
-    text = " ".join(explained(told.ledger._db, turn, Training(), text=True))
-    assert "Reward of this reply, its outcome alone: 0." in text
+    text = " ".join(explained(told.ledger._db, turn, text=True))
+    assert "outcome 0 · reward 0" in text
     (sample,) = told.ledger.samples.oldest(99)
     assert sample.bucket is None
 
@@ -287,7 +281,7 @@ def test_short_group_trains_after_the_limit_and_a_missing_outcome_is_none(told: 
     released = told.look(LIMIT_S)
     assert (released.queued, released.expired, released.look_at) == (4, 1, None)
     assert set(told.queued()) == {("a", 0), ("a", 1), ("c", 0), ("c", 1)}
-    assert told.words() == {"waits for its step", groups.NO_OUTCOME}
+    assert told.words() == {"waits for a step", Reason.NO_OUTCOME}
 
 
 def test_without_any_outcome_all_expire_by_name(told: Told) -> None:
@@ -297,7 +291,7 @@ def test_without_any_outcome_all_expire_by_name(told: Told) -> None:
     told.turn("alone")
     told.look(LATE)
     assert told.queued() == {}
-    assert told.words() == {groups.NO_OUTCOME}
+    assert told.words() == {Reason.NO_OUTCOME}
 
 
 def test_what_the_judge_has_in_hand_is_waited_for_whatever_the_limit_says(told: Told) -> None:
@@ -306,10 +300,10 @@ def test_what_the_judge_has_in_hand_is_waited_for_whatever_the_limit_says(told: 
     told.ledger.turns.add_next_state(turn, NextState("tool", "ok"))
     told.end("a", 1.0)
     assert told.look(LATE).queued == 0
-    told.ledger.turns.refuse(turn, "the teacher could not score it")
+    told.ledger.turns.refuse(turn, TurnRefusal(Reason.UNSCORED))
     told.turn("a")
     assert told.look().queued == 0
-    assert told.words() == {"the teacher could not score it", OVER}
+    assert told.words() == {Reason.UNSCORED, Reason.EPISODE_OVER}
 
 
 def test_what_comes_after_an_outcome_or_when_the_group_is_over_is_not_trained(told: Told) -> None:
@@ -321,7 +315,7 @@ def test_what_comes_after_an_outcome_or_when_the_group_is_over_is_not_trained(to
     told.begin("late", in_group(size=1))
     told.turn("late")
     assert set(told.queued()) == {("a", 0)}
-    assert told.words() == {"waits for its step", OVER}
+    assert told.words() == {"waits for a step", Reason.EPISODE_OVER}
 
 
 def test_turn_that_the_agent_did_not_go_on_from_holds_up_nobody(told: Told) -> None:
@@ -331,7 +325,7 @@ def test_turn_that_the_agent_did_not_go_on_from_holds_up_nobody(told: Told) -> N
     told.turn("a")
     told.end("a", 1.0)
     assert told.look().queued == 2
-    assert told.words() == {"waits for its step", groups.PASSED}
+    assert told.words() == {"waits for a step", Reason.NOT_CONTINUED}
 
 
 def test_steps_at_which_all_had_the_same_reward_are_no_part_of_a_batch(told: Told) -> None:
@@ -343,7 +337,7 @@ def test_steps_at_which_all_had_the_same_reward_are_no_part_of_a_batch(told: Tol
     released = told.look()
     assert (released.queued, released.expired) == (3, 3)
     assert {step for _, step in told.queued()} == {1}
-    assert groups.AGREED in told.words()
+    assert Reason.EQUAL_REWARDS in told.words()
 
 
 def test_group_that_is_too_large_for_a_step_expires_by_name(told: Told) -> None:
@@ -353,7 +347,7 @@ def test_group_that_is_too_large_for_a_step_expires_by_name(told: Told) -> None:
             told.judge(told.turn(key), (1,) if key == "a" else (-1,))
         told.end(key, 1.0)
     assert told.look(most=5).expired == 6
-    assert told.words() == {groups.TOO_LARGE}
+    assert told.words() == {Reason.LARGE_GROUP}
 
 
 def test_group_grows_old_as_one(told: Told) -> None:
@@ -372,10 +366,10 @@ def test_group_grows_old_as_one(told: Told) -> None:
     assert len(told.queued()) == 2
     assert told.ledger.samples.expire(2, 1) == 2
     assert told.queued() == {}
-    assert told.words() == {"its sample expired", groups.MATE_TOO_OLD}
+    assert told.words() == {Reason.TOO_OLD, Reason.BROKEN_GROUP}
     told.begin("c", in_group())
     told.turn("c")
-    assert OVER in told.words()
+    assert Reason.EPISODE_OVER in told.words()
 
 
 def test_group_that_grew_old_while_an_episode_ran_is_over_and_says_so(told: Told) -> None:
@@ -390,7 +384,7 @@ def test_group_that_grew_old_while_an_episode_ran_is_over_and_says_so(told: Told
     assert told.ledger.samples.expire(1, 0) == 2
     assert told.look().look_at is None, "it waits for nobody"
     told.turn("b")
-    assert told.words() == {"its sample expired", groups.MATE_TOO_OLD, OVER}
+    assert told.words() == {Reason.TOO_OLD, Reason.BROKEN_GROUP, Reason.EPISODE_OVER}
 
 
 def test_turn_that_is_judged_anew_after_its_episode_is_not_trained(told: Told) -> None:
@@ -402,7 +396,7 @@ def test_turn_that_is_judged_anew_after_its_episode_is_not_trained(told: Told) -
     told.look()
     assert told.ledger.jobs.take_up(None) == [turn]
     told.judge(turn, (1,))
-    assert told.words() == {OVER}
+    assert told.words() == {Reason.EPISODE_OVER}
     assert told.queued() == {}
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from tests.support.ledger import new_turn
 from tests.support.pictures import picture
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, learn
+from tinker_claw.ledger.lessons import learn
 from tinker_claw.ledger.prune import from_turn, in_session
-from tinker_claw.ledger.turns import OVER
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import LessonBlock, NextState, PlacedImage, Wish
 
 ONE, TWO = picture(96, 64, "JPEG"), picture(64, 128)
@@ -49,7 +49,7 @@ def test_nothing_is_kept_of_turns_that_are_not_trained(ledger: Ledger) -> None:
     for key, changes in (("side", {"untrained_because": "side"}), ("over", {})):
         turn = add(ledger, key, **changes)
         assert ledger.turns.get(turn).images == ()
-    assert OVER in ledger._db.column("SELECT untrained_because FROM turns")
+    assert Reason.EPISODE_OVER in ledger._db.column("SELECT reason FROM turns")
     assert files(ledger) == []
 
 
@@ -72,7 +72,7 @@ async def test_images_are_dropped_with_old_turns(ledger: Ledger) -> None:
     for n in range(10):
         image = PlacedImage(1, 6, large + bytes([n]), "png")
         turn = add(ledger, f"s{n}", prompt=PROMPT, images=(image,))
-        ledger.turns.refuse(turn, "neutral verdict")
+        ledger.turns.refuse(turn, TurnRefusal("neutral verdict"))
     assert ledger.live_bytes() > size + 10 * len(large)
     assert await ledger.trim(time.time() + 60) == 10
     assert files(ledger) == []
@@ -101,4 +101,4 @@ def test_without_a_lesson_the_images_stand_where_they_do(ledger: Ledger) -> None
     late = add(ledger, "late", prompt=(0, 5, 5, 5, *PROMPT[1:]), images=moved,
                told=LessonBlock((lesson,), 1, 3))  # fmt: skip
     assert ledger.turns.get(late).images == ()
-    assert FORGOTTEN_LESSON in ledger._db.column("SELECT untrained_because FROM turns")
+    assert Reason.FORGOTTEN_LESSON in ledger._db.column("SELECT reason FROM turns")

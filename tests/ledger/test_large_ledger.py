@@ -37,7 +37,7 @@ def test_prompts_come_back_and_old_turns_go_a_few_at_a_time(
     ledger = Ledger(measured[0])
     assert len(ledger.turns.get(TURNS).prompt) > SYSTEM
     with ledger._db.transaction() as tx:
-        tx.execute("UPDATE turns SET settled = 1, why = 20, untrained_because = 'side'")
+        tx.execute("UPDATE turns SET state = 'refused', reason = 'side turn'")
         tx.execute("UPDATE turns SET created_at = 1 WHERE id <= ?", (TURNS // 2,))
     size = ledger.live_bytes()
     assert asyncio.run(ledger.trim(before=2)) == TURNS // 2 - measured[1].forgotten_turns

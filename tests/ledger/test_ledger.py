@@ -28,6 +28,7 @@ from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger, holds_run
 from tinker_claw.ledger.versions import read_line, read_versions
+from tinker_claw.turn_state import TurnRefusal
 from tinker_claw.types import (
     HintScores,
     Kind,
@@ -116,7 +117,7 @@ def test_judgeable_is_what_has_a_next_state_and_is_not_settled(ledger: Ledger) -
     side = ledger.turns.add(new_turn(ledger, "x", kind=Kind.SIDE, untrained_because="side"))
     for turn in [*turns[1:], side]:
         ledger.turns.add_next_state(turn, NextState("user", "ok"))
-    ledger.turns.refuse(turns[2], "neutral verdict")
+    ledger.turns.refuse(turns[2], TurnRefusal("neutral verdict"))
     ledger.samples.add(turns[3], 1, None)
     assert judgeable(ledger) == [turns[1]]
 
@@ -405,8 +406,15 @@ def test_one_line_says_what_a_rollback_left_behind(ledger: Ledger) -> None:
         True,
     ]
     assert ledger.samples.expire(2, 9) == 1
-    state = dict(map(tuple, ledger._db.rows("SELECT id, state FROM samples")))
-    assert (state[by_newest], state[by_left]) == ("queued", "expired")
+    state = dict(
+        map(
+            tuple,
+            ledger._db.rows(
+                "SELECT samples.id, state FROM samples JOIN turns ON turns.id = turn_id"
+            ),
+        )
+    )
+    assert (state[by_newest], state[by_left]) == ("queued", "refused")
 
 
 def test_what_each_step_asks_takes_no_longer_in_a_long_ledger(

@@ -16,16 +16,16 @@ from tests.support.gateways import gateway
 from tests.support.ledger import COMPLETION, new_turn, sample_counts, step_counts, verdict_counts
 from tinker_claw.app.main import once
 from tinker_claw.cli.explain import explained
-from tinker_claw.config.settings import Keeping, Training
+from tinker_claw.config.settings import Keeping
 from tinker_claw.errors import ForgottenError, LedgerError
 from tinker_claw.ledger import prune
 from tinker_claw.ledger.database import WritingConnection, reading
 from tinker_claw.ledger.decline import _REPLIES
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import read_contents, read_turn
-from tinker_claw.ledger.prune import UNFOLLOWED
+from tinker_claw.ledger.turn_view import read_contents, read_turn
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import HintScores, NextState, PolicyVersion
 
 WORDS = "quetzalcoatl"
@@ -94,8 +94,8 @@ def test_what_is_done_with_goes_and_what_may_be_trained_stays(ledger: Ledger) ->
     assert len(ledger.turns.get(queued).prompt) == 5000
     assert ledger.turns.get(waits).completion == COMPLETION
     assert trim(ledger, before=time.time() + 1) == 0, "there is nothing more to do"
-    refusals = dict(tuple(r) for r in ledger._db.rows("SELECT id, untrained_because FROM turns"))
-    assert (refusals[ended], refusals[refused]) == (UNFOLLOWED, "side turn: recap")
+    refusals = dict(tuple(r) for r in ledger._db.rows("SELECT id, reason FROM turns"))
+    assert (refusals[ended], refusals[refused]) == (Reason.UNFOLLOWED, "side turn: recap")
     assert refusals[waits] is None
 
 
@@ -109,19 +109,17 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
     assert (sample_counts(ledger), verdict_counts(ledger), step_counts(ledger)) == figures
     with reading(ledger.path) as rows, rows.moment():
         view, known = read_turn(rows, turn), read_contents(rows, turn)
-        text = " ".join(explained(rows, turn, Training(), text=True))
+        text = " ".join(explained(rows, turn, text=True))
     assert view is not None
     assert known is not None
-    assert (view.prompt_tokens, view.completion_tokens, view.blanked) == (5000, 3, "dropped")
+    assert (view.prompt_tokens, view.completion_tokens, view.state) == (5000, 3, "trained")
     assert (known.request_text, known.reply_text, known.hints) == ("", "", [""])
-    assert (view.verdict, view.votes) == (-1, (-1, -1, -1))
-    assert view.sample is not None
-    assert (view.sample.state, view.sample.reward, view.sample.advantage) == ("trained", -1, -1)
+    assert (view.verdict, [answer["value"] for answer in known.answers]) == (-1, [-1, -1, -1])
+    assert (known.reward, known.advantage) == (-1, -1)
     assert known.advantages == (), "one of each token, whose probabilities were in it"
     assert known.completion.tokens == ()
-    assert "replied with 3 tokens" in text
-    assert "Its tokens are not in the ledger" in text
-    assert "It was trained in step 1" in text
+    assert "3 tokens · stop · tokens not kept" in text
+    assert "trained in step 1" in text
 
 
 def test_later_replies_are_compared_with_the_same_first_ones(ledger: Ledger) -> None:
@@ -138,7 +136,7 @@ def test_nothing_follows_a_turn_whose_words_are_gone(ledger: Ledger) -> None:
     step = ledger.steps.begin(0, [sample.id for sample in ledger.samples.oldest(1)])
     ledger.steps.commit(step, ledger.steps.version(0), state_ref="s1", sampler_ref="p1", metrics={})
     ledger.forget(prune.in_session("a", None))
-    assert ledger._db.one("SELECT blanked FROM turns WHERE id = ?", trained) == "forgotten"
+    assert ledger._db.one("SELECT state FROM turns WHERE id = ?", trained) == "forgotten"
     gone = add(ledger, "b")
     ledger.forget(prune.in_session("b", None))
     for turn in (trained, gone):
@@ -192,7 +190,9 @@ def test_a_turn_that_is_taken_up_again_meanwhile_is_not_dropped(ledger: Ledger) 
     class Interrupted(WritingConnection):
         def column(self, query: str, *values: Any) -> list[Any]:
             found = super().column(query, *values)
-            ledger._db.write("UPDATE turns SET settled = 0 WHERE id = ?", turns[-1])
+            ledger._db.write(
+                "UPDATE turns SET state = 'judging', reason = NULL WHERE id = ?", turns[-1]
+            )
             return found
 
     with closing(Interrupted(ledger.path)) as writer:

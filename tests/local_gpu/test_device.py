@@ -230,7 +230,7 @@ def test_the_product_serves_while_its_device_fails_and_blames_no_sample(tmp_path
         assert running.stop() == 0
     assert who.errors == []
     check(data, who.seen, batch_size=2)
-    assert one(data, "SELECT COUNT(*) FROM samples WHERE state = 'quarantined'") == 0
+    assert one(data, "SELECT COUNT(*) FROM turns WHERE reason = 'steps with it failed'") == 0
     void = read(data, "SELECT DISTINCT void > 1 FROM steps WHERE status = 'void'")
     assert [row[0] for row in void] == [1], "no sample is to blame"
 

@@ -23,7 +23,7 @@ from jinja2 import Environment, PackageLoader
 from pydantic import SecretStr
 from starlette.applications import Starlette
 
-from tests.support.ledger import COMPLETION, new_turn
+from tests.support.ledger import COMPLETION, new_turn, sample_counts
 from tinker_claw.config.settings import Training, User
 from tinker_claw.errors import UndoError
 from tinker_claw.gateway.auth import Keys
@@ -39,8 +39,9 @@ from tinker_claw.methods import BatchItem
 from tinker_claw.methods.base import BINARY
 from tinker_claw.page import read, routes
 from tinker_claw.page.charts import Point, curve
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Attempt, Kind, LessonBlock, NextState
-from tinker_claw.words import DEFINED, facts
+from tinker_claw.words import run_fields
 
 HOST = "http://127.0.0.1:30000"
 ANNA, ROOT_KEY = "anna-0123456789abcdef", "root-0123456789abcdef"
@@ -248,23 +249,23 @@ async def test_no_text_becomes_an_element_an_address_or_a_script(tmp_path: Path,
 async def test_reply_is_coloured_by_the_advantage_of_its_tokens(tmp_path: Path) -> None:
     async with page(tmp_path) as opened:
         up, down = (await opened.get("/turns/2")).text, (await opened.get("/turns/1")).text
-        assert 'class="up-' in up.split("What came next")[0].split("It replied")[1]
+        assert 'class="up-' in up.split("<dt>next")[0].split("<dt>reply")[1]
         assert re.search(r'class="down-\d" title="-', down)
         assert len(re.findall(r"<span[^>]* title=", up)) == len(COMPLETION.tokens)
         assert "> [end]</span></pre>" in up, "the stop token, which is no text"
         untrained = (await opened.get("/turns/9")).text
-        assert "title=" not in untrained.split("It replied")[1]
+        assert "title=" not in untrained.split("<dt>reply")[1]
 
 
 @pytest.mark.parametrize(
-    ("role", "named"), [("user", "The owner"), ("tool", "Its tools"), ("other", "Others")]
+    ("role", "named"), [("user", "owner"), ("tool", "tool"), ("other", "other")]
 )
 async def test_turn_names_who_came_next(tmp_path: Path, role: Any, named: str) -> None:
     async with page(tmp_path) as opened:
         turn = opened.ledger.turns.add(new_turn(opened.ledger))
         opened.ledger.turns.add_next_state(turn, NextState(role, "No."))
         shown = (await opened.get(f"/turns/{turn}")).text
-        assert f"<p>{named}" in shown.split("What came next")[1].split("Verdict")[0]
+        assert f"<dt>next</dt><dd>{named}" in shown
 
 
 async def test_user_sees_their_own_turns_and_nothing_else(tmp_path: Path) -> None:
@@ -367,8 +368,7 @@ async def test_a_rollback_says_first_what_it_drops_and_versions_lead_back(tmp_pa
         assert shown.index("left behind Pin No first") < shown.index("Roll back to v1:")
         ledger.steps.roll_back(made)
         assert "v3 from v1" in told(await opened.get("/versions"))
-        counts = ledger._db.pairs("SELECT state, COUNT(*) FROM samples GROUP BY state")
-        assert counts["expired"] == 3, "as it was said"
+        assert sample_counts(ledger)["expired"] == 3, "as it was said"
 
 
 async def test_whoever_loads_without_end_waits_for_themselves(tmp_path: Path) -> None:
@@ -483,7 +483,7 @@ async def test_a_turn_names_the_lessons_that_it_was_told(tmp_path: Path) -> None
         session = opened.ledger.turns.session("anna", "told")
         one = new_turn(opened.ledger, session_id=session, told=LessonBlock((number,), 1, 2))
         shown = (await opened.get(f"/turns/{opened.ledger.turns.add(one)}")).text
-        assert f'<a href="/ui#lesson-{number}">Its prompt has lesson {number}:</a>' in shown
+        assert f'<a href="/ui#lesson-{number}">{number}</a>' in shown
         assert html.escape(XSS[0]) in shown
         assert f'id="lesson-{number}"' in (await opened.get("")).text
 
@@ -492,13 +492,16 @@ async def test_list_of_turns_shows_what_main_turns_were_asked(tmp_path: Path) ->
     async with page(tmp_path) as opened:
         asked = {"main": "What is the " + "x" * 99, "side": "Summarise all"}
         for kind, words in asked.items():
+            because = Reason.SIDE if kind == "side" else None
             one = new_turn(opened.ledger, f"of {kind}", kind=Kind(kind), request_text=words)
-            opened.ledger.turns.add(one)
+            opened.ledger.turns.add(
+                replace(one, untrained_because=because and TurnRefusal(because))
+            )
         shown, all_of_them = [told(await opened.get(f"/turns{q}")) for q in ("", "?kind=all")]
         assert asked["main"][:80] in shown
         assert asked["main"][:81] not in shown
         assert "Summarise" not in all_of_them
-        row = "side v0 3 – side turn"
+        row = "side v0 3 – not trained: side turn"
         assert (row in shown, row in all_of_them) == (False, True), "main turns unless asked"
 
 
@@ -578,10 +581,9 @@ async def test_page_says_what_the_console_says(tmp_path: Path) -> None:
     async with page(tmp_path) as opened:
         shown = told(await opened.get(""))
         seen = read_overview(tmp_path, Training().batch_size)
-        for name, line in facts(seen):
+        for name, line in run_fields(seen):
             said = line.partition(": ")[2] if name == "gate" else line  # its step is a link
             assert " ".join(said.split()) in shown
-        assert DEFINED in shown
         assert [one["user"] for one in seen["headlines"]] == ["anna", "ben"]
         for one in seen["headlines"]:
             assert shown.index(one["said"]) < shown.index("Progress")
@@ -601,7 +603,7 @@ async def test_gate_is_told_of_where_one_looks(tmp_path: Path) -> None:
 async def test_turn_of_an_episode_says_so(tmp_path: Path) -> None:
     async with page(tmp_path) as opened:
         turn = told(await opened.get("/turns/19"))
-        assert f"Its session is an episode at task {XSS[0]}, one of 2 of group" in turn
+        assert f"episode task {' '.join(XSS[0].split())} · group" in turn
 
 
 async def test_pages_are_made_one_after_the_other_with_pauses(
@@ -680,11 +682,11 @@ async def test_a_bad_reply_takes_a_reason_which_is_the_hint(tmp_path: Path) -> N
 async def test_a_rating_says_what_it_does_to_a_trained_turn(tmp_path: Path) -> None:
     async with page(tmp_path) as opened:
         before = told(await opened.get("/turns/1"))
-        assert "so a rating trains nothing more. It becomes the verdict" in before
+        assert "trains nothing more" in before
         assert "trains nothing more" not in told(await opened.get("/turns/9"))
         await opened.post("/turns/1/feedback", score="1")
         after = told(await opened.get("/turns/1"))
-        assert "trains nothing: the reply was trained already. It is the verdict all the" in after
+        assert "trains nothing: the reply was trained already" in after
         verdict = opened.ledger.judgements.verdict(1)
         assert verdict is not None
         assert verdict.value == 1, "as it says"
@@ -733,7 +735,9 @@ async def test_lessons_say_whether_they_are_on(tmp_path: Path, lessons: Any) -> 
 async def test_names_of_the_ledger_are_not_shown(tmp_path: Path) -> None:
     async with page(tmp_path) as opened:
         ledger = opened.ledger
-        ledger._db.rows("UPDATE samples SET state = 'quarantined' WHERE id = 5")
+        ledger._db.rows(
+            "UPDATE turns SET state = 'refused', reason = 'steps with it failed' WHERE id = 5"
+        )
         ledger._db.rows("UPDATE turns SET lost = 1 WHERE id = 9")
         states = ("aside", "candidate", "provisional", "learned", "dropped")
         for number, state in enumerate(states):
@@ -742,7 +746,12 @@ async def test_names_of_the_ledger_are_not_shown(tmp_path: Path) -> None:
         shown = told(await opened.get("")) + told(await opened.get("/turns/1"))
         for raw in ("degraded", "quarantined", "unknown reply", "Aside", "Provisional", "verdict:"):
             assert raw not in shown
-        for words in ("Something is wrong", "1 set aside", "Not told any more", "A vote: -1"):
+        for words in (
+            "Something is wrong",
+            "steps with it failed: 1",
+            "Not told any more",
+            "A vote: -1",
+        ):
             assert words in shown
 
 

@@ -37,6 +37,7 @@ from tinker_claw.formats.chat import Chat
 from tinker_claw.methods import build
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.sinks.base import check_installed
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import NextState
 
 CALLING = '<think>hm</think>Let me see.\n<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
@@ -259,8 +260,8 @@ async def test_a_writer_that_fails_is_an_error_of_its_format_and_loses_no_turn(
         logged = capsys.readouterr().out
         assert "test_plugins.py" in logged, "where it failed"
         assert words not in logged, "an error may quote a user's words"
-        reasons = {"begin": [], "deltas": ["the reply broke off: KeyError"]}
-        assert world.column("untrained_because") == reasons.get(failing, [None])
+        reasons = {"begin": [], "deltas": [Reason.BROKE_OFF]}
+        assert world.column("reason") == reasons.get(failing, [None])
         assert (await world.ask("still here?")).status_code == 200
 
 

@@ -23,7 +23,7 @@ from examples.demo import homework
 from tests.support.ledger import Seen
 from tests.support.processes import Running
 
-DUE = "SELECT COUNT(*) FROM turns JOIN next_states ON turn_id = id WHERE settled = 0"
+DUE = "SELECT COUNT(*) FROM turns WHERE state = 'judging'"
 """Query of the turns that wait for the judge."""
 HELLO = {"role": "user", "content": "Hello"}
 

@@ -38,6 +38,7 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
 from tinker_claw.served import Prompt
 from tinker_claw.telemetry import Telemetry
+from tinker_claw.turn_state import TurnRefusal
 from tinker_claw.types import (
     Charge,
     Completion,
@@ -210,9 +211,9 @@ class World:
 
     def why_refused(self, turn_id: int) -> str | None:
         row = self.ledger.turns._db.row(  # there is no reader for it yet
-            "SELECT untrained_because FROM turns WHERE id = ?", turn_id
+            "SELECT reason, detail FROM turns WHERE id = ? AND reason IS NOT NULL", turn_id
         )
-        return row["untrained_because"] if row else None
+        return str(TurnRefusal(row["reason"], row["detail"] or "")) if row else None
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ from tinker_claw.ledger.spend import PURPOSES, Bill, Purpose, Spent
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.served import Identity, Outcome, Place, Prompt
 from tinker_claw.shipped import MODEL_DIR
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Completion, Kind, LessonBlock, SamplingParams, StopReason, Usage
 
 KEPT_STATES, KEPT_ADAPTERS = 8, 32
@@ -116,7 +117,7 @@ def _steps_have_their_samples(ledger: sqlite3.Connection, batch_size: int) -> No
             "SELECT COUNT(*) FROM step_samples WHERE step_id = ?", (step["id"],)
         ).fetchone()[0]
         trained = ledger.execute(
-            "SELECT COUNT(*) FROM samples WHERE state = 'trained' AND step_id = ?", (step["id"],)
+            "SELECT COUNT(*) FROM samples WHERE step_id = ?", (step["id"],)
         ).fetchone()[0]
         whole = batch_size if step["lesson"] is None else 0
         assert planned == whole, dict(step)
@@ -124,13 +125,18 @@ def _steps_have_their_samples(ledger: sqlite3.Connection, batch_size: int) -> No
         assert (step["version"] is not None) == (
             step["status"] == "committed" or step["error"] == "its state was not saved"
         ), dict(step)
-    loose = "SELECT COUNT(*) FROM samples WHERE (state = 'trained') <> (step_id IS NOT NULL)"
-    assert ledger.execute(loose).fetchone()[0] == 0
-    settled = (
-        "SELECT COUNT(*) FROM turns WHERE settled <> (untrained_because IS NOT NULL OR "
-        "id IN (SELECT turn_id FROM samples))"
+    loose = (
+        "SELECT COUNT(*) FROM samples JOIN turns ON turns.id = turn_id "
+        "WHERE (state IN ('trained', 'forgotten')) <> (step_id IS NOT NULL)"
     )
-    assert ledger.execute(settled).fetchone()[0] == 0
+    assert ledger.execute(loose).fetchone()[0] == 0
+    inconsistent = (
+        "SELECT COUNT(*) FROM turns LEFT JOIN samples ON turn_id = turns.id "
+        "WHERE (state = 'refused') <> (reason IS NOT NULL) "
+        "OR (state IN ('waiting', 'judging') AND samples.id IS NOT NULL) "
+        "OR (state IN ('held', 'queued', 'trained', 'forgotten') AND samples.id IS NULL)"
+    )
+    assert ledger.execute(inconsistent).fetchone()[0] == 0
     open_steps = ledger.execute(
         "SELECT COUNT(*) FROM steps WHERE status = 'intent' AND id < (SELECT MAX(id) FROM steps)"
     )
@@ -166,9 +172,14 @@ def _nothing_is_trained_twice(ledger: sqlite3.Connection, version: int) -> None:
 
 
 def sample_counts(ledger: Ledger) -> dict[str, int]:
-    """Samples in each state; of those that are held, where there are any."""
+    """Samples by what became of them; those that are held, where there are any."""
     none = dict.fromkeys(("queued", "trained", "expired", "quarantined"), 0)
-    return none | ledger._db.pairs("SELECT state, COUNT(*) FROM samples GROUP BY state")
+    query = (
+        "SELECT CASE WHEN step_id IS NOT NULL THEN 'trained' WHEN reason = ? THEN 'quarantined' "
+        "WHEN state = 'refused' THEN 'expired' ELSE state END, COUNT(*) "
+        "FROM samples JOIN turns ON turns.id = turn_id GROUP BY 1"
+    )
+    return none | ledger._db.pairs(query, Reason.STEPS_FAILED)
 
 
 def step_counts(ledger: Ledger) -> dict[str, int]:
@@ -232,6 +243,8 @@ def outcome(
     """Return an outcome with these values, whichever of its records holds them."""
     who: Any = {name: more.pop(name) for name in ("trace", "client") if name in more}
     place = {n: more.pop(n) for n in ("lost", "voices", "asked_by") if n in more}
+    if isinstance(reason := more.get("untrained_because"), str):
+        more["untrained_because"] = TurnRefusal(reason)
     identity = Identity("key", kind, kind_reason, more.pop("call", ""), **who)
     return Outcome(
         Place(identity, session_id, history, request_text, **place),

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.why import why_of
+from tinker_claw.turn_state import Reason
 
 SESSION = 10
 """Turns of one session; nothing follows the last one."""
 PER_STEP = 16
-_REFUSED = ("neutral verdict, no hint", "the client hung up", "sampled at temperature 0.6, not 1")
+_REFUSED = ("neutral verdict, no hint", Reason.HUNG_UP, Reason.SAMPLING)
 
 
 def fill(directory: Path, turns: int, *, blob: int = 400, seed: int = 0) -> None:
@@ -62,7 +62,7 @@ def _turns(count: int, rng: random.Random, blob: int) -> Iterator[dict[str, Any]
         version = max(0, int((i / count) * (count // (2 * PER_STEP)) * 0.8))
         good = 0.33 + 0.57 * i / count
         luck = rng.random()
-        refused = "side turn: recap" if side else rng.choice(_REFUSED) if luck > 0.9 else None
+        refused = Reason.SIDE if side else rng.choice(_REFUSED) if luck > 0.9 else None
         judged = not (side or last or refused not in (None, _REFUSED[0]))
         verdict = "-" if not judged else 0 if refused else 1 if rng.random() < good else -1
         sampled = judged and refused is None and i < 0.9 * count
@@ -87,9 +87,8 @@ def _turns(count: int, rng: random.Random, blob: int) -> Iterator[dict[str, Any]
             "reply_text": "secret reply",
             "history": "[]",
             "reply_digest": "d",
-            "settled": int(refused is not None or sampled),
-            "untrained_because": refused,
-            "why": why_of(refused),
+            "state": "refused" if refused else "judging" if judged else "waiting",
+            "reason": refused,
             "next": None if side or last else "user",
             "verdict": verdict,
             "hint": judged and luck < 0.2,
@@ -139,14 +138,15 @@ def _samples(tx: Any, rows: list[dict[str, Any]]) -> None:
     steps = len(rows) // PER_STEP
     placed = [(row, i // PER_STEP + 1) for i, row in enumerate(rows)]
     tx.executemany(
-        "INSERT INTO samples (id, turn_id, reward, state, step_id, created_at) "
-        "VALUES (?, ?, ?, ?, ?, ?)",
+        "INSERT INTO samples (id, turn_id, reward, step_id, created_at) VALUES (?, ?, ?, ?, ?)",
         [
-            (i + 1, row["id"], row["verdict"])
-            + (("trained", step) if step <= steps else ("queued", None))
-            + (row["created_at"],)
+            (i + 1, row["id"], row["verdict"], step if step <= steps else None, row["created_at"])
             for i, (row, step) in enumerate(placed)
         ],
+    )
+    tx.executemany(
+        "UPDATE turns SET state = ? WHERE id = ?",
+        [("trained" if step <= steps else "queued", row["id"]) for row, step in placed],
     )
     tx.executemany(
         "INSERT INTO step_samples VALUES (?, ?)",

@@ -17,8 +17,8 @@ from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.versions import Void
 from tinker_claw.methods import COMBINE, BatchItem
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import HintScores, Kind, NextState, PolicyVersion, Vote
-from tinker_claw.why import Why
 
 SECRET = "SECRET"
 """A text that is part of everything that a user, a model, a tool or the judge wrote."""
@@ -129,8 +129,12 @@ def every_state(directory: Path) -> dict[str, int]:
     turns["quarantined"], bad = told.sampled("bad", 1)
     ledger.steps.void(ledger.steps.begin(told.version.id, [bad]), "it makes no sense")
     ledger.samples.quarantine(bad)
-    turns["side"] = told.turn("side", kind=Kind.SIDE, untrained_because=Why.SIDE.says("recap"))
-    turns["refused when captured"] = told.turn("hung up", untrained_because=Why.HUNG_UP.says())
+    turns["side"] = told.turn(
+        "side", kind=Kind.SIDE, untrained_because=TurnRefusal(Reason.SIDE, "recap")
+    )
+    turns["refused when captured"] = told.turn(
+        "hung up", untrained_because=TurnRefusal(Reason.HUNG_UP)
+    )
     turns["passed over"] = told.turn("goes on")
     turns["waits for a next state"] = told.turn("goes on")
     turns["lost"] = told.turn("is compacted")
@@ -141,9 +145,9 @@ def every_state(directory: Path) -> dict[str, int]:
     turns["waits for the teacher"] = told.judged("hinted", -1, f"{SECRET} hint")
     turns["waits to be queued"] = told.judged("judged", 1)
     turns["refused when judged"] = told.judged("neutral", 0)
-    ledger.turns.refuse(turns["refused when judged"], "neutral verdict, no hint")
+    ledger.turns.refuse(turns["refused when judged"], TurnRefusal("neutral verdict, no hint"))
     turns["no verdict"] = told.judged("no verdict", None)
-    ledger.turns.refuse(turns["no verdict"], "no valid vote, no hint")
+    ledger.turns.refuse(turns["no verdict"], TurnRefusal("no valid vote, no hint"))
     turns["queued"], _ = told.sampled("queued", 1)
     turns["queued again"], again = told.sampled("again", -1)
     ledger.steps.void(ledger.steps.begin(told.version.id, [again]), "away", Void.AWAY)

@@ -56,7 +56,7 @@ def test_page_is_followed_with_nothing_but_curl_and_two_groups_train(tmp_path: P
         )
         assert done.returncode == 0, done.stderr + done.stdout
         until(lambda: one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 2") == 8)
-        until(lambda: one(data, "SELECT COUNT(*) FROM samples WHERE state = 'queued'") == 0)
+        until(lambda: one(data, "SELECT COUNT(*) FROM turns WHERE state = 'queued'") == 0)
         assert gateway.stop() == 0
     assert done.stdout.count('"counts":true') == 8
     exams = re.findall(r'"model":"(demo@v\d)","system_fingerprint":"(v\d)"', done.stdout)
@@ -72,4 +72,4 @@ def test_page_is_followed_with_nothing_but_curl_and_two_groups_train(tmp_path: P
     for group in groups:
         assert (group["tries"], group["samples"], group["steps"]) == (4, 8, 1), tuple(group)
     assert one(data, "SELECT COUNT(*) FROM sessions JOIN turns ON turns.session_id = sessions.id "
-               "WHERE kind = 'side' AND settled = 1") == 2  # fmt: skip
+               "WHERE kind = 'side' AND state = 'refused'") == 2  # fmt: skip

@@ -144,7 +144,7 @@ def test_a_short_run_makes_the_beginner_better_and_goes_on_where_it_was_ended(
     until(lambda: ended.poll() is not None or re.search(r"step [1-9]", log.read_text()))
     ended.send_signal(signal.SIGTERM)
     assert ended.wait() == 128 + signal.SIGINT, log.read_text()
-    data, trained = folder / "run", "SELECT COUNT(*) FROM samples WHERE state = 'trained'"
+    data, trained = folder / "run", "SELECT COUNT(*) FROM turns WHERE state = 'trained'"
     before = one(data, trained)
     assert compare.main(flags) == 0, "its gateway has ended, or another could not have begun"
     assert one(data, trained) > before

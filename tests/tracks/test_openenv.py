@@ -156,7 +156,7 @@ def test_world_that_ships_with_openenv_trains_as_it_is(programs: Path, tmp_path:
         with command.run() as second:
             command.ends(second)
         until(lambda: one(data, "SELECT COUNT(*) FROM groups WHERE over = 1") == 4)
-        until(lambda: one(data, "SELECT COUNT(*) FROM samples WHERE state = 'queued'") == 0)
+        until(lambda: one(data, "SELECT COUNT(*) FROM turns WHERE state = 'queued'") == 0)
         until(lambda: one(data, "SELECT COUNT(*) FROM steps WHERE status = 'intent'") == 0)
         newest = one(data, "SELECT MAX(id) FROM versions")
         with command.run("eval", "--versions", "0", str(newest)) as examining:

@@ -99,7 +99,7 @@ def test_harness_of_verifiers_trains_as_it_is_also_when_it_is_killed(
         with track(request, tmp_path, harness, gateway.url) as second:
             assert second.wait(timeout=1200) == 0, (tmp_path / "log").read_text()
         until(lambda: one(data, "SELECT COUNT(*) FROM groups WHERE over = 1") == GROUPS)
-        until(lambda: one(data, "SELECT COUNT(*) FROM samples WHERE state = 'queued'") == 0)
+        until(lambda: one(data, "SELECT COUNT(*) FROM turns WHERE state = 'queued'") == 0)
         assert gateway.stop() == 0
     told = stored(tmp_path, "SELECT session, score FROM episodes WHERE reported ORDER BY session")
     assert len(told) == SIZE * GROUPS
@@ -155,7 +155,7 @@ def test_what_a_task_set_declares_is_built_and_learned_from(
         with track(request, tmp_path, "null", gateway.url, taskset=taskset) as playing:
             assert playing.wait(timeout=1200) == 0, (tmp_path / "log").read_text()
         until(lambda: one(data, "SELECT COUNT(*) FROM groups WHERE over = 1") == GROUPS)
-        until(lambda: one(data, "SELECT COUNT(*) FROM samples WHERE state = 'queued'") == 0)
+        until(lambda: one(data, "SELECT COUNT(*) FROM turns WHERE state = 'queued'") == 0)
         assert gateway.stop() == 0
     log = (tmp_path / "log").read_text()
     told = stored(tmp_path, "SELECT score FROM episodes WHERE reported")

@@ -45,5 +45,5 @@ def test_demo_plays_and_its_groups_end(tmp_path: Path, environment: str) -> None
     assert one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 2") == 4
     turns = "SELECT COUNT(*) FROM turns JOIN sessions ON sessions.id = session_id WHERE episode = 2"
     assert one(data, turns) >= 4, "every reply was recorded"
-    assert one(data, "SELECT COUNT(*) FROM samples WHERE state = 'trained'") == 0, "all ended alike"
+    assert one(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == 0, "all ended alike"
     assert "held-out tasks" in (tmp_path / "runner.log").read_text()

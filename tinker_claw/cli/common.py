@@ -278,6 +278,12 @@ def wrapped(sentence: str, indent: str = "") -> list[str]:
     )
 
 
+def field_lines(name: str, value: str) -> list[str]:
+    """Wrap a named value to lines, with the name before the first."""
+    first, *rest = wrapped(value, " " * 11) or [""]
+    return [f"{name:<11}{first[11:]}".rstrip(), *rest]
+
+
 def short(length: int, text: str | None) -> str:
     """Shorten a text to at most `length` characters."""
     text = text or ""

@@ -21,7 +21,7 @@ from tinker_claw.config.settings import Settings
 from tinker_claw.errors import BackendError, ConfigError, UndoError
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.lessons import NOT_TOLD, of_user
-from tinker_claw.ledger.outcome import Record, run_of
+from tinker_claw.ledger.turn_view import Record, run_of
 from tinker_claw.ledger.views import turns_in_full
 from tinker_claw.wishes import plain_line
 

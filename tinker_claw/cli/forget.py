@@ -19,8 +19,8 @@ from tinker_claw.errors import UndoError
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.figures import read_kept, usable
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import Record
 from tinker_claw.ledger.prune import Forgetting, from_turn, in_session
+from tinker_claw.ledger.turn_view import Record
 from tinker_claw.words import plural
 
 EXIT_LEFT = 1

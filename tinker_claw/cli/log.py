@@ -29,9 +29,9 @@ from tinker_claw.cli.common import (
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import Outside, reading
-from tinker_claw.ledger.outcome import Record, read_openings
-from tinker_claw.ledger.views import Filter, Table, in_full, read, read_turns
-from tinker_claw.words import advice, moment, step_word, vote
+from tinker_claw.ledger.turn_view import Record, read_openings
+from tinker_claw.ledger.views import Filter, Table, in_full, read
+from tinker_claw.words import moment, step_word, vote
 
 ROWS = 50
 """Rows of a table, unless --limit says otherwise."""
@@ -101,9 +101,6 @@ class Log(LedgerCommand):
                 self._show(ledger, records if limit is None else records[-limit:])
             else:
                 note(f"no {self.table} in {ledger.path} fit")
-            if self.table == "turns" and not self.json_lines and self._filter == Filter():
-                for sentence in advice(read_turns(ledger, Filter(), limit)):
-                    note(sentence)
             if limit is not None and len(records) > limit:
                 note(f"earlier {self.table} are left out; --limit N shows more")
         return 0

@@ -17,15 +17,13 @@ from pydantic import Field
 
 from tinker_claw.app import orders
 from tinker_claw.cli.common import (
-    WIDTH,
     Column,
     Command,
+    field_lines,
     note,
-    short,
     span,
     table,
     url_of,
-    version,
     wrapped,
     write,
     write_json,
@@ -33,11 +31,10 @@ from tinker_claw.cli.common import (
 from tinker_claw.cli.log import COLUMNS
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ClawError, ConfigError, LedgerError
-from tinker_claw.evidence import in_words
 from tinker_claw.ledger.figures import read_overview
-from tinker_claw.ledger.outcome import Record
+from tinker_claw.ledger.turn_view import Record
 from tinker_claw.privacy.marker import NEAR_MISS
-from tinker_claw.words import DEFINED, facts, moment, plural, printable
+from tinker_claw.words import moment, plural, printable, run_fields
 
 EXIT_WELL = 0
 EXIT_WRONG = 1
@@ -194,56 +191,28 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
         yield f"    {paused}"
 
 
-# How the run goes, from its ledger: first how far the next step is, last whether it helps
+# The run, from its ledger
 
 BAR = 24
-_MOST_REASONS = 8
-_MOST_VERSIONS = 8
 _LEFT_OUT = ("id", "from", "samples", "lesson", "hinted", "cost")
 _STEPS = (
     Column("step", "id"),
     *(column for column in COLUMNS["steps"] if column.name not in _LEFT_OUT),
 )
-_LEGEND = (
-    "Losses: one a pass. Gradient: its norm. Reward: the mean (-1 to 1). Clipped: a share of "
-    "tokens. Apart: sampler and trainer, in nats a token."
-)
 
 
 def board(seen: Record) -> list[str]:
-    """Lines of the whole overview."""
-    sections = {
-        "does it help?": _accepted(seen["accepted"]),
-        "last steps": [*table(_STEPS, seen["steps"]), *wrapped(_LEGEND)],
-        "turns not trained, or not yet": _reasons(seen["not_trained"]),
-    }
+    """Return the lines of the run's fields, and the table of its last steps."""
     bars = {"next step": f"[{_bar(seen['samples_waiting'], seen['batch_size'])}] "}
-    lines = [f"{label:<10} {bars.get(label, '')}{printable(value)}" for label, value in facts(seen)]
-    for heading, rows in sections.items():
-        lines += ["", heading, *(f"  {line}".rstrip() for line in rows)]
-    return lines
+    lines = [
+        line
+        for name, value in run_fields(seen)
+        for line in field_lines(name, f"{bars.get(name, '')}{value}")
+    ]
+    return [*lines, "", *table(_STEPS, seen["steps"])]
 
 
 def _bar(part: float, whole: float) -> str:
     """Draw a bar that is filled to part / whole."""
     filled = min(BAR, round(BAR * part / whole)) if whole else 0
     return "#" * filled + "." * (BAR - filled)
-
-
-def _reasons(untrained: Mapping[str, int]) -> Iterator[str]:
-    """The histogram of why turns were not trained."""
-    if not untrained:
-        yield "none: every turn was trained"
-    most, reasons = max(untrained.values(), default=0), list(untrained.items())
-    for reason, turns in reasons[:_MOST_REASONS]:
-        label = printable(short(WIDTH - BAR - 11, reason))
-        yield f"{turns:>7} {_bar(turns, most).rstrip('.'):<{BAR}} {label}"
-    if rest := reasons[_MOST_REASONS:]:
-        yield f"{sum(turns for _, turns in rest):>7} {'':<{BAR}} {len(rest)} other reasons"
-
-
-def _accepted(shares: Sequence[Record]) -> Iterator[str]:
-    """Shares of the newest versions, and what they mean."""
-    for share in shares[-_MOST_VERSIONS:]:
-        yield f"{version(share['version']):<7} {_bar(share['share'], 1)} {in_words(share)}"
-    yield from wrapped(DEFINED)

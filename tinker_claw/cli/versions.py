@@ -25,7 +25,7 @@ from tinker_claw.errors import UndoError
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.figures import read_kept, usable
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import Record
+from tinker_claw.ledger.turn_view import Record
 from tinker_claw.policy import KEPT_DAYS, KEPT_SAMPLERS, KEPT_STATES
 
 STAYS = (

@@ -24,8 +24,8 @@ from tinker_claw.gateway.request import Job
 from tinker_claw.gateway.sampling import Sampling
 from tinker_claw.render.stream import CutStream
 from tinker_claw.served import Outcome
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Completion, Delta, Kind, Reply, StopReason, TokenChunk
-from tinker_claw.why import Why
 
 Show = Callable[[list[Delta]], Awaitable[None]]
 
@@ -56,9 +56,9 @@ class Generation:
         self._waited_s = 0.0
         """Seconds spent waiting for a slot."""
         self._first_token_s: float | None = None
-        self.cancelled_because = Why.HUNG_UP.says()
+        self.cancelled_because = TurnRefusal(Reason.HUNG_UP)
         """Why a run that is cancelled breaks off."""
-        self._broken: str | None = None
+        self._broken: TurnRefusal | None = None
         """Why the reply broke off, if it did."""
 
     async def run(self, show: Show | None = None) -> FinishedReply:
@@ -101,7 +101,9 @@ class Generation:
         except BaseException as error:  # the client hung up, or its format failed
             cancelled = isinstance(error, asyncio.CancelledError)
             kind = type(error).__name__
-            self._broken = self.cancelled_because if cancelled else Why.BROKE_OFF.says(kind)
+            self._broken = (
+                self.cancelled_because if cancelled else TurnRefusal(Reason.BROKE_OFF, kind)
+            )
             if self.sampling.begun:
                 self._capture(self.sampling.completion(aborted=True), self._parser.finish()[1])
             raise
@@ -181,17 +183,17 @@ class Generation:
         text = self._deps.renderer.decode(sampled[:-1] if ended else sampled).strip()
         return self._deps.secrets.holds_text(text, self._job.kept.secrets)
 
-    def _untrained_because(self, completion: Completion, holds: str | None) -> str | None:
+    def _untrained_because(self, completion: Completion, holds: str | None) -> TurnRefusal | None:
         if self._job.untrained_because is not None:
             return self._job.untrained_because
         if holds is not None:
-            return Why.HOLDS.says(holds)
+            return TurnRefusal(Reason.HOLDS, holds)
         if completion.stop_reason is StopReason.ABORT:
             return self._broken
         if completion.stop_reason is StopReason.CUT:
             return self._parser.cut_because
         if not completion.tokens:
-            return Why.NOTHING.says()
+            return TurnRefusal(Reason.EMPTY)
         return self.sampling.unfit_because()
 
 

@@ -27,8 +27,8 @@ from tinker_claw.privacy.marker import (
 )
 from tinker_claw.served import SIDE_KEY, Identity, RequestKind
 from tinker_claw.telemetry import log
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Kind, Message, Writer, cached
-from tinker_claw.why import Why
 
 TRACES = 4096
 _OF_ANOTHER = frozenset({RequestKind.FLUSH, RequestKind.SUBAGENT, RequestKind.UTILITY})
@@ -40,7 +40,7 @@ class Kept:
     """Decision what of a request may be kept."""
 
     privacy: Privacy
-    reason: str | None = None
+    reason: TurnRefusal | None = None
     """Why its tokens are not kept, and its turn is not trained; None: they are, if it is open."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Secrets that stood in the prompt before anybody spoke; never stored."""
@@ -113,7 +113,7 @@ class SessionPrivacy:
         privacy = side_call if is_side else session
         if privacy is _PRIVATE:
             return Kept(privacy)
-        after = Why.AFTER_PRIVATE.says() if privacy is _AFTER else None
+        after = TurnRefusal(Reason.AFTER_PRIVATE) if privacy is _AFTER else None
         searched, key = await self._secrets.search(request, named), None
         if searched is None:
             return Kept(privacy, after)
@@ -121,7 +121,8 @@ class SessionPrivacy:
         if not identity.named and identity.key != SIDE_KEY:
             messages = await self._secrets.redact_messages(request.messages)
             key = opening_key(gather(replace(request, messages=messages), headers))
-        return Kept(privacy, after or (secret and Why.HOLDS.says(secret)), secrets, key)
+        held = TurnRefusal(Reason.HOLDS, secret) if secret else None
+        return Kept(privacy, after or held, secrets, key)
 
     def _stored(self, user: str, identity: Identity) -> Privacy:
         by_key = self._sessions.get((user, hidden(user, identity.key)), Privacy.OPEN)

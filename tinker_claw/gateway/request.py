@@ -45,6 +45,7 @@ from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.policy import Sampler
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.served import Identity, Place, Prompt, RequestKind
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import (
     Images,
     Kind,
@@ -53,12 +54,11 @@ from tinker_claw.types import (
     SamplingParams,
     Writer,
 )
-from tinker_claw.why import Why
 
-PICTURED = Why.PICTURED.says()
-NOT_THEIRS = Why.NOT_THEIRS.says()
+PICTURED = TurnRefusal(Reason.IMAGES)
+NOT_THEIRS = TurnRefusal(Reason.OTHERS_IMAGE)
 """Why a turn with images is not trained with --images serve, or with --images train."""
-UNASKED = Why.VERDICT.says()
+UNASKED = TurnRefusal(Reason.RATING)
 """Why a reply is not trained on if the user's message was nothing but a verdict."""
 UNFIT = "Leave that out in its settings, or start with --sampling ours, which goes before them"
 _LONGEST_NAME = 120
@@ -134,11 +134,11 @@ class Job:
     """The reply, where the model is not asked and nothing is kept; None: it is sampled."""
 
     @property
-    def untrained_because(self) -> str | None:
+    def untrained_because(self) -> TurnRefusal | None:
         """Reason why this turn cannot be trained on, as far as the request tells."""
         who = self.place.identity
         if who.kind is Kind.SIDE:
-            return Why.SIDE.says(who.reason)
+            return TurnRefusal(Reason.SIDE, who.reason)
         if who.call is RequestKind.VERDICT:
             return UNASKED
         if who.done and not who.episode:  # which is trained on its outcome
@@ -334,7 +334,7 @@ async def _voice(deps: GatewayDeps, piece: Piece) -> Piece:
     return replace(piece, what=(await deps.secrets.redact_any(piece.what))[:_LONGEST_NAME])
 
 
-def _pictured(deps: GatewayDeps, incoming: _Incoming) -> str | None:
+def _pictured(deps: GatewayDeps, incoming: _Incoming) -> TurnRefusal | None:
     """Return why nothing after a request's images is trained; None: it is, or there are none."""
     with_images = [message for message in incoming.request.messages if placed(message["content"])]
     if with_images and deps.settings.images != "train":
@@ -473,7 +473,9 @@ async def _params(
     if deps.settings.sampling == "ours":
         return replace(params, temperature=1.0, top_p=1.0, top_k=None, student_topk=topk)
     client = who.client or "a client without a name"
-    deps.unfit.note([f"{client} has replies {because}: they train nothing. {UNFIT}"])
+    deps.unfit.note(
+        [f"{client} has replies sampled at {because.detail}: they train nothing. {UNFIT}"]
+    )
     return params
 
 

@@ -24,8 +24,8 @@ from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.errors import answer, as_request_error
 from tinker_claw.gateway.generation import Generation
 from tinker_claw.gateway.request import Job
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Delta
-from tinker_claw.why import Why
 
 KEEPALIVE_S = 10.0
 """Interval of keep-alives: OpenClaw gives a stream without data up after two to five minutes, a
@@ -59,7 +59,7 @@ class ReplyResponse(Response):
                     await self._listen(receive, send)
                 except asyncio.CancelledError:  # by the server, which waits for what is said
                     self._stopped = True
-                    self._generation.cancelled_because = Why.STOPPED.says()
+                    self._generation.cancelled_because = TurnRefusal(Reason.STOPPED)
                 answering.cancel()
 
     @abstractmethod

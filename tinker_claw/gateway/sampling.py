@@ -18,8 +18,8 @@ from tinker_claw.gateway.fallback import PATIENCE_S, Retries, StandIn
 from tinker_claw.gateway.request import Job, is_current
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Charge, Completion, SamplingParams, StopReason, TokenChunk, Tokens
-from tinker_claw.why import Why
 
 Take = Callable[[TokenChunk], Awaitable[bool]]
 """Takes a chunk, and returns whether to sample on."""
@@ -52,13 +52,13 @@ class Sampling:
         """Return whether a token has been sampled."""
         return bool(self._tokens)
 
-    def unfit_because(self) -> str | None:
+    def unfit_because(self) -> TurnRefusal | None:
         """Return why the tokens are not those of one version of the policy; None: they are."""
         names = [f"v{self._job.version}" if s is None else s.name for s in self._gave]
         if len(names) > 1:
-            return Why.TWO_POLICIES.says(" and ".join(names))
+            return TurnRefusal(Reason.TWO_POLICIES, " and ".join(names))
         if any(s and s.base for s in self._gave):
-            return Why.BASE.says()
+            return TurnRefusal(Reason.BASE_MODEL)
         return None
 
     def completion(self, *, aborted: bool = False, cut: bool = False) -> Completion:

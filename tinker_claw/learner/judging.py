@@ -41,8 +41,8 @@ from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import HintScores, NextState, Turn, Verdict, Wish
-from tinker_claw.why import Why
 
 WAITS = Backoff(first_s=5.0, longest_s=60.0, jitter=0.25)
 """Waits of all turns together while a service is away or the ledger refuses."""
@@ -305,7 +305,7 @@ class Judging:
         texts = self._teacher_texts(turn, verdict, hints)
         refuses = partial(self._parts.method.refuses, verdict, cut=turn.cut, episode=turn.episode)
         if reason := refuses(texts):
-            self._refuse(turn_id, reason)
+            self._refuse(turn_id, TurnRefusal(reason))
             return
         teacher, untaught = await self._taught(turn, texts)
         self._check(turn_id)
@@ -314,7 +314,7 @@ class Judging:
             self.wake()  # feedback has changed them meanwhile
             return
         if teacher is None and (reason := refuses(())):
-            self._refuse(turn_id, untaught or reason)
+            self._refuse(turn_id, untaught or TurnRefusal(reason))
             return
         reward = step_reward(verdict) if turn.episode else reward_of(verdict)
         taught, rated = teacher is not None, verdict.score is not None
@@ -444,18 +444,18 @@ class Judging:
 
     async def _taught(
         self, turn: Turn, texts: tuple[str, ...]
-    ) -> tuple[HintScores | None, str | None]:
+    ) -> tuple[HintScores | None, TurnRefusal | None]:
         """Return the teacher's scores, or why there are none; both None: there is nothing to tell
         it. A failure leaves the reward."""
         if not texts:
             return None, None
         spending = self._parts.spending
         if self._doubts_hints and not self._parts.ledger.judgements.follows_hints(turn.id):
-            return None, Why.UNFOLLOWED_HINTS.says()
+            return None, TurnRefusal(Reason.UNFOLLOWED_HINTS)
         await spending.room()
         self._check(turn.id)  # forgotten while waiting for budget?
         fitting = self._scorer.fitting(turn, texts)
-        if isinstance(fitting, str):
+        if isinstance(fitting, TurnRefusal):
             return None, fitting
         self._busy[turn.id] = self.teacher_breaker
         try:
@@ -470,10 +470,10 @@ class Judging:
         except OutageError:
             raise
         except (AlignmentError, BackendError, RequestError) as error:
-            return None, Why.UNSCORED.says(str(error))
+            return None, TurnRefusal(Reason.UNSCORED, str(error))
         self.teacher_breaker.answered()
         if self._parts.training.recipe != "paper" and ends_apart(turn.completion, scores):
-            return None, Why.UNREACHED_END.says()
+            return None, TurnRefusal(Reason.ENDLESS_HINT)
         return scores, None
 
     def _check(self, turn_id: int) -> None:
@@ -481,8 +481,8 @@ class Judging:
         if not self._parts.ledger.turns.is_open(turn_id):
             raise ForgottenError
 
-    def _refuse(self, turn_id: int, reason: str) -> None:
+    def _refuse(self, turn_id: int, refusal: TurnRefusal) -> None:
         self._check(turn_id)
-        self._parts.ledger.turns.refuse(turn_id, reason)
-        self._parts.telemetry.sample("refused", turn=turn_id, reason=reason)
+        self._parts.ledger.turns.refuse(turn_id, refusal)
+        self._parts.telemetry.sample("refused", turn=turn_id, reason=str(refusal))
         self._on_sample()  # an episode may be complete without it

@@ -21,6 +21,7 @@ from tinker_claw.methods.base import HINT
 from tinker_claw.methods.passes import BatchItem, candidates
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import (
     Charge,
     Completion,
@@ -32,7 +33,6 @@ from tinker_claw.types import (
     moved,
     uncharged,
 )
-from tinker_claw.why import Why
 
 _T = TypeVar("_T")
 
@@ -54,16 +54,17 @@ class HintScorer:
         self._context_tokens = context_tokens
         self._cfg = parts.training
 
-    def fitting(self, turn: Turn, texts: Sequence[str]) -> tuple[str, ...] | str:
+    def fitting(self, turn: Turn, texts: Sequence[str]) -> tuple[str, ...] | TurnRefusal:
         """Return the texts of which the teacher can be told one, or why it can be told none."""
         most = self._teaching.most
         short = [self._renderer.shorten(text, most) for text in texts]
         if not self._teaching.cuts:
             short = [text for text in short if text in texts]
         if not short:
-            return Why.UNFIT_HINT.says(f"it has more than {most} tokens")
+            return TurnRefusal(Reason.UNFIT_HINT, f"it has more than {most} tokens")
         fitting = tuple(text for text in short if self._has_room(turn, text))
-        return fitting or Why.UNFIT_HINT.says("with it the prompt is longer than the context")
+        too_long = TurnRefusal(Reason.UNFIT_HINT, "with it the prompt is longer than the context")
+        return fitting or too_long
 
     async def teach(self, turn: Turn, texts: Sequence[str], charge: Charge) -> HintScores:
         """Return a reply's scores under the text whose candidates overlap most with its own.

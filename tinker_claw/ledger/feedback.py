@@ -15,12 +15,12 @@ from typing import Literal
 
 from tinker_claw.errors import ClawError
 from tinker_claw.ledger.database import LedgerTable, insert
-from tinker_claw.ledger.turns import reopen
+from tinker_claw.ledger.turns import reopen, set_state
+from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 from tinker_claw.types import Source
-from tinker_claw.why import Why
 
-ENDED = Why.ENDED.says()
-"""Reason why a turn is not trained, unless somebody rates it."""
+ENDED = TurnRefusal(Reason.SESSION_DONE)
+"""Why a turn is not trained, unless somebody rates it."""
 OUTCOME = "it is of how the session ended, and the session is no episode (X-Turn-Type: episode)"
 TOO_LATE = "the episode is over: it was queued already, or has expired"
 """Reason why an outcome trains no reply."""
@@ -82,15 +82,14 @@ _ABOUT = {
     "FROM sessions WHERE key = :name AND user = :user) ORDER BY idx DESC LIMIT 1)",
 }
 _FIND = """
-SELECT turns.id, turns.session_id, turns.kind, turns.settled, turns.untrained_because, why,
-  LENGTH(tokens) > 1 AS kept, episode, verdicts.turn_id IS NOT NULL AS judged, samples.state,
-  expired_because,
+SELECT turns.id, turns.session_id, turns.state, reason, detail, LENGTH(tokens) > 1 AS kept,
+  episode, verdicts.turn_id IS NOT NULL AS judged, samples.id IS NOT NULL AS sampled,
   EXISTS (SELECT 1 FROM step_samples JOIN steps ON steps.id = step_samples.step_id
     WHERE sample_id = samples.id AND status = 'intent') AS training
 FROM turns JOIN sessions ON sessions.id = turns.session_id
   LEFT JOIN verdicts ON verdicts.turn_id = turns.id
   LEFT JOIN samples ON samples.turn_id = turns.id
-WHERE {} AND user = :user AND private <> 1 AND blanked IS NOT 'forgotten'
+WHERE {} AND user = :user AND private <> 1 AND turns.state <> 'forgotten'
 """
 
 
@@ -136,9 +135,17 @@ class FeedbackTable(LedgerTable):
                 (turn["id"],),
             )
             feedback_id = insert(tx, "feedback", values)
-            if not feedback.final and (unused is None or turn["state"] is not None):
+            if not feedback.final and (unused is None or turn["sampled"]):
                 _judge(tx, turn["id"], feedback)
-            if unused is None and not feedback.final:
+            if unused is None and feedback.final:
+                # The last reply of an episode has no next state; the outcome is enough.
+                last = (
+                    "SELECT id FROM turns WHERE session_id = ? AND kind = 'main' "
+                    "ORDER BY idx DESC LIMIT 1"
+                )
+                which = f"id = ({last}) AND state = 'waiting'"
+                set_state(tx, TurnState.JUDGING, which, turn["session_id"])
+            elif unused is None:
                 reopen(tx, turn["id"])
         return Given(feedback_id, turn["id"], repeated=False, unused=unused)
 
@@ -147,20 +154,20 @@ def _unused(turn: sqlite3.Row) -> str | None:
     """Return why a turn can no longer be trained by feedback; None: it can."""
     if turn["episode"] == 2:  # its group is trained as it is, or not at all
         return TOO_LATE
-    if turn["expired_because"] is not None:
-        return turn["expired_because"]
-    if turn["state"] in ("held", "queued"):
-        return "the reply is being trained" if turn["training"] else None
-    if turn["state"] is not None:
-        states = {"trained": "was trained already", "expired": "has grown too old to be trained"}
-        return f"the reply {states.get(turn['state'], 'was set aside: steps with it failed')}"
-    because = turn["untrained_because"]
-    taken_up = turn["why"] in (Why.SET_ASIDE, Why.ENDED) or (
-        turn["judged"] and turn["why"] != Why.FORGOTTEN_LESSON
-    )
-    if turn["kind"] == "main" and turn["kept"] and (not turn["settled"] or taken_up):
-        return None
-    return because or "what was sampled is not kept any more"
+    match turn["state"]:
+        case TurnState.HELD | TurnState.QUEUED:
+            return "the reply is being trained" if turn["training"] else None
+        case TurnState.TRAINED:
+            return "the reply was trained already"
+        case TurnState.REFUSED:
+            judged_again = turn["reason"] in (Reason.UNJUDGED, Reason.SESSION_DONE) or (
+                turn["judged"] and turn["reason"] != Reason.FORGOTTEN_LESSON
+            )
+            if turn["kept"] and judged_again and not turn["sampled"]:
+                return None
+            return str(TurnRefusal(turn["reason"], turn["detail"] or ""))
+        case _:
+            return None
 
 
 def _judge(tx: sqlite3.Connection, turn_id: int, feedback: Feedback) -> None:

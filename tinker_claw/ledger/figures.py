@@ -14,7 +14,8 @@ from tinker_claw.evidence import CLAIM, Rate, TwoRates, in_words, odds, record
 from tinker_claw.ledger.database import FILE, Rows, reading
 from tinker_claw.ledger.decline import read_decline
 from tinker_claw.ledger.firsts import First, read_firsts
-from tinker_claw.ledger.outcome import Record, count_outcomes, read_run, run_of
+from tinker_claw.ledger.samples import read_queue, ready
+from tinker_claw.ledger.turn_view import Record, count_outcomes, run_of
 from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.ledger.versions import gate_of, pinned, read_line, read_spent, read_versions
 from tinker_claw.ledger.views import Filter, read
@@ -75,7 +76,7 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
     Args:
         batch_size: samples of a step.
     """
-    firsts, run = read_live(rows), read_run(rows, batch_size)
+    firsts = read_live(rows)
     return (
         {
             "data_dir": str(rows.path.parent),
@@ -90,9 +91,9 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
             # Why learning is paused; None: it is not, or for refusals, which `gate` has.
             "held": read_spent(rows) or ((fallen := read_decline(rows)) and str(fallen)),
             # Optimizer steps from the base to the newest version.
-            "step": run.step,
+            "step": rows.one("SELECT step FROM versions ORDER BY id DESC LIMIT 1") or 0,
             # Queued samples that steps could take.
-            "samples_waiting": run.ready,
+            "samples_waiting": ready(read_queue(rows), batch_size),
         }
         | _conversations(rows)
         | _learning(rows)
@@ -131,7 +132,11 @@ def _learning(rows: Rows) -> Record:
         "hints": rows.one("SELECT COUNT(*) FROM hints WHERE rank = 0"),
         # Users whom the judge hardly hears.
         "unheard": [dict(row) for row in rows.rows(_UNHEARD)],
-        "samples": rows.pairs("SELECT state, COUNT(*) FROM samples GROUP BY state"),
+        # Samples by the state of their turn.
+        "samples": rows.pairs(
+            "SELECT state, COUNT(*) FROM turns WHERE state IN ('held', 'queued', 'trained') "
+            "GROUP BY state"
+        ),
         "steps": (steps := read(rows, "steps", Filter(), LAST_STEPS)),
         # The gate's results for their versions, newest first.
         "gate": [gate_result for step in reversed(steps) if (gate_result := gate_of(step))],

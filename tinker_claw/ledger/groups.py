@@ -13,18 +13,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tinker_claw.ledger.database import LedgerTable
-from tinker_claw.ledger.turns import JUDGEABLE, OUTCOME, STEP
-from tinker_claw.why import Because, Why
+from tinker_claw.ledger.turns import OPEN, OUTCOME, STEP, set_state
+from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 
 LIMIT_S = 3600.0
 """Seconds after the last activity in any session of a group until it ends: few steps of an agent
 take longer, and its samples grow old while others learn."""
-NO_OUTCOME = Why.NO_OUTCOME.says()
-AGREED = Why.AGREED.says()
-TOO_LARGE = Why.TOO_LARGE.says()
-MATE_TOO_OLD = Why.MATE_TOO_OLD.says()
-PASSED = Why.LATER.says()
-"""Reason why samples or turns of an episode are not trained."""
 COMPARED = """
 CASE WHEN EXISTS (SELECT 1 FROM sessions AS mate JOIN feedback ON feedback.session_id = mate.id
   WHERE mate.group_id = sessions.group_id AND mate.id <> sessions.id
@@ -45,14 +39,14 @@ FROM sessions WHERE episode = 1 GROUP BY 1
 _SESSIONS = f"""
 SELECT id, group_id, ({OUTCOME}) AS outcome,
   EXISTS (SELECT 1 FROM turns WHERE turns.session_id = sessions.id AND kind = 'main'
-    AND settled = 0 AND {JUDGEABLE}) AS judging,
+    AND state = 'judging') AS judging,
   MAX(created_at, COALESCE((SELECT created_at FROM turns WHERE turns.session_id = sessions.id
       ORDER BY turns.id DESC LIMIT 1), 0),
     COALESCE((SELECT MAX(created_at) FROM feedback WHERE feedback.session_id = sessions.id
       AND final = 1), 0)) AS heard
 FROM sessions WHERE episode = 1 AND (group_id = ?1 OR id = -?1) ORDER BY id
 """
-_OF = "turn_id IN (SELECT id FROM turns WHERE session_id = ?)"
+_SAMPLED = "state IN ('queued', 'held')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +96,22 @@ class GroupTable(LedgerTable):
         with self._db.transaction() as tx:
             for session in sessions:
                 if session["outcome"] is None:
-                    expired += _expire(tx, session["id"], NO_OUTCOME)
-                    _refuse(tx, session["id"], NO_OUTCOME)
+                    expired += _expire(tx, session["id"], Reason.NO_OUTCOME)
                     continue
-                queued += tx.execute(
-                    "UPDATE samples SET state = 'queued', created_at = ?, "
-                    f"reward = ? + COALESCE(reward, 0) WHERE state = 'held' AND {_OF}",
+                held = "session_id = ? AND state = 'held'"
+                tx.execute(
+                    "UPDATE samples SET created_at = ?, reward = ? + COALESCE(reward, 0) "
+                    f"WHERE turn_id IN (SELECT id FROM turns WHERE {held})",
                     (now, session["outcome"], session["id"]),
-                ).rowcount
-                _refuse(tx, session["id"], PASSED)
+                )
+                queued += set_state(tx, TurnState.QUEUED, held, session["id"])
+                _refuse(tx, session["id"], OPEN, Reason.NOT_CONTINUED)
             if group is not None:
                 withdrawn = _expire_agreed(tx, group)
                 if queued - withdrawn > most:
-                    withdrawn += sum(_expire(tx, session, TOO_LARGE) for session in ids)
+                    withdrawn += sum(
+                        _refuse(tx, session, _SAMPLED, Reason.LARGE_GROUP) for session in ids
+                    )
                 queued, expired = queued - withdrawn, expired + withdrawn
             _close(tx, ids, group)
         return queued, expired
@@ -124,57 +121,51 @@ def expire_mates(tx: sqlite3.Connection) -> int:
     """Expire the rest of groups that lost a sample to age or a rollback; return how many."""
     broken = tx.execute(
         # Materialized, as SQLite would else look at all mates for each of their samples.
-        "WITH waiting (id) AS MATERIALIZED (SELECT DISTINCT group_id FROM samples "
-        "CROSS JOIN turns ON turns.id = turn_id JOIN sessions ON sessions.id = session_id "
-        "WHERE EXISTS (SELECT 1 FROM groups) AND state IN ('queued', 'held') "
-        "AND group_id IS NOT NULL) "
+        "WITH waiting (id) AS MATERIALIZED (SELECT DISTINCT group_id FROM turns "
+        "CROSS JOIN sessions ON sessions.id = session_id "
+        f"WHERE EXISTS (SELECT 1 FROM groups) AND {_SAMPLED} AND group_id IS NOT NULL) "
         "SELECT id FROM waiting WHERE EXISTS (SELECT 1 FROM sessions AS mate "
         "CROSS JOIN turns AS old ON old.session_id = mate.id "
-        "CROSS JOIN samples AS gone ON gone.turn_id = old.id "
-        "WHERE mate.group_id = waiting.id AND gone.state = 'expired' "
-        "AND COALESCE(gone.expired_why, ?1) = ?1)",
-        (Why.LEFT_BEHIND,),
+        "WHERE mate.group_id = waiting.id AND old.reason IN (?, ?))",
+        (Reason.TOO_OLD, Reason.LEFT_BEHIND),
     ).fetchall()
     expired = 0
     for (group,) in broken:
         mates = tx.execute("SELECT id FROM sessions WHERE group_id = ?", (group,))
         sessions = [session for (session,) in mates]
         for session in sessions:
-            expired += _expire(tx, session, MATE_TOO_OLD)
-            _refuse(tx, session, MATE_TOO_OLD)
+            expired += _expire(tx, session, Reason.BROKEN_GROUP)
         _close(tx, sessions, group)
     return expired
 
 
 def _expire_agreed(tx: sqlite3.Connection, group: int) -> int:
     """Expire samples at steps whose rewards all agree, so have no advantage; taught ones stay."""
-    return tx.execute(
-        "UPDATE samples SET state = 'expired', expired_because = ?, expired_why = ? "
-        "WHERE state = 'queued' "
-        "AND teacher_logprobs IS NULL AND turn_id IN (WITH queued AS ("
-        f"SELECT turn_id, reward, {STEP} AS step FROM sessions "
+    agreed = (
+        f"WITH queued AS (SELECT turn_id, reward, teacher_logprobs, {STEP} AS step FROM sessions "
         "JOIN turns ON session_id = sessions.id JOIN samples ON turn_id = turns.id "
         "WHERE group_id = ? AND state = 'queued') "
-        "SELECT turn_id FROM queued WHERE step IN (SELECT step FROM queued "
-        "GROUP BY step HAVING COUNT(*) > 1 AND MAX(reward) - MIN(reward) < ?))",
-        (AGREED, AGREED.why, group, _SAME),
-    ).rowcount
+        "SELECT turn_id FROM queued WHERE teacher_logprobs IS NULL AND step IN "
+        "(SELECT step FROM queued GROUP BY step HAVING COUNT(*) > 1 "
+        "AND MAX(reward) - MIN(reward) < ?)"
+    )
+    refusal = TurnRefusal(Reason.EQUAL_REWARDS)
+    return set_state(tx, TurnState.REFUSED, f"id IN ({agreed})", group, _SAME, refusal=refusal)
 
 
-def _expire(tx: sqlite3.Connection, session: int, because: Because) -> int:
-    return tx.execute(
-        "UPDATE samples SET state = 'expired', expired_because = ?, expired_why = ? "
-        f"WHERE state IN ('queued', 'held') AND {_OF}",
-        (because, because.why, session),
-    ).rowcount
+def _expire(tx: sqlite3.Connection, session: int, reason: Reason) -> int:
+    """Refuse all of a session that is not trained yet; return how many samples."""
+    _refuse(tx, session, OPEN, reason)
+    return _refuse(tx, session, _SAMPLED, reason)
 
 
-def _refuse(tx: sqlite3.Connection, session: int, because: Because) -> None:
-    """Refuse the session's open turns, which will never be samples."""
-    tx.execute(
-        "UPDATE turns SET settled = 1, untrained_because = ?, why = ? "
-        "WHERE session_id = ? AND kind = 'main' AND settled = 0",
-        (because, because.why, session),
+def _refuse(tx: sqlite3.Connection, session: int, which: str, reason: Reason) -> int:
+    return set_state(
+        tx,
+        TurnState.REFUSED,
+        f"session_id = ? AND kind = 'main' AND {which}",
+        session,
+        refusal=TurnRefusal(reason),
     )
 
 

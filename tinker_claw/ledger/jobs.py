@@ -10,26 +10,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinker_claw.ledger.database import LedgerTable
-from tinker_claw.ledger.turns import WAITING, reopen
-from tinker_claw.why import Why
+from tinker_claw.ledger.turns import OPEN, reopen, set_state
+from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 
 TRIES = 3
 """Failed tries after which a turn is set aside."""
-SET_ASIDE = Why.SET_ASIDE.says()
-"""Reason why such a turn is not trained."""
+SET_ASIDE = TurnRefusal(Reason.UNJUDGED, "`tinker-claw rejudge` tries again")
+"""Why such a turn is not trained."""
 _LONGEST = 2000
 """Most characters kept of an error."""
-_JOBS = f"""
+_JOBS = """
 SELECT turns.id AS turn_id, episode > 0 AS episode, verdicts.turn_id IS NOT NULL AS judged,
   COALESCE(tries, 0) AS tries, COALESCE(due_at, 0.0) AS due_at
-FROM ({WAITING}) AS waiting CROSS JOIN turns ON turns.id = waiting.id
-  CROSS JOIN sessions ON sessions.id = session_id
+FROM turns CROSS JOIN sessions ON sessions.id = session_id
   LEFT JOIN verdicts ON verdicts.turn_id = turns.id LEFT JOIN jobs ON jobs.turn_id = turns.id
-ORDER BY due_at, turns.id
+WHERE turns.state = 'judging' ORDER BY due_at, turns.id
 """
 _SET_ASIDE = """
 SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id
-WHERE why = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
+WHERE reason = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
 """
 
 
@@ -59,15 +58,12 @@ class JobTable(LedgerTable):
         or settled meanwhile, and nothing is kept."""
         with self._db.transaction() as tx:
             kept = tx.execute(
-                "INSERT INTO jobs SELECT id, ?2, ?3, ?4 FROM turns WHERE id = ?1 AND settled = 0 "
+                f"INSERT INTO jobs SELECT id, ?2, ?3, ?4 FROM turns WHERE id = ?1 AND {OPEN} "
                 "ON CONFLICT (turn_id) DO UPDATE SET tries = ?2, due_at = ?3, error = ?4",
                 (turn_id, tries, due_at, error[:_LONGEST]),
             ).rowcount
             if kept and tries >= TRIES:
-                tx.execute(
-                    "UPDATE turns SET settled = 1, untrained_because = ?, why = ? WHERE id = ?",
-                    (SET_ASIDE, Why.SET_ASIDE, turn_id),
-                )
+                set_state(tx, TurnState.REFUSED, "id = ?", turn_id, refusal=SET_ASIDE)
         return kept > 0
 
     def take_up(self, turn_ids: Sequence[int] | None) -> list[int]:
@@ -77,7 +73,7 @@ class JobTable(LedgerTable):
             turn_ids: turns to choose from; None: all. Those without their text stay aside.
         """
         with self._db.transaction() as tx:
-            set_aside = [row["id"] for row in tx.execute(_SET_ASIDE, (Why.SET_ASIDE,))]
+            set_aside = [row["id"] for row in tx.execute(_SET_ASIDE, (Reason.UNJUDGED,))]
             again = [turn_id for turn_id in set_aside if turn_ids is None or turn_id in turn_ids]
             for turn_id in again:
                 reopen(tx, turn_id)

@@ -118,7 +118,7 @@ class JudgementTable(LedgerTable):
                 "SELECT turns.id FROM turns JOIN turns AS later "
                 "ON later.session_id = turns.session_id AND later.kind = turns.kind "
                 "AND later.idx > turns.idx JOIN verdicts ON turn_id = turns.id "
-                "WHERE later.id = ? AND value = -1 AND turns.untrained_because = ? "
+                "WHERE later.id = ? AND value = -1 AND turns.reason = ? "
                 "AND LENGTH(turns.tokens) > 1",
                 (accepted, reason),
             )

@@ -20,13 +20,10 @@ from tinker_claw.evidence import CLAIM, Rate, TwoRates
 from tinker_claw.ledger.database import LedgerTable, Rows, insert
 from tinker_claw.ledger.firsts import ACCEPTED, FIRSTS
 from tinker_claw.types import Wish
-from tinker_claw.why import Why
 from tinker_claw.wishes import BLANKS, LONGEST, hidden
 
-FORGOTTEN_LESSON = Why.FORGOTTEN_LESSON.says()
-"""Reason why such a turn is not trained."""
 UNTOLD = "[[], 0, 0, []]"
-"""`turns.told` of such a turn: the lesson is not in its prompt any more."""
+"""`turns.told` of a turn whose lessons were forgotten: they are not in its prompt any more."""
 MOST = 8
 """Most lessons that a session is told, or a judge shown."""
 _MARKS = re.compile(r"[\s.,;:!?…。！？、，；：\"'“”„«»‹›‘’]+")

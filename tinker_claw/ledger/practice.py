@@ -13,7 +13,7 @@ from tinker_claw.ledger.database import LedgerTable
 from tinker_claw.ledger.firsts import ACCEPTED, FIRSTS
 from tinker_claw.ledger.lessons import VERDICTS, Lesson, State, lesson_of
 from tinker_claw.ledger.versions import Void
-from tinker_claw.why import Why
+from tinker_claw.turn_state import Reason
 
 TWICE = 2
 """Told replies that the owner must have accepted since they said the lesson, or since it was told
@@ -30,8 +30,8 @@ _ASKED = f"""
 SELECT turns.id FROM sessions CROSS JOIN turns ON session_id = sessions.id
   AND turns.kind = 'main' AND idx = 0
 WHERE user = ? AND private = 0 AND secret = 0 AND episode = 0 AND asked_by = 'owner'
-  AND hint_at IS NOT NULL
-  AND blanked IS NULL AND COALESCE(why, {Why.METHOD:d}) IN ({Why.METHOD:d}, {Why.SAMPLED_AT:d})
+  AND hint_at IS NOT NULL AND (state NOT IN ('refused', 'forgotten') OR reason = '{Reason.SAMPLING}'
+    OR EXISTS (SELECT 1 FROM verdicts WHERE turn_id = turns.id))  -- its prompt was fit to train
   AND NOT EXISTS (SELECT 1 FROM turn_images WHERE turn_images.turn_id = turns.id)
 ORDER BY sessions.id DESC
 """

@@ -22,13 +22,19 @@ from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import load, raw_ids, store, unraw_ids
 from tinker_claw.ledger.database import PAUSE_S, Rows, WritingConnection
 from tinker_claw.ledger.images import let_go, move
-from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, UNTOLD, orphans, taught_by, unlearn
-from tinker_claw.ledger.turns import UNSAID, mark_private, remove_sample, told_of
+from tinker_claw.ledger.lessons import UNTOLD, orphans, taught_by, unlearn
+from tinker_claw.ledger.turns import (
+    NO_IDS,
+    OPEN,
+    mark_private,
+    remove_sample,
+    set_state,
+    told_of,
+)
 from tinker_claw.ledger.versions import read_line, withdraw_from_step
 from tinker_claw.privacy.redact import name_digest
-from tinker_claw.why import Because, Why
+from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 
-UNFOLLOWED = Why.UNFOLLOWED.says()
 FORGOTTEN = "forgotten"
 """Prefix of the new key of a forgotten session."""
 MOST = 1000
@@ -62,14 +68,11 @@ _SAID = {
     "advantages = NULL",
 }
 """Columns to blank of a turn's next state, votes, hints, feedback and sample, by table."""
-_NOTHING = "x'00'"
-"""Blob of no ids and no floats, as codec packs them."""
 _ASKED = (
-    f"settled = 1, blanked = ?1, request_text = '', reply_text = '', reply_digest = '', "
-    "history = '[]', params = json_set(params, '$.stop', json_array()), hint_at = NULL, "
-    f"blocks = x'', prompt = {_NOTHING}, tokens = {_NOTHING}, logprobs = {_NOTHING}, topk = 0, "
-    f"topk_ids = {_NOTHING}, topk_logprobs = {_NOTHING}"
+    "request_text = '', reply_text = '', reply_digest = '', history = '[]', "
+    f"params = json_set(params, '$.stop', json_array()), {NO_IDS}"
 )
+"""Columns with the texts and ids of a turn."""
 _NAMES = (
     "kind_reason = '', call = '', trace = NULL, response_id = NULL, fallback = NULL, "
     "client = '', voices = '[]', told = NULL"
@@ -88,12 +91,8 @@ def _unsay(tx: sqlite3.Connection, turn: int) -> None:
 _DROPPABLE = """
 SELECT turns.id
 FROM turns JOIN sessions ON sessions.id = session_id
-  LEFT JOIN samples ON samples.turn_id = turns.id
-  LEFT JOIN next_states ON next_states.turn_id = turns.id
-WHERE blanked IS NULL AND CASE WHEN settled THEN
-    COALESCE(samples.state NOT IN ('queued', 'held'), 1)
-  ELSE closed_at IS NOT NULL AND next_states.turn_id IS NULL AND episode <> 1
-    AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id) END
+WHERE NOT dropped AND (state IN ('trained', 'refused')
+    OR (state = 'waiting' AND closed_at IS NOT NULL AND episode <> 1))
   AND turns.id BETWEEN ? AND ? AND turns.created_at < ? ORDER BY turns.id LIMIT ?
 """
 """SQL of turns in a range of ids, captured before a time, that can no longer be trained."""
@@ -114,11 +113,14 @@ def drop_some(database: WritingConnection, before: float, at: int) -> tuple[int,
         # Without those that were taken up again meanwhile.
         still = tx.execute(_DROPPABLE, (droppable[0], droppable[-1], before, _ROWS)).fetchall()
         for (turn,) in still:
-            tx.execute(
-                "UPDATE turns SET untrained_because = ?, why = ? WHERE id = ? AND settled = 0",
-                (UNFOLLOWED, UNFOLLOWED.why, turn),
+            set_state(
+                tx,
+                TurnState.REFUSED,
+                "id = ? AND state = 'waiting'",
+                turn,
+                refusal=TurnRefusal(Reason.UNFOLLOWED),
             )
-            tx.execute(f"UPDATE turns SET {_ASKED} WHERE id = ?2", ("dropped", turn))
+            tx.execute(f"UPDATE turns SET dropped = 1, {_ASKED} WHERE id = ?", (turn,))
             let_go(tx, turn)
             _unsay(tx, turn)
     return len(still), droppable[-1] + 1
@@ -265,12 +267,12 @@ def from_turn(turn_id: int) -> Callable[[Rows], Forgetting]:
     return find
 
 
-_BEFORE = """
+_BEFORE = f"""
 -- The turn before the first forgotten one. Turns whose client hung up have no next state.
 SELECT id FROM (SELECT turns.id, next_states.turn_id AS said FROM turns
     LEFT JOIN next_states ON next_states.turn_id = turns.id
   WHERE session_id = ?1 AND turns.id < ?2 AND kind = 'main'
-    AND (next_states.turn_id IS NOT NULL OR settled = 0) ORDER BY turns.id DESC LIMIT 1)
+    AND (next_states.turn_id IS NOT NULL OR {OPEN}) ORDER BY turns.id DESC LIMIT 1)
 WHERE said IS NOT NULL
 UNION
 -- Turns whose teacher may have been shown a forgotten one instead of a hint: it was asked after
@@ -279,7 +281,7 @@ SELECT turns.id FROM turns JOIN verdicts ON verdicts.turn_id = turns.id
   LEFT JOIN samples ON samples.turn_id = turns.id
 WHERE session_id = ?1 AND turns.id < ?2 AND value = -1
   AND NOT EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id)
-  AND (settled = 0 OR (hint IS NOT NULL
+  AND ({OPEN} OR (hint IS NOT NULL
     AND samples.created_at >= (SELECT created_at FROM turns WHERE id = ?2)))
 ORDER BY 1
 """
@@ -300,8 +302,7 @@ def _forgetting(rows: Rows, session: int, *, first: int, last: int = _ANY) -> Fo
         unsaid=before,
         lesson_turns=tuple(lesson_turns),
         withdrawn=rows.one(
-            "SELECT COUNT(*) FROM samples WHERE state IN ('queued', 'held') "
-            f"AND turn_id IN {_THESE}",
+            f"SELECT COUNT(*) FROM turns WHERE state IN ('queued', 'held') AND id IN {_THESE}",
             touched,
         ),
         steps=_steps(rows, touched),
@@ -310,7 +311,7 @@ def _forgetting(rows: Rows, session: int, *, first: int, last: int = _ANY) -> Fo
 
 _LEFT = (
     "SELECT id FROM turns WHERE session_id = ? AND id BETWEEN ? AND ? "
-    "AND blanked IS NOT 'forgotten' ORDER BY id"
+    "AND state <> 'forgotten' ORDER BY id"
 )
 """SQL of a session's turns in a range of ids that are not forgotten yet."""
 
@@ -326,7 +327,7 @@ def _steps(rows: Rows, turns: str) -> tuple[UsedIn, ...]:
     live = read_line(rows).live
     step_rows = rows.rows(
         "SELECT steps.id AS step, version, parent AS before, COUNT(*) AS samples FROM ("
-        f"SELECT step_id, turn_id FROM samples WHERE state = 'trained' AND turn_id IN {_THESE} "
+        f"SELECT step_id, turn_id FROM samples WHERE step_id IS NOT NULL AND turn_id IN {_THESE} "
         f"UNION SELECT step_id, turn_id FROM step_prompts WHERE turn_id IN {_THESE}) "
         "JOIN steps ON steps.id = step_id WHERE status = 'committed' "
         "GROUP BY steps.id ORDER BY steps.id",
@@ -376,16 +377,11 @@ def _take_back(tx: sqlite3.Connection, what: Forgetting) -> None:
     told."""
     withdraw_from_step(tx, [*what.turns, *what.unsaid, *what.lesson_turns])
     for turn in what.lesson_turns:
-        _untrain(tx, turn, FORGOTTEN_LESSON)
+        _untrain(tx, turn, Reason.FORGOTTEN_LESSON)
     sources = json.dumps([*what.turns, *what.unsaid])
     unlearn(tx, sources)
-    tx.execute(
-        "UPDATE samples SET expired_because = ?, expired_why = ? WHERE state = 'trained' "
-        f"AND turn_id IN {_THESE}",
-        (Why.FORGOTTEN.says(), Why.FORGOTTEN, json.dumps(what.turns)),
-    )
     for turn in what.unsaid:
-        _untrain(tx, turn, UNSAID)
+        _untrain(tx, turn, Reason.FORGOTTEN_NEXT)
         _unsay(tx, turn)
     if what.whole:
         _take_name(tx, what.session)
@@ -404,7 +400,8 @@ def _delete(tx: sqlite3.Connection, turns: Collection[int]) -> None:
     for turn in turns:
         let_go(tx, turn)
         if _withdraw(tx, turn):
-            tx.execute(f"UPDATE turns SET {_ASKED}, {_NAMES} WHERE id = ?2", (FORGOTTEN, turn))
+            set_state(tx, TurnState.FORGOTTEN, "id = ?", turn)
+            tx.execute(f"UPDATE turns SET {_ASKED}, {_NAMES} WHERE id = ?", (turn,))
             _unsay(tx, turn)
         else:
             tx.execute("DELETE FROM turns WHERE id = ?", (turn,))
@@ -427,20 +424,11 @@ def _take_name(tx: sqlite3.Connection, session: int) -> None:
         mark_private(tx, row["user"], row["key"], row["private"])
 
 
-def _untrain(tx: sqlite3.Connection, turn: int, because: Because) -> None:
-    """Remove a turn's sample and refuse the turn; one that was trained says why no more is learned
-    of it."""
-    if _withdraw(tx, turn):
-        tx.execute(
-            "UPDATE samples SET expired_because = ?, expired_why = ? WHERE turn_id = ?",
-            (because, because.why, turn),
-        )
-    else:
-        tx.execute(
-            # Also where there was a reason, which may end.
-            "UPDATE turns SET settled = 1, untrained_because = ?, why = ? WHERE id = ?",
-            (because, because.why, turn),
-        )
+def _untrain(tx: sqlite3.Connection, turn: int, reason: Reason) -> None:
+    """Remove a turn's sample and refuse the turn, also where another reason may end; one that was
+    trained stays so."""
+    if not _withdraw(tx, turn):
+        set_state(tx, TurnState.REFUSED, "id = ?", turn, refusal=TurnRefusal(reason))
 
 
 def _untell(database: Rows, tx: sqlite3.Connection, turn: int) -> None:

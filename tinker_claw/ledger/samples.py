@@ -26,10 +26,10 @@ from tinker_claw.ledger.codec import (
 from tinker_claw.ledger.database import LedgerTable, Rows, insert
 from tinker_claw.ledger.groups import COMPARED, expire_mates
 from tinker_claw.ledger.images import kept
-from tinker_claw.ledger.turns import OVER, STEP, check_kept, completion_of, told_of
+from tinker_claw.ledger.turns import STEP, check_kept, completion_of, set_state, told_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
+from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 from tinker_claw.types import HintScores, Images, Judge, Sample
-from tinker_claw.why import Because, Why, why_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +50,22 @@ class Waiting:
     """When it was queued, in seconds since 1970."""
 
 
-NO_GRADIENT = Why.NO_GRADIENT.says()
-"""Reason why samples of such a batch expire."""
+NO_GRADIENT = TurnRefusal(Reason.NOTHING_BETTER)
+"""Why samples of such a batch are not trained."""
 JUDGED_BY = (
     "CASE WHEN episode <> 0 THEN 'outcome' WHEN COALESCE(role, '') IN ('tool', 'other') "
     "AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id "
     "AND score IS NOT NULL) THEN 'tools' ELSE 'user' END"
 )
 """SQL on a turn with its next state: who judged it. Explicit feedback is a user's."""
+_BARE = "with a better reply beside it"
+_BASELINE = "with a rejection, a hint or a rating beside it"
 KEPT_BARE = 64
 """Newest bare rejections that wait for a better reply."""
 KEPT_BASELINE = 256
 """Newest samples of the baseline that wait for a rejection, a hint or an explicit rating."""
 _QUEUED = """
-FROM samples CROSS JOIN turns ON turns.id = samples.turn_id
+FROM turns CROSS JOIN samples ON samples.turn_id = turns.id
   JOIN sessions ON sessions.id = turns.session_id
   JOIN versions ON versions.id = turns.policy_version
   LEFT JOIN next_states ON next_states.turn_id = turns.id
@@ -80,7 +82,7 @@ class SampleTable(LedgerTable):
         turn_id: int,
         reward: float | None,
         teacher: HintScores | None,
-        untaught: str | None = None,
+        untaught: TurnRefusal | None = None,
         *,
         bare: bool = False,
         baseline: bool = False,
@@ -95,7 +97,7 @@ class SampleTable(LedgerTable):
             baseline: whether it teaches nothing but beside a rejection, a hint or an explicit
                 rating.
         """
-        values = {"turn_id": turn_id, "reward": reward, "untaught": untaught}
+        values = {"turn_id": turn_id, "reward": reward, "untaught": untaught and str(untaught)}
         values |= {"bare": bare, "baseline": baseline}
         if teacher is not None:
             values |= {
@@ -113,19 +115,16 @@ class SampleTable(LedgerTable):
                 "WHERE turns.id = ?",
                 (turn_id,),
             ).fetchone()
-            if row is None:  # it was forgotten meanwhile
-                return 0
-            values["created_at"] = time.time()
-            values["state"] = ("queued", "held", "expired")[row["episode"]]
-            over = OVER if row["episode"] == 2 else None
-            values |= {"expired_because": over, "expired_why": why_of(over)}
-            sample_id = insert(tx, "samples", values)
-            tx.execute("UPDATE turns SET settled = 1 WHERE id = ?", (turn_id,))
-            return sample_id
+            states = TurnState.QUEUED, TurnState.HELD, TurnState.REFUSED
+            over = TurnRefusal(Reason.EPISODE_OVER) if row["episode"] == 2 else None
+            beside = _BARE if bare else _BASELINE if baseline else None
+            state = states[row["episode"]]
+            set_state(tx, state, "id = ?", turn_id, refusal=over, detail=beside)
+            return insert(tx, "samples", values | {"created_at": time.time()})
 
     def waiting(self) -> int:
         """Return the number of queued samples."""
-        return self._db.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'")
+        return self._db.one("SELECT COUNT(*) FROM turns WHERE state = 'queued'")
 
     def expire(self, current_step: int, max_staleness: int) -> int:
         """Expire samples that are more than `max_staleness` optimizer steps old, bare rejections
@@ -135,20 +134,25 @@ class SampleTable(LedgerTable):
         behind are too old at once. A group expires as one.
         """
         with self._db.transaction() as tx:
-            cursor = tx.execute(
-                "UPDATE samples SET state = 'expired' WHERE state IN ('queued', 'held') AND "
-                "(SELECT ? - step FROM turns JOIN versions ON versions.id = policy_version "
-                "WHERE turns.id = turn_id) > ?",
-                (current_step, max_staleness),
+            expired = set_state(
+                tx,
+                TurnState.REFUSED,
+                "state IN ('queued', 'held') AND "
+                "(SELECT ? - step FROM versions WHERE versions.id = policy_version) > ?",
+                current_step,
+                max_staleness,
+                refusal=TurnRefusal(Reason.TOO_OLD),
             )
-            expired = cursor.rowcount + expire_left_behind(tx, read_line(self._db))
+            expired += expire_left_behind(tx, read_line(self._db))
             for column, kept in (("bare", KEPT_BARE), ("baseline", KEPT_BASELINE)):
-                expired += tx.execute(
-                    "UPDATE samples SET state = 'expired', expired_because = ?1, expired_why = ?2 "
-                    f"WHERE state = 'queued' AND {column} AND id <= (SELECT id FROM samples WHERE "
-                    f"state = 'queued' AND {column} ORDER BY id DESC LIMIT 1 OFFSET ?3)",
-                    (NO_GRADIENT, NO_GRADIENT.why, kept),
-                ).rowcount
+                older = (
+                    "SELECT turn_id FROM samples JOIN turns ON turns.id = turn_id "
+                    f"WHERE state = 'queued' AND {column} ORDER BY samples.id DESC "
+                    "LIMIT -1 OFFSET ?"
+                )
+                expired += set_state(
+                    tx, TurnState.REFUSED, f"id IN ({older})", kept, refusal=NO_GRADIENT
+                )
             return expired + expire_mates(tx)
 
     def queue(self) -> list[Waiting]:
@@ -176,7 +180,7 @@ class SampleTable(LedgerTable):
     def queued_of(self, version: int) -> list[int]:
         """Return the ids of queued samples whose replies this version sampled."""
         return self._db.column(
-            "SELECT samples.id FROM samples JOIN turns ON turns.id = turn_id "
+            "SELECT samples.id FROM turns JOIN samples ON turn_id = turns.id "
             "WHERE state = 'queued' AND policy_version = ?",
             version,
         )
@@ -184,28 +188,26 @@ class SampleTable(LedgerTable):
     def still_queued(self, samples: Sequence[Sample]) -> bool:
         """Return whether all of them are still queued: feedback on a reply takes its sample out."""
         return len(samples) == self._db.one(
-            "SELECT COUNT(*) FROM samples WHERE state = 'queued' "
-            "AND id IN (SELECT value FROM json_each(?))",
+            "SELECT COUNT(*) FROM samples JOIN turns ON turns.id = turn_id "
+            "WHERE state = 'queued' AND samples.id IN (SELECT value FROM json_each(?))",
             json.dumps([sample.id for sample in samples]),
         )
 
-    def expire_these(self, sample_ids: Iterable[int], because: Because) -> None:
-        """Expire these samples."""
-        self._db.write(
-            "UPDATE samples SET state = 'expired', expired_because = ?, expired_why = ? "
-            "WHERE state = 'queued' AND id IN (SELECT value FROM json_each(?))",
-            because,
-            because.why,
-            json.dumps([*sample_ids]),
-        )
+    def expire_these(self, sample_ids: Iterable[int], refusal: TurnRefusal) -> None:
+        """Take these samples out of the queue, if they are in it."""
+        with self._db.transaction() as tx:
+            set_state(
+                tx,
+                TurnState.REFUSED,
+                "state = 'queued' AND id IN "
+                "(SELECT turn_id FROM samples WHERE id IN (SELECT value FROM json_each(?)))",
+                json.dumps([*sample_ids]),
+                refusal=refusal,
+            )
 
     def quarantine(self, *sample_ids: int) -> None:
-        """Exclude these samples from training, unless they have expired."""
-        self._db.write(
-            "UPDATE samples SET state = 'quarantined' "
-            "WHERE state = 'queued' AND id IN (SELECT value FROM json_each(?))",
-            json.dumps(sample_ids),
-        )
+        """Exclude queued samples from training, as steps with them failed."""
+        self.expire_these(sample_ids, TurnRefusal(Reason.STEPS_FAILED))
 
 
 def read_queue(rows: Rows) -> list[Waiting]:

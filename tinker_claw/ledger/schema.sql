@@ -74,11 +74,11 @@ CREATE TABLE turns (
   kind              TEXT NOT NULL,
   policy_version    INTEGER NOT NULL REFERENCES versions (id),
   created_at        REAL NOT NULL,
-  settled           INTEGER NOT NULL,    -- 1: it became a sample, or was refused
-  why               INTEGER,             -- number of the reason in why.py why it is not trained; NULL while it may be
-  untrained_because TEXT,                -- the same in words, with details
-  secret            INTEGER NOT NULL DEFAULT 0, -- 1: its system prompt holds a secret, and its ids go when it is settled; 2: they are gone
-  blanked           TEXT,                -- why its texts and tokens are gone: forgotten, or dropped; NULL: they are kept
+  state             TEXT NOT NULL,       -- waiting, judging, held (its sample waits for outcomes), queued (for a step), trained, refused, forgotten
+  reason            TEXT,                -- why it is refused, as turns are counted (Reason, or a method's words); NULL in other states
+  detail            TEXT,                -- more about the reason, for people
+  secret            INTEGER NOT NULL DEFAULT 0, -- 1: its system prompt holds a secret, whatever becomes of it: in the last three states its ids are gone
+  dropped           INTEGER NOT NULL DEFAULT 0, -- 1: its texts and tokens were dropped for its age, trained or not
   prompt_tokens     INTEGER NOT NULL,
   completion_tokens INTEGER NOT NULL,
   cached_tokens     INTEGER NOT NULL,
@@ -107,20 +107,12 @@ CREATE TABLE turns (
   topk_ids          BLOB NOT NULL,
   topk_logprobs     BLOB NOT NULL
 ) STRICT;
-CREATE TRIGGER secret_when_settled AFTER UPDATE OF settled ON turns
-WHEN NEW.settled AND NEW.secret = 1 AND NOT EXISTS
-  (SELECT 1 FROM samples WHERE turn_id = NEW.id AND state IN ('queued', 'held'))
-BEGIN
-  UPDATE turns SET secret = 2, hint_at = NULL, blocks = x'', prompt = x'00', tokens = x'00', logprobs = x'00',
-    topk = 0, topk_ids = x'00', topk_logprobs = x'00' WHERE id = NEW.id;
-END;
 CREATE INDEX turns_by_session ON turns (session_id, kind, idx);
 -- For filters, which read turns in order of id.
 CREATE INDEX turns_narrow ON turns (id, session_id, kind, created_at);
-CREATE INDEX turns_open ON turns (id, session_id) WHERE settled = 0;
+CREATE INDEX turns_by_state ON turns (state, reason);
 -- Covers sums over all turns, so that their wide rows are not read.
 CREATE INDEX turns_by_version ON turns (kind, policy_version, session_id);
-CREATE INDEX turns_untrained ON turns (why, untrained_because) WHERE why IS NOT NULL;
 CREATE INDEX turns_lost ON turns (lost) WHERE lost IS NOT NULL;
 CREATE INDEX turns_unknown ON turns (client) WHERE asked_by = 'unknown';
 CREATE INDEX turns_by_response ON turns (response_id) WHERE response_id IS NOT NULL;
@@ -231,18 +223,9 @@ CREATE TABLE samples (
   overlap          INTEGER,
   advantage        REAL,                 -- advantage of the reply in the newest step with it; NULL: no step yet
   advantages       BLOB,                 -- token advantages, before normalisation
-  state            TEXT NOT NULL,        -- held (for an outcome), queued, trained, expired, quarantined
-  expired_why      INTEGER,              -- number of the reason in why.py; NULL: too old, or not expired; of a trained one, why no more is learned of it
-  expired_because  TEXT,                 -- the same in words
-  step_id          INTEGER REFERENCES steps (id),
+  step_id          INTEGER REFERENCES steps (id), -- step that trained it
   created_at       REAL NOT NULL         -- when it was held or, later, queued
 ) STRICT;
-CREATE TRIGGER secret_when_used AFTER UPDATE OF state ON samples WHEN NEW.state NOT IN ('queued', 'held')
-BEGIN
-  UPDATE turns SET settled = 1 WHERE id = NEW.turn_id AND secret = 1;
-END;
-CREATE INDEX samples_by_state ON samples (state, id);
-CREATE INDEX samples_by_turn ON samples (state, turn_id);
 
 CREATE TABLE steps (
   id          INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -29,10 +29,10 @@ from tinker_claw.ledger.codec import (
 )
 from tinker_claw.ledger.database import LedgerTable, insert
 from tinker_claw.ledger.images import keep, kept
-from tinker_claw.ledger.lessons import FORGOTTEN_LESSON
 from tinker_claw.ledger.spend import Bill, write
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.served import Outcome, Place
+from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 from tinker_claw.types import (
     Attempt,
     Completion,
@@ -45,7 +45,6 @@ from tinker_claw.types import (
     Turn,
     Writer,
 )
-from tinker_claw.why import Why, why_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +55,7 @@ class LastTurn:
     history: tuple[str, ...]
     reply_digest: str
     settled: bool
+    """Whether it is a sample, or refused."""
     followed: bool
     """Whether it has its next state."""
 
@@ -66,42 +66,24 @@ class LastTurn:
 
 
 _NO_TOKENS = dict.fromkeys(("tokens", "logprobs", "topk_ids", "topk_logprobs"), ())
-OVER = Why.OVER.says()
-"""Reason why such a turn is not trained."""
-NOT_UNDERSTOOD = Why.NOT_UNDERSTOOD.says()
-"""Reason why such a turn is not trained."""
+NO_IDS = (
+    "hint_at = NULL, blocks = x'', prompt = x'00', tokens = x'00', logprobs = x'00', topk = 0, "
+    "topk_ids = x'00', topk_logprobs = x'00'"
+)
+"""SQL that deletes a turn's token ids: x'00' is a blob of none, as codec packs it."""
+OPEN = "state IN ('waiting', 'judging')"
+"""SQL on a row of `turns`: it is neither a sample nor refused yet."""
 OUTCOME = (
     "SELECT score FROM feedback WHERE feedback.session_id = sessions.id AND final = 1 "
     "AND unused IS NULL ORDER BY feedback.id DESC LIMIT 1"
 )
 """SQL on a row of `sessions`: the outcome of an episode; no row where none came in time."""
-JUDGEABLE = f"""
-(EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id)
-  OR EXISTS (SELECT 1 FROM verdicts WHERE turn_id = turns.id)
-  OR EXISTS (SELECT 1 FROM sessions WHERE sessions.id = turns.session_id AND episode = 1
-    AND ({OUTCOME}) IS NOT NULL AND turns.kind = 'main' AND turns.idx = (
-      SELECT MAX(idx) FROM turns AS last WHERE last.session_id = sessions.id AND kind = 'main'
-        AND last.why IS NOT {Why.OVER:d})))
-"""
-"""SQL on an open row of `turns`: whether it can become a sample. The last turn of an episode has no
-next state; its outcome is enough."""
-WAITING = f"""
-SELECT id FROM turns CROSS JOIN next_states ON turn_id = id WHERE settled = 0
-UNION SELECT id FROM turns CROSS JOIN verdicts ON turn_id = id WHERE settled = 0
-UNION SELECT id FROM turns WHERE settled = 0 AND {JUDGEABLE}
-  AND session_id IN (SELECT id FROM sessions WHERE episode = 1)
-"""
-"""SQL of the ids of turns with a next state, a verdict or an episode's outcome that are neither
-samples nor refused yet. It starts at the open turns, as there are far more next states. Most of
-them are the last of a session and wait for ever, so each is looked up as little as possible."""
 STEP = """
 (SELECT COUNT(*) FROM turns AS before JOIN next_states ON next_states.turn_id = before.id
   WHERE before.session_id = turns.session_id AND before.kind = 'main' AND before.idx < turns.idx)
 """
 """SQL on a row of `turns`: the number of earlier replies that its episode built on: 0, 1, 2 ... A
 reply requested again, because its client hung up, does not shift later steps."""
-UNSAID = Why.UNSAID.says()
-UNWAITED = Why.UNWAITED.says()
 _NEXT_INDEX = "SELECT COALESCE(MAX(idx) + 1, 0) FROM turns WHERE session_id = ? AND kind = ?"
 _HIDDEN = re.compile(r"private-[0-9a-f]{32}")
 _LATELY = 4
@@ -115,6 +97,30 @@ def hidden(user: str, key: str) -> str:
     if _HIDDEN.fullmatch(key):
         return key
     return f"private-{hashlib.sha256(f'{user} {key}'.encode()).hexdigest()[:32]}"
+
+
+def set_state(
+    tx: sqlite3.Connection,
+    to: TurnState,
+    where: str,
+    *values: Any,
+    refusal: TurnRefusal | None = None,
+    detail: str | None = None,
+) -> int:
+    """Set the state of the turns that a condition selects; return how many.
+
+    A turn whose system prompt holds a secret loses its ids in a final state. `detail`: what it
+    waits for, for people.
+    """
+    reason, detail = (refusal.reason, refusal.detail or None) if refusal else (None, detail)
+    moved = tx.execute(
+        f"UPDATE turns SET state = ?, reason = ?, detail = ? WHERE {where} RETURNING id, secret",
+        (to, reason, detail, *values),
+    ).fetchall()
+    if to.is_final:
+        secret = [(row["id"],) for row in moved if row["secret"]]
+        tx.executemany(f"UPDATE turns SET {NO_IDS} WHERE id = ?", secret)
+    return len(moved)
 
 
 def mark_private(tx: sqlite3.Connection, user: str, key: str, private: int) -> None:
@@ -255,17 +261,20 @@ class TurnTable(LedgerTable):
                 "UPDATE sessions SET closed_at = ? WHERE id = ?",
                 [(time.time(), session_id) for session_id in session_ids],
             )
-            tx.executemany(
-                "UPDATE turns SET settled = 1, untrained_because = ?, why = ? WHERE session_id = ? "
-                f"AND secret = 1 AND settled = 0 AND NOT {JUDGEABLE}",
-                [(UNWAITED, UNWAITED.why, session_id) for session_id in session_ids],
-            )
+            for session_id in session_ids:
+                set_state(
+                    tx,
+                    TurnState.REFUSED,
+                    "session_id = ? AND secret AND state = 'waiting'",
+                    session_id,
+                    refusal=TurnRefusal(Reason.UNFOLLOWED_SECRET),
+                )
 
     def add(self, turn: Outcome, bill: Bill | None = None) -> int:
         """Write a turn and the bill for serving it; return its id. Durable when this returns."""
         place, who, prompt, done = turn.place, turn.place.identity, turn.prompt, turn.completion
-        lesson_block, raw = prompt.lesson_block, raw_ids(prompt.tokens)
-        because = turn.untrained_because
+        secret = bool(place.secrets) and turn.keeps_tokens
+        voices = [(v.writer, v.what, len(v.words or v.text)) for v in place.voices]
         values: dict[str, Any] = {
             "session_id": place.session_id,
             "created_at": time.time(),
@@ -281,53 +290,42 @@ class TurnTable(LedgerTable):
             "asked_by": place.asked_by,
             "request_text": place.text,
             "reply_text": turn.reply_text,
-            "voices": json.dumps(
-                [
-                    (voice.writer, voice.what, len(voice.words or voice.text))
-                    for voice in place.voices
-                ],
-                ensure_ascii=False,
-            ),
-            "told": None,
-            "hint_at": prompt.hint_at,
+            "voices": json.dumps(voices, ensure_ascii=False),
+            "secret": secret,
             "prompt_tokens": len(prompt.tokens),
             "completion_tokens": len(done.tokens),
             "cached_tokens": done.cached_tokens,
             "stop_reason": done.stop_reason,
-            "history": json.dumps(place.history or ()),
-            "reply_digest": turn.reply_digest,
+            "history": json.dumps(place.history or ()) if turn.keeps_tokens else "[]",
+            "reply_digest": turn.reply_digest if turn.keeps_tokens else "",
         }
-        secret = bool(place.secrets) and turn.keeps_tokens
-        if not turn.keeps_tokens or (secret and because):
-            done = replace(done, params=replace(done.params, stop=()), **_NO_TOKENS)
-            lesson_block, raw = None, b""
-        if not turn.keeps_tokens:
-            values |= {"history": "[]", "reply_digest": ""}
-        values |= {
-            "params": _params_json(done.params),
-            "tokens": pack_ids(done.tokens),
-            "logprobs": pack_floats(done.logprobs),
-            "topk": len(done.topk_ids[0]) if done.topk_ids else 0,
-            "topk_ids": pack_ids(flat(done.topk_ids)),
-            "topk_logprobs": pack_floats(flat(done.topk_logprobs)),
-        }
+        raw, sampled = raw_ids(prompt.tokens), _completion_columns(done)
+        lesson_block, hint_at = prompt.lesson_block, prompt.hint_at
         with self._db.transaction() as tx:
-            because = because or _over(tx, place)
-            if lesson_block and _lacks_lesson(tx, lesson_block):  # it was forgotten meanwhile
-                raw, because = raw_ids(lesson_block.without(prompt.tokens)), FORGOTTEN_LESSON
-                values["hint_at"] = None
-            elif lesson_block:
-                values["told"] = json.dumps(astuple(lesson_block))
-            values |= {"untrained_because": because, "why": why_of(because)}
-            values["settled"] = because is not None
-            values["secret"] = secret
-            values["blocks"], values["prompt"] = store(tx, raw, shared=not secret)
-            values["idx"] = tx.execute(_NEXT_INDEX, (place.session_id, who.kind)).fetchone()[0]
+            refusal = turn.untrained_because or _over(tx, place)
+            keeps_ids = turn.keeps_tokens and not (secret and refusal)
+            if keeps_ids and lesson_block and _lacks_lesson(tx, lesson_block):
+                raw, lesson_block = raw_ids(lesson_block.without(prompt.tokens)), None
+                hint_at, refusal = None, TurnRefusal(Reason.FORGOTTEN_LESSON)
+                keeps_ids = not secret
+            if not keeps_ids:
+                done = replace(done, params=replace(done.params, stop=()), **_NO_TOKENS)
+                raw, lesson_block, sampled = b"", None, _completion_columns(done)
+            blocks, rest = store(tx, raw, shared=not secret)
+            values |= {
+                "state": TurnState.REFUSED if refusal else TurnState.WAITING,
+                "reason": refusal and refusal.reason,
+                "detail": refusal and (refusal.detail or None),
+                "told": lesson_block and json.dumps(astuple(lesson_block)),
+                "hint_at": hint_at,
+                "blocks": blocks,
+                "prompt": rest,
+                **sampled,
+                "idx": tx.execute(_NEXT_INDEX, (place.session_id, who.kind)).fetchone()[0],
+            }
             turn_id = insert(tx, "turns", values)
-            if because is None:
+            if refusal is None:
                 keep(tx, turn_id, turn.images)
-            elif secret:  # its episode was over, or a lesson in it was forgotten meanwhile
-                tx.execute("UPDATE turns SET settled = 1 WHERE id = ?", (turn_id,))
             if bill is not None:
                 write(tx, bill, turn_id=turn_id)
         return turn_id
@@ -341,7 +339,7 @@ class TurnTable(LedgerTable):
         may share a session.
         """
         rows = self._db.rows(
-            "SELECT id AS turn_id, history, reply_digest, settled, "
+            f"SELECT id AS turn_id, history, reply_digest, NOT {OPEN} AS settled, "
             "next_states.turn_id IS NOT NULL AS followed "
             "FROM turns LEFT JOIN next_states ON next_states.turn_id = id "
             "WHERE session_id = ? AND kind = ? ORDER BY idx DESC LIMIT ?",
@@ -354,17 +352,22 @@ class TurnTable(LedgerTable):
     def add_next_state(self, turn_id: int, state: NextState) -> bool:
         """Attach a turn's next state. False: it already had one, which stays; or its text is
         gone."""
-        written = self._db.write(
-            "INSERT OR IGNORE INTO next_states (turn_id, role, text, beside, created_at) "
-            "SELECT id, ?, ?, ?, ? FROM turns WHERE id = ? AND blanked IS NULL "
-            "AND why IS NOT ?",
-            state.role,
-            state.text,
-            json.dumps(state.beside),
-            time.time(),
-            turn_id,
-            Why.NOT_UNDERSTOOD,
-        )
+        with self._db.transaction() as tx:
+            written = tx.execute(
+                "INSERT OR IGNORE INTO next_states (turn_id, role, text, beside, created_at) "
+                "SELECT id, ?, ?, ?, ? FROM turns WHERE id = ? AND state <> 'forgotten' "
+                "AND NOT dropped AND reason IS NOT ?",
+                (
+                    state.role,
+                    state.text,
+                    json.dumps(state.beside),
+                    time.time(),
+                    turn_id,
+                    Reason.UNCLEAR,
+                ),
+            ).rowcount
+            if written:
+                set_state(tx, TurnState.JUDGING, "id = ? AND state = 'waiting'", turn_id)
         return written == 1
 
     def get(self, turn_id: int) -> Turn:
@@ -393,29 +396,20 @@ class TurnTable(LedgerTable):
 
     def is_open(self, turn_id: int) -> bool:
         """Return whether the turn exists and is neither a sample nor refused yet."""
-        return self._db.row("SELECT 1 FROM turns WHERE id = ? AND settled = 0", turn_id) is not None
+        return self._db.row(f"SELECT 1 FROM turns WHERE id = ? AND {OPEN}", turn_id) is not None
 
     def stop_waiting(self, turn_id: int) -> None:
-        """Refuse a turn without next state and verdict when the writer after it is unknown: no
-        later message answers it."""
-        self._db.write(
-            "UPDATE turns SET settled = 1, untrained_because = ?, why = ? "
-            "WHERE id = ? AND settled = 0 "
-            "AND NOT EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id) "
-            "AND NOT EXISTS (SELECT 1 FROM verdicts WHERE turn_id = turns.id)",
-            NOT_UNDERSTOOD,
-            Why.NOT_UNDERSTOOD,
-            turn_id,
-        )
+        """Refuse a turn that waits, as the writer after it is unknown: no later message answers
+        it."""
+        unclear = TurnRefusal(Reason.UNCLEAR)
+        with self._db.transaction() as tx:
+            which = "id = ? AND state = 'waiting'"
+            set_state(tx, TurnState.REFUSED, which, turn_id, refusal=unclear)
 
-    def refuse(self, turn_id: int, reason: str) -> None:
-        """Refuse to train a turn. `reason`: of `Why`, or in a method's own words."""
-        self._db.write(
-            "UPDATE turns SET settled = 1, untrained_because = ?, why = ? WHERE id = ?",
-            reason,
-            why_of(reason),
-            turn_id,
-        )
+    def refuse(self, turn_id: int, refusal: TurnRefusal) -> None:
+        """Refuse to train a turn."""
+        with self._db.transaction() as tx:
+            set_state(tx, TurnState.REFUSED, "id = ?", turn_id, refusal=refusal)
 
 
 def state_of(row: sqlite3.Row) -> NextState:
@@ -424,7 +418,7 @@ def state_of(row: sqlite3.Row) -> NextState:
     return NextState(row["role"], row["text"], beside)
 
 
-def _over(tx: sqlite3.Connection, place: Place) -> str | None:
+def _over(tx: sqlite3.Connection, place: Place) -> TurnRefusal | None:
     """Return why a turn of this session is no longer trained; None: it may be."""
     if place.identity.kind is Kind.SIDE:
         return None
@@ -433,7 +427,7 @@ def _over(tx: sqlite3.Connection, place: Place) -> str | None:
         "IS NOT NULL))",
         (place.session_id,),
     ).fetchone()
-    return OVER if late else None
+    return TurnRefusal(Reason.EPISODE_OVER) if late else None
 
 
 def _lacks_lesson(tx: sqlite3.Connection, lesson_block: LessonBlock) -> bool:
@@ -449,32 +443,39 @@ def check_kept(tx: sqlite3.Connection, turn_id: int) -> None:
     Raises:
         ForgottenError: it was forgotten meanwhile, or what followed it.
     """
-    kept = "SELECT 1 FROM turns WHERE id = ? AND blanked IS NULL AND why IS NOT ?"
-    if tx.execute(kept, (turn_id, Why.UNSAID)).fetchone() is None:
+    kept = (
+        "SELECT 1 FROM turns WHERE id = ? AND state <> 'forgotten' AND NOT dropped "
+        "AND reason IS NOT ?"
+    )
+    if tx.execute(kept, (turn_id, Reason.FORGOTTEN_NEXT)).fetchone() is None:
         raise ForgottenError(f"turn {turn_id} was forgotten meanwhile")
 
 
 def remove_sample(tx: sqlite3.Connection, turn_id: int) -> None:
     """Remove the sample of a turn, unless it was trained."""
-    which = "SELECT id FROM samples WHERE turn_id = ? AND state <> 'trained'"
+    which = "SELECT id FROM samples WHERE turn_id = ? AND step_id IS NULL"
     tx.execute(f"DELETE FROM step_samples WHERE sample_id IN ({which})", (turn_id,))
     tx.execute(f"DELETE FROM samples WHERE id IN ({which})", (turn_id,))
 
 
 def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
-    """Reopen a turn without its sample and its failed tries, so that it becomes a new one."""
+    """Judge a turn again, without its sample and its failed tries, so that it becomes a new one."""
     remove_sample(tx, turn_id)
     tx.execute("DELETE FROM jobs WHERE turn_id = ?", (turn_id,))
-    tx.execute(
-        "UPDATE turns SET settled = 0, untrained_because = NULL, why = NULL WHERE id = ?",
-        (turn_id,),
-    )
+    set_state(tx, TurnState.JUDGING, "id = ?", turn_id)
 
 
-def _params_json(params: SamplingParams) -> str:
-    fields = asdict(params)
-    del fields["images"]
-    return json.dumps(fields)
+def _completion_columns(done: Completion) -> dict[str, Any]:
+    params = asdict(done.params)
+    del params["images"]
+    return {
+        "params": json.dumps(params),
+        "tokens": pack_ids(done.tokens),
+        "logprobs": pack_floats(done.logprobs),
+        "topk": len(done.topk_ids[0]) if done.topk_ids else 0,
+        "topk_ids": pack_ids(flat(done.topk_ids)),
+        "topk_logprobs": pack_floats(flat(done.topk_logprobs)),
+    }
 
 
 def _turn(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Turn:

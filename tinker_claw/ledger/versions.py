@@ -26,14 +26,12 @@ from tinker_claw.errors import LedgerError, StepError
 from tinker_claw.ledger.codec import pack_floats
 from tinker_claw.ledger.database import LedgerTable, Rows, insert, set_meta
 from tinker_claw.ledger.lessons import practise, tell_again
-from tinker_claw.ledger.turns import reopen
+from tinker_claw.ledger.turns import reopen, set_state
+from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 from tinker_claw.types import PolicyVersion
-from tinker_claw.why import Why
 
 _PINNED, _ACCEPTED, _ANSWERS = "pinned", "accepted", "canary_answers"
 """Keys in `meta`."""
-LEFT_BEHIND = Why.LEFT_BEHIND.says()
-"""Why a sample has expired."""
 LEFT_OPEN = "it could not be closed when it ended"
 """Why a step of this process is void."""
 _WITHDRAWN = "what it trained on was forgotten meanwhile"
@@ -128,16 +126,16 @@ def read_line(rows: Rows) -> Line:
 def expire_left_behind(tx: sqlite3.Connection, line: Line) -> int:
     """Expire queued samples of versions that a rollback left behind; return how many."""
     sampled_by = tx.execute(
-        "SELECT DISTINCT policy_version FROM samples JOIN turns ON turns.id = turn_id "
-        "WHERE state IN ('queued', 'held')"
+        "SELECT DISTINCT policy_version FROM turns WHERE state IN ('queued', 'held')"
     ).fetchall()
     return sum(
-        tx.execute(
-            "UPDATE samples SET state = 'expired', expired_because = ?, expired_why = ? "
-            "WHERE state IN ('queued', 'held') AND EXISTS "
-            "(SELECT 1 FROM turns WHERE turns.id = turn_id AND policy_version = ?)",
-            (LEFT_BEHIND, LEFT_BEHIND.why, version),
-        ).rowcount
+        set_state(
+            tx,
+            TurnState.REFUSED,
+            "state IN ('queued', 'held') AND policy_version = ?",
+            version,
+            refusal=TurnRefusal(Reason.LEFT_BEHIND),
+        )
         for (version,) in sampled_by
         if version not in line.live
     )
@@ -318,7 +316,8 @@ class StepTable(LedgerTable):
         with self._db.transaction() as tx:
             tx.executemany(
                 "UPDATE samples SET advantage = ?, advantages = ? "
-                "WHERE id = ? AND state = 'queued'",  # else it was forgotten meanwhile
+                "WHERE id = ? AND EXISTS (SELECT 1 FROM turns WHERE turns.id = turn_id "
+                "AND state = 'queued')",  # else it was forgotten meanwhile
                 rows,
             )
             tx.execute("UPDATE steps SET method_state = ? WHERE id = ?", (state, step_id))
@@ -368,11 +367,17 @@ class StepTable(LedgerTable):
             planned = tx.execute(
                 "SELECT COUNT(*) FROM step_samples WHERE step_id = ?", (step_id,)
             ).fetchone()[0]
-            trained = tx.execute(
-                "UPDATE samples SET state = 'trained', step_id = ? WHERE state = 'queued' "
-                "AND id IN (SELECT sample_id FROM step_samples WHERE step_id = ?)",
+            queued = (
+                "SELECT {} FROM step_samples JOIN samples ON samples.id = sample_id "
+                "JOIN turns ON turns.id = turn_id "
+                "WHERE step_samples.step_id = ? AND turns.state = 'queued'"
+            )
+            tx.execute(
+                f"UPDATE samples SET step_id = ? WHERE id IN ({queued.format('sample_id')})",
                 (step_id, step_id),
-            ).rowcount
+            )
+            which = f"id IN ({queued.format('turn_id')})"
+            trained = set_state(tx, TurnState.TRAINED, which, step_id)
             withdrawn = "SELECT 1 FROM steps WHERE id = ? AND void = ?"
             if tx.execute(withdrawn, (step_id, Void.WITHDRAWN)).fetchone():
                 raise VoidStepError(Void.WITHDRAWN, _WITHDRAWN)
@@ -469,7 +474,7 @@ def _hear(tx: sqlite3.Connection) -> None:
     """Apply feedback that came while a step trained its reply, now that the step is void."""
     turn_rows = tx.execute(
         "SELECT DISTINCT feedback.turn_id FROM feedback "
-        "JOIN samples ON samples.turn_id = feedback.turn_id AND state = 'queued' "
+        "JOIN turns ON turns.id = feedback.turn_id AND state = 'queued' "
         "JOIN sessions ON sessions.id = feedback.session_id AND episode = 0 "  # groups stay whole
         "WHERE final = 0 AND unused IS NOT NULL"
     ).fetchall()

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from tinker_claw.ledger.database import Outside, Rows
-from tinker_claw.ledger.outcome import (
+from tinker_claw.ledger.turn_view import (
     FEEDBACK,
     TURNS,
     Contents,
@@ -110,8 +110,8 @@ _CONDITIONS: Mapping[str, str] = {
     "kind": "+turns.kind = ?",
     "verdict": "EXISTS (SELECT 1 FROM verdicts AS v WHERE v.turn_id = turns.id "
     "AND v.value IS NULLIF(?, 'none'))",
-    "trained": "? = EXISTS (SELECT 1 FROM samples AS s INDEXED BY samples_by_turn "
-    "WHERE s.state = 'trained' AND s.turn_id = turns.id)",
+    "trained": "? = EXISTS (SELECT 1 FROM samples AS s "
+    "WHERE s.step_id IS NOT NULL AND s.turn_id = turns.id)",
     "since": "{table}.created_at >= ?",
     "before": "turns.id < ?",
     "id": "{table}.id = ?",
@@ -139,7 +139,7 @@ def turns_in_full(ledger: Outside, *, tokens: bool) -> Iterator[Record]:
     Args:
         tokens: whether to include ids and logprobs.
     """
-    for turn in ledger.column("SELECT id FROM turns WHERE blanked IS NOT 'forgotten' ORDER BY id"):
+    for turn in ledger.column("SELECT id FROM turns WHERE state <> 'forgotten' ORDER BY id"):
         with ledger.moment():
             for record in read(ledger, "turns", Filter(id=turn), 1):
                 full = _more(ledger, turn, record, prompt=tokens)

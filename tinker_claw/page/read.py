@@ -6,7 +6,6 @@ and tools go out unchanged: the templates escape them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -18,11 +17,11 @@ from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.decline import read_decline
 from tinker_claw.ledger.figures import read_figures, read_headlines, read_kept, read_live
 from tinker_claw.ledger.lessons import read_lessons
-from tinker_claw.ledger.outcome import (
+from tinker_claw.ledger.turn_view import (
     Contents,
     Record,
     read_contents,
-    read_run,
+    read_openings,
     read_turn,
     run_of,
 )
@@ -31,7 +30,7 @@ from tinker_claw.ledger.views import Filter, read
 from tinker_claw.page.charts import Point, curve
 from tinker_claw.sinks.base import figures_of
 from tinker_claw.types import Kind, StopReason, Tokens
-from tinker_claw.words import DEFINED, facts, plural, practised, rating, tell
+from tinker_claw.words import plural, practised, run_fields, turn_fields
 
 ROWS: Final = 50
 """Rows of a table."""
@@ -86,7 +85,7 @@ def read_overview(rows: Rows, training: Training) -> Record:
     figures = read_figures(rows, training.batch_size)
     steps = [s for s in read(rows, "steps", Filter(), STEPS) if s["status"] == "committed"]
     shares = _shares(figures["accepted"][-STEPS:])
-    page = {"facts": list(facts(figures)), "defined": DEFINED, "lessons": _lessons(rows, None)}
+    page = {"fields": list(run_fields(figures)), "lessons": _lessons(rows, None)}
     page["begun"] = figures["turns"]["main"] > 0
     return {**figures, **page, "shares": shares, "curves": list(_curves(steps))}
 
@@ -135,12 +134,7 @@ def read_turns(rows: Rows, wanted: Filter) -> Record:
     """Return the newest turns that match, newest first; main turns with the first words that they
     were asked: `words`."""
     turns = read(rows, "turns", wanted, ROWS + 1)[::-1]
-    words = rows.pairs(
-        "SELECT id, SUBSTR(request_text, 1, ?) FROM turns WHERE kind = 'main' AND id IN "
-        "(SELECT value FROM json_each(?))",
-        _WORDS,
-        json.dumps([turn["id"] for turn in turns]),
-    )
+    words = read_openings(rows, [turn["id"] for turn in turns], _WORDS)
     return _first_rows("turns", [t | {"words": words.get(t["id"], "")} for t in turns], "id")
 
 
@@ -153,9 +147,7 @@ def _first_rows(name: str, rows: Sequence[Record], key: str) -> Record:
     return {name: rows[:ROWS], "rest": rows[ROWS - 1][key] if len(rows) > ROWS else None}
 
 
-def read_details(
-    rows: Rows, turn_id: int, user: str | None, training: Training, decode: Decode
-) -> Record:
+def read_details(rows: Rows, turn_id: int, user: str | None, decode: Decode) -> Record:
     """Return everything shown about one turn.
 
     Args:
@@ -167,16 +159,13 @@ def read_details(
     turn, contents = read_turn(rows, turn_id), read_contents(rows, turn_id)
     if turn is None or contents is None or (user is not None and turn.user != user):
         raise missing("turn")
-    run = read_run(rows, training.batch_size, sure=True)
     trained = turn.trained_in_step is not None and contents.advantages
     return {
         "turn": turn,
         "contents": contents,
-        "parts": tell(turn, contents, run),
-        "forgotten": turn.blanked == "forgotten",
+        "fields": list(turn_fields(turn, contents)),
         "pieces": list(_pieces(contents, decode)) if trained else [],
         "feedback": next((entry for entry in contents.feedback[::-1] if not entry["final"]), None),
-        "does": rating(turn),
         # The turns of the session before and after it.
         "neighbours": rows.row(
             "SELECT MAX(id) FILTER (WHERE id < ?2), MIN(id) FILTER (WHERE id > ?2) FROM turns "
@@ -244,8 +233,7 @@ def read_versions(rows: Rows, before: int | None = None) -> Record:
     ]
     line = read_line(rows)
     waiting = rows.pairs(
-        "SELECT policy_version, COUNT(*) FROM samples JOIN turns ON turns.id = turn_id "
-        "WHERE state IN ('queued', 'held') GROUP BY 1"
+        "SELECT policy_version, COUNT(*) FROM turns WHERE state IN ('queued', 'held') GROUP BY 1"
     )
     # To the newest it would only end a hold: learning goes on from there as it is.
     here = None if read_decline(rows) else max(kept, default=None)

@@ -154,11 +154,9 @@ class PageDeps:
 
 def create_page(deps: PageDeps) -> list[Route]:
     """Return the routes for the gateway's application."""
-    page, training = _Page(deps), deps.training
+    page = _Page(deps)
     turns = page.shows("turns", lambda rows, _, w: read.read_turns(rows, w))
-    turn = page.shows(
-        "turn", lambda rows, n, w: read.read_details(rows, n, w.user, training, deps.decode)
-    )
+    turn = page.shows("turn", lambda rows, n, w: read.read_details(rows, n, w.user, deps.decode))
     versions = page.shows("versions", lambda rows, _, w: read.read_versions(rows, w.before))
     overview, change = page.overview, "/versions/{number:row}/{what:change}"
     return [

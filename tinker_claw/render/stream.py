@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Literal, Protocol
 
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Delta, Reply, Tokens, ToolCall
-from tinker_claw.why import Why
 
 
 class CutStream:
@@ -33,7 +33,7 @@ class CutStream:
         self._search = StopSearch(stop)
         self._one_call = one_call
         self._shown: list[Delta] = []
-        self.cut_because: str | None = None
+        self.cut_because: TurnRefusal | None = None
         """Why the reply has ended early, so that sampling on is useless; None: it has not."""
 
     @property
@@ -70,9 +70,9 @@ class CutStream:
                 if text:
                     self._shown.append(Delta("text", text))
                 if self._search.match:
-                    self.cut_because = Why.STOP_STRING.says()
+                    self.cut_because = TurnRefusal(Reason.STOP_STRING)
             elif delta.call and self._one_call and any(earlier.call for earlier in self._shown):
-                self.cut_because = Why.ONE_CALL.says()
+                self.cut_because = TurnRefusal(Reason.ONE_CALL)
             else:
                 self._shown.append(delta)
             if self.cut_because:

@@ -1,0 +1,269 @@
+"""One turn as readers see it, even while a gateway writes.
+
+Rule: nothing is locked or written. Words of users and agents, and ids from which they can be read,
+are only in `Contents`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tinker_claw.ledger.codec import load, unpack_floats
+from tinker_claw.ledger.database import Rows
+from tinker_claw.ledger.lessons import read_runs
+from tinker_claw.ledger.turns import OUTCOME, completion_of, state_of
+from tinker_claw.ledger.versions import read_line
+from tinker_claw.turn_state import TurnRefusal, TurnState
+from tinker_claw.types import Completion, Kind, NextState, Source, Vote
+
+Record = dict[str, Any]
+
+_WAITS = {
+    TurnState.WAITING: "waits for the next message",
+    TurnState.JUDGING: "waits for the judge",
+    TurnState.HELD: "waits for an outcome",
+    TurnState.QUEUED: "waits for a step",
+}
+TURNS = (
+    "turns JOIN sessions ON sessions.id = turns.session_id "
+    "LEFT JOIN groups ON groups.id = group_id "
+    "LEFT JOIN next_states ON next_states.turn_id = turns.id "
+    "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
+    "LEFT JOIN samples ON samples.turn_id = turns.id"
+)
+"""SQL joining turns with their sessions, groups, next states, verdicts and samples."""
+_TURN = f"""
+SELECT turns.id, turns.session_id AS session, sessions.user, turns.idx AS "index", sessions.task,
+  groups.name AS "group", turns.kind, turns.kind_reason, turns.call, turns.policy_version,
+  turns.fallback, turns.prompt_tokens, turns.completion_tokens, turns.created_at,
+  next_states.role AS next_role, verdicts.turn_id IS NOT NULL AS judged, value AS verdict,
+  verdicts.source AS verdict_by,
+  (SELECT COUNT(*) FROM hints WHERE hints.turn_id = turns.id) AS hints,
+  turns.state, turns.reason, turns.detail, samples.step_id AS trained_in_step,
+  (SELECT step_id FROM step_samples JOIN steps ON steps.id = step_samples.step_id
+    WHERE sample_id = samples.id AND status = 'intent') AS in_step
+FROM {TURNS}
+"""
+"""SQL whose columns are the fields of `TurnView`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnView:
+    """A turn without its texts, as `log turns --json` shows it."""
+
+    id: int
+    session: int
+    user: str
+    index: int
+    task: str | None
+    group: str | None
+    kind: Kind
+    kind_reason: str
+    call: str
+    policy_version: int
+    fallback: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    created_at: float
+    next_role: str | None
+    """Role of the next state; None: none has come."""
+    judged: bool
+    verdict: Vote | None
+    """Verdict; None for a judged turn: no vote was valid."""
+    verdict_by: Source | None
+    hints: int
+    state: TurnState
+    reason: str | None
+    detail: str | None
+    trained_in_step: int | None
+    in_step: int | None
+    """Step under way with its sample."""
+
+    @property
+    def outcome(self) -> str:
+        """What became of it, or what it waits for."""
+        match self.state:
+            case TurnState.TRAINED:
+                return f"trained in step {self.trained_in_step}"
+            case TurnState.REFUSED:
+                return f"not trained: {TurnRefusal(self.reason or '', self.detail or '')}"
+            case TurnState.FORGOTTEN:
+                return f"forgotten after step {self.trained_in_step}"
+            case TurnState.QUEUED if self.in_step is not None:
+                return f"in step {self.in_step}"
+            case state:
+                return str(TurnRefusal(_WAITS[state], self.detail or ""))
+
+    @property
+    def record(self) -> Record:
+        """Its fields, and its outcome in words."""
+        return asdict(self) | {"outcome": self.outcome}
+
+
+def read_turn(rows: Rows, turn_id: int) -> TurnView | None:
+    """Return a turn; None: there is none of that id."""
+    return next(iter(turns_where(rows, "WHERE turns.id = ?", turn_id)), None)
+
+
+def turns_where(rows: Rows, which: str, *values: Any) -> list[TurnView]:
+    """Return the turns selected by `which`, the end of the query."""
+    turn_rows = (dict(row) for row in rows.rows(f"{_TURN} {which}", *values))
+    return [TurnView(**row | _typed(row)) for row in turn_rows]
+
+
+def _typed(row: Record) -> Record:
+    kind, state = Kind(row["kind"]), TurnState(row["state"])
+    return {"kind": kind, "judged": bool(row["judged"]), "state": state}
+
+
+def count_outcomes(rows: Rows) -> Counter[str]:
+    """Count the turns that no step has trained: by their reason, or by what they wait for."""
+    counts = rows.rows(
+        "SELECT state, reason, COUNT(*) AS turns FROM turns "
+        "WHERE state NOT IN ('trained', 'forgotten') GROUP BY state, reason"
+    )
+    return Counter(
+        {row["reason"] or _WAITS[TurnState(row["state"])]: row["turns"] for row in counts}
+    )
+
+
+# Contents of a turn
+
+FEEDBACK = (
+    "feedback.created_at, feedback.score, feedback.source, final, feedback.task, "
+    'task_group AS "group", unused'
+)
+_CONTENTS = f"""
+SELECT sessions.key AS session_key, ({OUTCOME}) AS session_outcome, turns.lost, request_text,
+  voices, reply_text, params, trace, verdicts.prompt AS judge_prompt,
+  verdicts.judged AS judge_verdict, hint, untaught, overlap, reward, advantage, advantages,
+  steps.version, steps.finished_at,
+  (SELECT COUNT(*) FROM step_samples WHERE step_samples.step_id = samples.step_id) AS together,
+  (SELECT parent.step FROM versions AS parent WHERE parent.id = steps.parent)
+    - (SELECT step FROM versions WHERE versions.id = turns.policy_version) AS age,
+  (SELECT json_group_object(id, error) FROM (SELECT begun.id, error
+    FROM step_samples JOIN steps AS begun ON begun.id = step_samples.step_id
+    WHERE sample_id = samples.id AND status = 'void' ORDER BY begun.id)) AS void,
+  (SELECT SUM(usd) FROM spend WHERE spend.turn_id = turns.id) AS usd,
+  (SELECT json_group_array(json_object('value', value, 'answer', answer))
+    FROM (SELECT * FROM votes WHERE votes.turn_id = turns.id ORDER BY n)) AS answers,
+  (SELECT error FROM jobs WHERE jobs.turn_id = turns.id) AS failed_try,
+  COALESCE((SELECT tries FROM jobs WHERE jobs.turn_id = turns.id), 0) AS tries,
+  (SELECT json_group_array(text)
+    FROM (SELECT text FROM hints WHERE hints.turn_id = turns.id ORDER BY rank)) AS hints,
+  (SELECT json_group_array(json_object('id', lessons.id, 'text', text))
+    FROM json_each(turns.told, '$[0]') AS its JOIN lessons ON lessons.id = its.value) AS lessons
+FROM {TURNS} LEFT JOIN steps ON steps.id = samples.step_id WHERE turns.id = ?
+"""
+"""SQL whose columns are fields of `Contents`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Full contents of a turn, in addition to its `TurnView`."""
+
+    session_key: str
+    """The client's name for its session."""
+    session_outcome: float | None
+    lost: int | None
+    """1: the request could not be tied to a reply."""
+    request_text: str
+    lessons: Sequence[Record]
+    """Lessons in its prompt, each with `id` and `text` as it is now."""
+    runs: Sequence[Record]
+    """Steps that practised a lesson and rest on it, as `read_runs` returns them."""
+    voices: Sequence[tuple[str, str, int]]
+    """Writer, name and length in characters of each new piece in the request."""
+    reply_text: str
+    completion: Completion
+    params: Mapping[str, Any]
+    trace: str | None
+    next_state: NextState | None
+    answers: Sequence[Record]
+    """The judge's answers, each with `value` and `answer`."""
+    failed_try: str | None
+    """What the judge said at the last failed try, or why it did not; None: none failed."""
+    tries: int
+    """Failed tries for which the turn is to blame."""
+    feedback: Sequence[Record]
+    """Explicit feedback on it, or on its session at the end, oldest first."""
+    judge_prompt: str | None
+    """Version of the judge prompts; None: it was not judged, or by no judge."""
+    judge_verdict: Vote | None
+    """Majority of the judge's votes, even where another's verdict counts."""
+    hints: Sequence[str]
+    hint: str | None
+    """Text that the teacher was told."""
+    untaught: str | None
+    """Why the teacher was not asked, though there was something to tell."""
+    overlap: int | None
+    reward: float | None
+    """Reward of its sample; for an episode's step it includes the outcome, once known."""
+    advantage: float | None
+    """Advantage of the reply, in the newest step that took it; None: no step has."""
+    advantages: tuple[float, ...]
+    """(T,) advantage of each sampled token, in the newest step that took it; (): none has, or they
+    are gone."""
+    version: int | None
+    """Version that the step with it made."""
+    left_behind: bool
+    """Whether a rollback has left that version behind."""
+    finished_at: float | None
+    together: int
+    """Number of samples in that step."""
+    age: int | None
+    """Steps between the version that answered and that step."""
+    void: Mapping[str, str | None]
+    """Why each step with it is void, by step id, oldest first."""
+    usd: float | None
+    """Cost in dollars of serving, judging and teaching it; None: no price was known."""
+
+
+_JSON = ("voices", "params", "answers", "hints", "lessons", "void")
+
+
+def read_contents(rows: Rows, turn_id: int) -> Contents | None:
+    """Return the contents of a turn; None: there is no such turn any more."""
+    row = rows.row(_CONTENTS, turn_id)
+    if row is None:
+        return None
+    fields = dict(row) | {name: json.loads(row[name]) for name in _JSON}
+    fields["advantages"] = unpack_floats(row["advantages"]) if row["advantages"] else ()
+    state = rows.row("SELECT * FROM next_states WHERE turn_id = ?", turn_id)
+    (sampled,) = rows.rows("SELECT * FROM turns WHERE id = ?", turn_id)
+    feedback = rows.rows(
+        f"SELECT {FEEDBACK}, feedback.text FROM feedback WHERE turn_id = ? ORDER BY id", turn_id
+    )
+    return Contents(
+        **fields,
+        runs=read_runs(rows, turn=turn_id),
+        completion=completion_of(sampled),
+        next_state=state_of(state) if state else None,
+        feedback=[dict(entry) | {"final": bool(entry["final"])} for entry in feedback],
+        left_behind=row["version"] is not None and row["version"] not in read_line(rows).live,
+    )
+
+
+def read_openings(rows: Rows, turns: Iterable[int], most: int) -> dict[int, str]:
+    """Return the first `most` characters of what each main turn answers, by id."""
+    return rows.pairs(
+        "SELECT id, SUBSTR(request_text, 1, ?) FROM turns "
+        "WHERE id IN (SELECT value FROM json_each(?)) AND kind = 'main'",
+        most,
+        json.dumps([*turns]),
+    )
+
+
+def read_prompt(rows: Rows, turn_id: int) -> tuple[int, ...]:
+    """Return the prompt's token ids; () where they are gone, or hold a secret."""
+    row = rows.row("SELECT id, blocks, prompt FROM turns WHERE id = ? AND NOT secret", turn_id)
+    return () if row is None else load(rows, row)
+
+
+def run_of(rows: Rows) -> dict[str, str]:
+    """Return model, method and backend of the run."""
+    return rows.pairs("SELECT * FROM meta WHERE key IN ('model', 'method', 'backend')")
