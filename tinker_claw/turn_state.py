@@ -77,12 +77,12 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TurnRefusal:
-    """Why a turn is not trained."""
+    """Reason why a turn is not trained, and a detail."""
 
     reason: str
     """A `Reason`, or a method's own words: turns are counted by it."""
     detail: str = ""
-    """What is only shown."""
+    """More about the reason, only shown."""
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}" if self.detail else self.reason

@@ -95,11 +95,11 @@ def test_the_bar_to_the_next_step_leaves_out_a_baseline_that_makes_none(tmp_path
         talk = Talk(address(terminal), tmp_path)
         talk.say("What is 12 + 5?")
         talk.say("Great, thank you!")
-        terminal.until("turn 1 was accepted")
+        terminal.until(r"turn 1, verdict \+1")
         with reading(tmp_path / FILE) as rows:
             assert terminal.shows(lambda: len(read_queue(rows)) == 1, PATIENCE_S)
         talk.say("Great, thank you!")
-        judged = r"turn 2 was accepted.*next step \[\.{16}\] 0/16"
+        judged = r"turn 2, verdict \+1.*next step \[\.{16}\] 0/16"
         assert terminal.shows(lambda: re.search(judged, terminal.shown) is not None, PATIENCE_S)
         assert terminal.interrupted() == 0
 

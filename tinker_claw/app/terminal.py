@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from tinker_claw.config.settings import DEFAULT_USER
-from tinker_claw.words import owners_line, printable
+from tinker_claw.words import owners_line, printable, vote
 
 LONGEST = 48
 """Characters of a turn's words."""
@@ -124,22 +124,13 @@ def _answered(terminal: Terminal, event: Mapping[str, Any]) -> str:
 
 def _judged(terminal: Terminal, event: Mapping[str, Any]) -> str:
     hint = ", with a hint" if event["hints"] else ""
-    meaning = _MEANING[event["value"]]
-    words = terminal.begun(event["turn"])
-    return f"{words}  turn {event['turn']} {meaning}{hint}   {terminal.bar()}"
+    verdict = f"turn {event['turn']}, verdict {vote(event['value'])}{hint}"
+    return f"{terminal.begun(event['turn'])}  {verdict}   {terminal.bar()}"
 
 
 def _stepped(terminal: Terminal, event: Mapping[str, Any]) -> str:
     took = f"{event['seconds']:.1f} s"
     return f"A step has trained on {event['samples']} samples in {took}."
-
-
-_MEANING = {
-    1: "was accepted",
-    0: "was judged neutral",
-    -1: "was rejected",
-    None: "got no readable verdict",
-}
 
 
 def _first_told(terminal: Terminal, event: Mapping[str, Any]) -> str:

@@ -63,7 +63,7 @@ class Log(LedgerCommand):
     Texts are shown with --full only; on a terminal, how each turn began. by: the policy version
     that answered (*: not the current one). prompt, reply: tokens. next: role of the message after
     the reply. advantage: the reward as it trains, above 0 for more of this. Of steps, losses: one a
-    pass. gradient: its norm. reward: the mean. clipped: a share of tokens. apart (sampler and
+    pass. gradient: its norm. mean reward: -1 to 1. clipped: a share of tokens. apart (sampler and
     trainer): nats a token. cost: US dollars.
     """
 
@@ -146,10 +146,15 @@ _LONGEST = 40
 
 
 def _judged(record: Record) -> str | None:
-    if not record["judged"]:
+    if not record.get("judged", True):
         return None
     by = "" if record["verdict_by"] == "judge" else f" {record['verdict_by']}"
     return vote(record["verdict"]) + by + (" hint" if record["hints"] else "")
+
+
+def _version(record: Record) -> str:
+    """Format the version that answered; `*` marks one that was not the current one."""
+    return f"v{record['policy_version']}" + "*" * (record.get("fallback") is not None)
 
 
 def _rewarded(record: Record) -> str | None:
@@ -158,8 +163,8 @@ def _rewarded(record: Record) -> str | None:
     return vote(record["reward"]) if has_reward else None
 
 
-def _metric(name: str, of: str) -> Column:
-    return Column(name, "metrics", lambda metrics: metrics.get(of))
+def _ended(record: Record) -> str:
+    return moment(record.get("finished_at") or record["created_at"])
 
 
 def _apart(metrics: Mapping[str, Any]) -> float | str | None:
@@ -168,86 +173,51 @@ def _apart(metrics: Mapping[str, Any]) -> float | str | None:
     return f"{number(apart)}!" if metrics.get("agrees") is False else apart
 
 
-def _losses(metrics: Mapping[str, Any]) -> str:
-    return " ".join(map(number, metrics.get("losses", ())))
+def _metric(name: str, of: str) -> Column:
+    return Column(name, "metrics", lambda metrics: metrics.get(of))
 
 
-def _usd(metrics: Mapping[str, Any]) -> str | None:
-    usd = metrics.get("usd")
-    return None if usd is None else f"${usd:.4f}"
-
-
-WHEN = Column("when", "created_at", moment)
-_ID = Column("id")
-_BY = Column("by", "policy_version", version)
-_INDEX = Column("index")
-_TASK = (Column("task"), Column("group"))
-_OF_TURN = (
-    Column("turn"),
-    WHEN,
-    Column("user", show=partial(short, 14)),
-    Column("session"),
-)
-
-COLUMNS: dict[Table, tuple[Column, ...]] = {
-    "turns": (
-        _ID,
-        *_OF_TURN[1:],
-        _INDEX,
-        Column("kind"),
+_SHOWN: Mapping[str, Column] = {
+    column.name: column
+    for column in (
+        Column("when", _ended),
+        Column("user", show=partial(short, 14)),
         Column("for", "call", partial(short, 16)),
-        Column("by", lambda r: f"v{r['policy_version']}" + "*" * (r["fallback"] is not None)),
+        Column("by", _version),
         Column("prompt", "prompt_tokens"),
         Column("reply", "completion_tokens"),
         Column("next", "next_role"),
         Column("verdict", _judged),
-        Column("outcome"),
-    ),
-    "verdicts": (
-        *_OF_TURN,
-        _BY,
-        Column("verdict", show=vote),
-        Column("said by", "verdict_by"),
-        Column("score"),
         Column("votes", show=lambda votes: " ".join(map(vote, votes))),
-        Column("hints"),
-    ),
-    "feedback": (
-        _ID,
-        *_OF_TURN,
-        Column("score", show=vote),
+        Column("score", show=lambda score: None if score is None else vote(score)),
         Column("said by", "source"),
         Column("of", "final", lambda final: "session" if final else "reply"),
-        *_TASK,
         Column("not trained because", "unused"),
-    ),
-    "samples": (
-        _ID,
-        *_OF_TURN,
-        _BY,
-        *_TASK,
-        _INDEX,
         Column("reward", _rewarded),
         Column("hint", "hinted"),
-        Column("advantage"),
-        Column("state"),
-        Column("step"),
-    ),
-    "steps": (
-        _ID,
-        Column("when", lambda record: moment(record["finished_at"] or record["created_at"])),
         Column("status", show=step_word),
         Column("from", "parent", version),
         Column("made", "version", version),
-        Column("samples"),
-        Column("lesson"),
+        Column("losses", "metrics", lambda m: " ".join(map(number, m.get("losses", ())))),
         _metric("hinted", "hinted"),
-        Column("losses", "metrics", _losses),
         _metric("gradient", "grad_norm"),
-        _metric("reward", "reward_mean"),
+        _metric("mean reward", "reward_mean"),
         _metric("clipped", "clip_share"),
         Column("apart", "metrics", _apart),
-        Column("cost", "metrics", _usd),
+        Column("cost", "metrics", lambda m: None if m.get("usd") is None else f"${m['usd']:.4f}"),
         Column("error", show=partial(short, _LONGEST)),
-    ),
+    )
+}
+"""Columns that show something else than the field of their name."""
+_NAMES: Mapping[Table, str] = {
+    "turns": "id,when,user,session,index,kind,for,by,prompt,reply,next,verdict,outcome",
+    "verdicts": "turn,when,user,session,by,verdict,score,votes",
+    "feedback": "id,turn,when,user,session,score,said by,of,task,group,not trained because",
+    "samples": "id,turn,when,user,session,by,task,group,index,reward,hint,advantage,state,step",
+    "steps": "id,when,status,from,made,samples,lesson,hinted,losses,gradient,mean reward,clipped,"
+    "apart,cost,error",
+}
+COLUMNS: Mapping[Table, tuple[Column, ...]] = {
+    table: tuple(_SHOWN.get(name) or Column(name) for name in names.split(","))
+    for table, names in _NAMES.items()
 }

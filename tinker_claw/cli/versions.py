@@ -19,7 +19,6 @@ from tinker_claw.cli.common import (
     write,
     write_json,
 )
-from tinker_claw.cli.log import WHEN
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.database import Rows
@@ -27,6 +26,7 @@ from tinker_claw.ledger.figures import read_kept, usable
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.turn_view import Record
 from tinker_claw.policy import KEPT_DAYS, KEPT_SAMPLERS, KEPT_STATES
+from tinker_claw.words import moment
 
 STAYS = (
     f"v0, the last of each of {KEPT_DAYS} days, the newest {KEPT_STATES} states and the newest "
@@ -92,7 +92,7 @@ _COLUMNS = (
     Column("version", "id", version),
     Column("parent", show=version),
     Column("step"),
-    Column("made", WHEN.of, WHEN.show),
+    Column("made", "created_at", moment),
     Column("samples", show=lambda samples: samples or None),
     Column("accepted", show=lambda share: share and f"{share['good']:.0f} of {share['of']}"),
     Column("state", show=_there),

@@ -6,7 +6,7 @@ Rule: figures come from indexes and narrow tables; the wide rows of `turns` are 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,29 +20,52 @@ from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.ledger.versions import gate_of, pinned, read_line, read_spent, read_versions
 from tinker_claw.ledger.views import Filter, read
 
-_VERDICTS = """
+_COUNTS: Mapping[str, str] = {
+    "sessions": "SELECT COUNT(*) FROM sessions",
+    "private_sessions": "SELECT COUNT(*) FROM sessions WHERE private = 1",
+    "hints": "SELECT COUNT(*) FROM hints WHERE rank = 0",
+    "lost_next_states": "SELECT COUNT(*) FROM turns WHERE lost IS NOT NULL",
+    "bills_without_price": "SELECT COUNT(*) FROM spend WHERE usd IS NULL",
+}
+"""Figures that are numbers. Lost: requests that could not be tied to a reply."""
+_GROUPS: Mapping[str, str] = {
+    "turns": "SELECT kind, COUNT(*) FROM turns GROUP BY kind",
+    "samples": "SELECT state, COUNT(*) FROM turns WHERE state IN ('held', 'queued', 'trained') "
+    "GROUP BY state",
+    "unclear": "SELECT client, COUNT(*) FROM turns WHERE asked_by = 'unknown' GROUP BY client",
+    "usd": "SELECT purpose, TOTAL(usd) FROM spend GROUP BY purpose",
+}
+"""Figures that are numbers by what they are of. `usd`: as far as prices were known."""
+_SUMS: Mapping[str, str] = {
+    "episodes": f"""
+SELECT COUNT(*) FILTER (WHERE running) AS running, COUNT(*) FILTER (WHERE NOT running) AS over
+FROM (SELECT episode = 1 AND ({OUTCOME}) IS NULL AS running FROM sessions WHERE episode <> 0)
+""",
+    "verdicts": """
 SELECT COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE value = 0) AS neutral,
   COUNT(*) FILTER (WHERE value = -1) AS bad, COUNT(*) FILTER (WHERE value IS NULL) AS none
 FROM verdicts
-"""
-_LESSONS = """
+""",
+    "lessons": """
 SELECT COUNT(*) FILTER (WHERE state = 'told') AS told,
   COUNT(*) FILTER (WHERE state IN ('provisional', 'learned')) AS practised,
   MAX(id) FILTER (WHERE state = 'candidate') AS candidate,
   (SELECT id FROM lessons ORDER BY told_in DESC, id DESC LIMIT 1) AS newest,
   MAX(told_in) FILTER (WHERE state = 'told') AS session FROM lessons
-"""
-_EPISODES = f"""
-SELECT COUNT(*) FILTER (WHERE running) AS running, COUNT(*) FILTER (WHERE NOT running) AS over
-FROM (SELECT episode = 1 AND ({OUTCOME}) IS NULL AS running FROM sessions WHERE episode <> 0)
-"""
-_OUTRIGHT = """
+""",
+    "feedback": """
 SELECT COUNT(DISTINCT CASE WHEN final = 0 THEN turn_id END) AS replies,
   COUNT(DISTINCT CASE WHEN final = 1 THEN session_id END) AS sessions,
   (SELECT COUNT(*) FROM verdicts WHERE score IS NOT NULL AND judged <> value) AS unlike
 FROM feedback
-"""
-
+""",
+    "judge_billed": """
+SELECT COUNT(DISTINCT turn_id) AS turns, COALESCE(SUM(sampled), 0) AS answered,
+  COALESCE(SUM(prefill + cached), 0) AS asked, TOTAL(usd) AS usd FROM spend WHERE purpose = 'judge'
+""",
+}
+"""Figures that are records. In `verdicts`, none: no vote was valid. In `lessons`, practised ones
+are in no prompt, and `newest` was the last to come into one."""
 _UNHEARD = """
 SELECT user, SUM(judged = -1) AS rejections, SUM(hinted) AS hints FROM (
   SELECT user, judged, EXISTS (
@@ -55,8 +78,8 @@ WHERE newest <= 100 GROUP BY user HAVING COUNT(*) = 100 AND (rejections < 4 OR h
 """
 """SQL: the users of whose newest 100 judged messages the judge rejected fewer than 4, or made no
 hint. People reject 11 %, so fewer than 4 come by chance in less than 1 % of such windows."""
-
-
+_STRANGERS = "SELECT channel, sender, name FROM channels ORDER BY 1"
+"""SQL: the first in each chat service who wrote to the agent without being an owner."""
 LAST_STEPS = 5
 
 
@@ -76,101 +99,37 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
     Args:
         batch_size: samples of a step.
     """
-    firsts = read_live(rows)
-    return (
-        {
-            "data_dir": str(rows.path.parent),
-            "batch_size": batch_size,
-            # Whether learning helps, one line per user.
-            "headlines": read_headlines(rows, firsts),
-            "run": run_of(rows),
-            # The newest; None: the run has not begun.
-            "policy_version": rows.one("SELECT MAX(id) FROM versions"),
-            # The pinned version, which answers; None: the newest does.
-            "pinned": pinned(rows),
-            # Why learning is paused; None: it is not, or for refusals, which `gate` has.
-            "held": read_spent(rows) or ((fallen := read_decline(rows)) and str(fallen)),
-            # Optimizer steps from the base to the newest version.
-            "step": rows.one("SELECT step FROM versions ORDER BY id DESC LIMIT 1") or 0,
-            # Queued samples that steps could take.
-            "samples_waiting": ready(read_queue(rows), batch_size),
-        }
-        | _conversations(rows)
-        | _learning(rows)
-        | _not_understood(rows)
-        | _bills(rows)
-        # Shares of first judged turns accepted, by version.
-        | {"accepted": [share.record for share in accepted_by(firsts)]}
-    )
-
-
-def _conversations(rows: Rows) -> Record:
-    """Sums over sessions and turns."""
+    firsts, steps = read_live(rows), read(rows, "steps", Filter(), LAST_STEPS)
+    groups = {name: rows.pairs(query) for name, query in _GROUPS.items()}
+    groups["turns"] = {"main": 0, "side": 0} | groups["turns"]
     return {
-        "sessions": rows.one("SELECT COUNT(*) FROM sessions"),
-        # Private sessions, of which nothing is recorded.
-        "private_sessions": rows.one("SELECT COUNT(*) FROM sessions WHERE private = 1"),
-        # Episodes that wait for their outcome, and those that are over.
-        "episodes": dict(rows.rows(_EPISODES)[0]),
-        "turns": {"main": 0, "side": 0}
-        | rows.pairs("SELECT kind, COUNT(*) FROM turns GROUP BY kind"),
-    }
-
-
-def _learning(rows: Rows) -> Record:
-    """Sums over what was judged and trained."""
-    return {
-        # Judged turns by verdict; `none`: no vote was valid.
-        "verdicts": dict(rows.rows(_VERDICTS)[0]),
-        # Number of lessons that are told, and of those practised instead; the newest candidate, and
-        # the one told first of late.
-        "lessons": dict(rows.rows(_LESSONS)[0]),
-        # Replies and sessions with explicit feedback, and replies where the judge's verdict
-        # differs.
-        "feedback": dict(rows.rows(_OUTRIGHT)[0]),
-        # Turns with a hint.
-        "hints": rows.one("SELECT COUNT(*) FROM hints WHERE rank = 0"),
+        "data_dir": str(rows.path.parent),
+        "batch_size": batch_size,
+        # Whether learning helps, one line per user.
+        "headlines": read_headlines(rows, firsts),
+        "run": run_of(rows),
+        # The newest; None: the run has not begun.
+        "policy_version": rows.one("SELECT MAX(id) FROM versions"),
+        # The pinned version, which answers; None: the newest does.
+        "pinned": pinned(rows),
+        # Why learning is paused; None: it is not, or for refusals, which `gate` has.
+        "held": read_spent(rows) or ((fallen := read_decline(rows)) and str(fallen)),
+        # Optimizer steps from the base to the newest version.
+        "step": rows.one("SELECT step FROM versions ORDER BY id DESC LIMIT 1") or 0,
+        # Queued samples that steps could take.
+        "samples_waiting": ready(read_queue(rows), batch_size),
+        **{name: rows.one(query) for name, query in _COUNTS.items()},
+        **groups,
+        **{name: dict(rows.rows(query)[0]) for name, query in _SUMS.items()},
         # Users whom the judge hardly hears.
         "unheard": [dict(row) for row in rows.rows(_UNHEARD)],
-        # Samples by the state of their turn.
-        "samples": rows.pairs(
-            "SELECT state, COUNT(*) FROM turns WHERE state IN ('held', 'queued', 'trained') "
-            "GROUP BY state"
-        ),
-        "steps": (steps := read(rows, "steps", Filter(), LAST_STEPS)),
+        "strangers": [dict(row) for row in rows.rows(_STRANGERS)],
+        "steps": steps,
         # The gate's results for their versions, newest first.
-        "gate": [gate_result for step in reversed(steps) if (gate_result := gate_of(step))],
+        "gate": [result for step in reversed(steps) if (result := gate_of(step))],
         "not_trained": dict(count_outcomes(rows).most_common()),
-    }
-
-
-def _not_understood(rows: Rows) -> Record:
-    """Sums over what was not understood, or was not the owner's."""
-    return {
-        # Requests that could not be tied to a reply.
-        "lost_next_states": rows.one("SELECT COUNT(*) FROM turns WHERE lost IS NOT NULL"),
-        "unclear": rows.pairs(
-            "SELECT client, COUNT(*) FROM turns WHERE asked_by = 'unknown' GROUP BY client"
-        ),
-        # The first in each chat service who wrote to the agent without being an owner.
-        "strangers": [
-            dict(row) for row in rows.rows("SELECT channel, sender, name FROM channels ORDER BY 1")
-        ],
-    }
-
-
-def _bills(rows: Rows) -> Record:
-    return {
-        # By purpose, as far as prices were known; empty: nothing was billed.
-        "usd": rows.pairs("SELECT purpose, TOTAL(usd) FROM spend GROUP BY purpose"),
-        "judge_billed": dict(
-            rows.rows(
-                "SELECT COUNT(DISTINCT turn_id) AS turns, COALESCE(SUM(sampled), 0) AS answered, "
-                "COALESCE(SUM(prefill + cached), 0) AS asked, TOTAL(usd) AS usd "
-                "FROM spend WHERE purpose = 'judge'"
-            )[0]
-        ),
-        "bills_without_price": rows.one("SELECT COUNT(*) FROM spend WHERE usd IS NULL"),
+        # Shares of first judged turns accepted, by version.
+        "accepted": [share.record for share in accepted_by(firsts)],
     }
 
 

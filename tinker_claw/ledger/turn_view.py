@@ -85,7 +85,7 @@ class TurnView:
 
     @property
     def outcome(self) -> str:
-        """What became of it, or what it waits for."""
+        """Words for what became of it, or what it waits for."""
         match self.state:
             case TurnState.TRAINED:
                 return f"trained in step {self.trained_in_step}"
