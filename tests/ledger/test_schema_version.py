@@ -32,6 +32,8 @@ def read_it(file: Path) -> None:
             rf"schema is version {SCHEMA_VERSION + 1}, this program knows {SCHEMA_VERSION}\), "
             "and was left as it is; get that release",
         ),
+        (SCHEMA_VERSION - 1, "tinker-claw carry"),
+        (10, "get that release"),
         (-1, "is no ledger"),
     ],
 )

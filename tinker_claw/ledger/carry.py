@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.database import FILE, Database, Rows, insert, reading
+from tinker_claw.ledger.database import CARRIED_FROM, FILE, Database, Rows, insert, reading
 from tinker_claw.ledger.lessons import State
 
-OLDEST: Final = 11
-"""Oldest schema that can be carried; later ones have the same versions and steps."""
 _VAIN: Final = "vain"
 _LESSON: Final = ("id", "user", "text", "words", "created_at", "changed_at")
 _BOUND: Final = ("model", "method", "backend", "lora_rank")
@@ -54,7 +52,7 @@ def carry(old: Path, new: Path) -> CarriedRun:
         LedgerError: `old` is no ledger, too old or without a version, or `new` cannot be written.
         OSError: weights cannot be copied.
     """
-    with reading(old / FILE, oldest=OLDEST) as rows, rows.moment():
+    with reading(old / FILE, oldest=CARRIED_FROM) as rows, rows.moment():
         line = _line(rows)
         lessons = [*_lessons(rows)]
         meta = rows.pairs("SELECT key, value FROM meta")

@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 SCHEMA_VERSION: Final = 14
 """`PRAGMA user_version` of the schema in schema.sql."""
+CARRIED_FROM: Final = 11
+"""Oldest schema that `carry` reads; later ones have the same versions and steps."""
 FILE = "ledger.sqlite3"
 """File name in the data directory."""
 PAUSE_S = 0.005
@@ -131,10 +133,12 @@ def _check_version(path: Path, version: int, oldest: int = SCHEMA_VERSION) -> No
         return
     if version <= 0:
         raise LedgerError(f"{path} is no ledger")
+    cure = "get that release, or use another --data-dir"
+    if CARRIED_FROM <= version < SCHEMA_VERSION:
+        cure = f"`tinker-claw carry {path.parent} NEW` takes what it has learned to a new directory"
     raise LedgerError(
         f"{path} was written by another release (its schema is version {version}, this program "
-        f"knows {SCHEMA_VERSION}), and was left as it is; `tinker-claw carry {path.parent} NEW` "
-        "takes what an older one has learned into a new directory"
+        f"knows {SCHEMA_VERSION}), and was left as it is; {cure}"
     )
 
 
