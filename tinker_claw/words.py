@@ -217,8 +217,9 @@ def run_fields(seen: Record) -> Iterator[tuple[str, str]]:
             ", ".join(f"{verdicts[name]} {name}" for name in ("good", "neutral", "bad")),
             f"{verdicts['none']} without a valid vote" if verdicts["none"] else "",
             plural(seen["hints"], "hint"),
-            f"{rated['replies']} rated, {rated['unlike']} unlike the judge"
-            * bool(rated["replies"]),
+            f"{rated['replies']} rated ({rated['unlike']} unlike the judge)"
+            if rated["replies"]
+            else "",
         ),
     )
     outcomes = {"trained": seen["samples"].get("trained", 0), **seen["not_trained"]}

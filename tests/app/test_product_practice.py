@@ -168,6 +168,6 @@ def test_explain_and_lessons_tell_what_was_practised(accepted: Path, tmp_path: P
     source = one(data, "SELECT turn_id FROM lessons")
     for command in (("explain", str(source)), ("lessons",)):
         told = " ".join(run(*command, directory=data).stdout.split())
-        assert f"Step 1 practised lesson 1, said of turn {source}, from v0" in told, told
+        assert f"step 1: lesson 1 · from turn {source} · on turns" in told, told
         assert "after 2 optimizer steps" in told
-        assert "It made v1." in told
+        assert "v1 from v0" in told

@@ -78,7 +78,7 @@ def test_a_start_shows_a_banner_and_what_came_of_each_turn(tmp_path: Path) -> No
         terminal.until(r"you: “What is 12 \+ 5\? \[2J”  turn 1, v0 answered in [\d.]+ s")
         talk.say(SAID)
         terminal.until(r"you: “No\. Please write it as plain prose, without list…”  turn 2")
-        judged = r"“What is 12 \+ 5\?.*”  turn 1 was \w+.*next step \[[#.]{16}\] \d+/16"
+        judged = r"“What is 12 \+ 5\?.*”  turn 1, verdict \S+.*next step \[[#.]{16}\] \d+/16"
         assert terminal.shows(lambda: re.search(judged, terminal.shown) is not None, PATIENCE_S)
         talk.say("/private What is 3 + 4?")
         Talk(url, tmp_path).say("A title for: hunter2", **{"X-Turn-Type": "side"})

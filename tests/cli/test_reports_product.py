@@ -39,16 +39,16 @@ def test_a_run_explains_itself_while_it_goes_on(tmp_path: Path) -> None:
     assert len(records) == 16
     assert {record["trained_in_step"] for record in records} == {1}
     text = " ".join(explained.stdout.split())
-    assert "It was trained in step 1, with 15 other samples, which made v1" in text
+    assert "trained in step 1 · v1 · with 15 others" in text
     rewards = [row[0] for row in rows(data, "SELECT reward FROM samples WHERE step_id = 1")]
     mean = sum(rewards) / 16
     expected = records[0]["verdict"] - mean if len(set(rewards)) > 1 else rewards[0] / 4
-    assert f"Advantage by its reward: {expected:+z.3f} (above" in text
+    assert f"advantage {expected:+z.3f}" in text
 
     after = run("status", directory=data)
     assert after.returncode == 2
     assert "No gateway runs on" in after.stderr
-    assert "16 trained" in after.stdout
+    assert "trained: 16" in after.stdout
 
 
 def test_status_of_a_long_run_reads_indexes_and_no_turn_but_the_open_ones(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_status_of_a_long_run_reads_indexes_and_no_turn_but_the_open_ones(tmp_pa
     assert len(turns) > 4
     read = {p for p in turns if "USING COVERING INDEX" not in p}
     assert read <= {
-        "SCAN turns USING INDEX turns_open",
+        "SEARCH turns USING INDEX turns_by_state (state=?)",
         "SCAN turns USING INDEX turns_unknown",  # which has these alone
         "SEARCH turns USING INTEGER PRIMARY KEY (rowid=?)",
         # Which version began an episode, one turn of each.
@@ -78,6 +78,6 @@ def test_status_of_a_long_run_is_short_and_counts_everything(tmp_path: Path) -> 
     told = read_overview(tmp_path, 16)
     assert told["turns"] == {"main": 9000, "side": 1000}
     assert sum(told["verdicts"].values()) == rows(tmp_path, "SELECT COUNT(*) FROM verdicts")[0][0]
-    assert told["not_trained"]["waits for a next state"] == 907
+    assert told["not_trained"]["waits for the next message"] == 907
     assert sum(one["of"] for one in told["accepted"]) > 0
     assert len(board(told)) < 50

@@ -214,8 +214,8 @@ def test_page_explain_and_log_tell_the_numbers_after_two_kills(
     where = ("--data-dir", str(data))
     assert main.main(["explain", str(row["turn_id"]), *where]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert f"Advantage by its reward: {row['advantage']:+z.3f} (above 0" in told
-    assert f"Token advantages: min {min(each):+z.3f}, mean" in told
+    assert f"advantage {row['advantage']:+z.3f}" in told
+    assert f"tokens {min(each):+z.3f} to" in told
     assert main.main(["log", "samples", "--json", "--full", *where]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     (logged,) = [line for line in lines if line["id"] == row["id"]]
