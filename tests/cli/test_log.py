@@ -37,8 +37,9 @@ KEYS = {
 }
 TURN = (
     "tokens logprobs topk_ids topk_logprobs stop_reason params cached_tokens session_key "
-    "session_outcome request_text lessons runs voices reply_text trace next_state answers failed_try "
-    "tries feedback judge_prompt judge_verdict hint untaught overlap reward advantage advantages usd prompt "
+    "session_outcome request_text lessons runs voices reply_text trace next_state answers "
+    "failed_try tries feedback judge_prompt judge_verdict hint untaught overlap reward advantage "
+    "advantages usd prompt "
     "hint_texts lost version left_behind finished_at together age void"
 )
 """What the ledger has on the turn of a row."""

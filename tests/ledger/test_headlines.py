@@ -145,11 +145,10 @@ def test_the_shares_that_are_compared_are_shown(story: Story) -> None:
     rated(story, 2, 5)
     assert said(story) == [HEAD + "40% (3% to 91%) of 5 by the base model: too few to compare"]
     story.step(story.sampled("s", -1)[1])
-    rated(story, 24, 40, policy_version=1)
+    rated(story, 9, 15, policy_version=1)
     (line,) = said(story)
     assert "33% (2% to 85%) of 6 by the base model; 60% (" in line
-    assert ") of 40 by later versions, 100% of the newest 16" in line
-    assert line.endswith(": too few to compare")
+    assert line.endswith(") of 15 by later versions: too few to compare")
     (headline,) = read_headlines(story.ledger._db, read_live(story.ledger._db))
     shares = read_overview(story.ledger.path.parent, 16)["accepted"]
     assert [(one["good"], one["of"]) for one in shares] == [
@@ -200,6 +199,18 @@ def test_it_claims_nothing_that_the_newest_contradict() -> None:
     assert line["said"].endswith(", 0% of the newest 16: no clear change")
 
 
+def test_user_who_came_after_the_first_step_is_compared_with_their_own_first_turns() -> None:
+    rng = Random(0)
+    firsts = [First(1 + n // 16, n, "me", n >= 16 or n % 3 == 0) for n in range(23)]
+    assert headline(firsts, {0})["said"].endswith(": too few to compare")
+    firsts += [First(3, n, "me", rng.random() < 0.88) for n in range(23, 100)]
+    line = headline(firsts, {0})["said"]
+    assert "of 16 at first;" in line
+    assert ": better" in line
+    # With enough of the base it stays the base's.
+    assert "by the base model" in headline(firsts, {0, 1})["said"]
+
+
 def test_each_user_has_a_line_and_sees_their_own(story: Story) -> None:
     rated(story, 6, 16, "ann")
     rated(story, 3, 4, "ben")
@@ -211,13 +222,14 @@ def test_each_user_has_a_line_and_sees_their_own(story: Story) -> None:
     assert said(story, "ann") == [line]
 
 
-def claimed(shares: list[float], seed: int, sessions: int) -> bool:
-    """Whether it ever claims a change, looked at after every fourth of these sessions."""
+def claimed(shares: list[float], seed: int, sessions: int, joined: int = 0) -> bool:
+    """Whether it ever claims a change, looked at after every fourth of these sessions. `joined`:
+    the version that answers the user's first."""
     rng, firsts = Random(seed), list[First]()
     for n in range(sessions):
         version = max(0, n // 8 - 1)
         share = shares[min(version, len(shares) - 1)]
-        firsts.append(First(version, n, "me", rng.random() < share))
+        firsts.append(First(joined + version, n, "me", rng.random() < share))
         line = headline(firsts, {0})["said"] if n % 4 == 3 else ""
         if ": better" in line or ": worse" in line:
             return True
@@ -227,3 +239,5 @@ def claimed(shares: list[float], seed: int, sessions: int) -> bool:
 def test_a_change_is_rarely_claimed_where_there_is_none_however_often_one_looks() -> None:
     assert sum(claimed([0.5], seed, 160) for seed in range(40)) <= 2
     assert sum(claimed([0.3, 0.6, 0.9], seed, 160) for seed in range(20)) >= 17
+    assert sum(claimed([0.5], seed, 160, joined=3) for seed in range(40)) <= 2
+    assert sum(claimed([0.3, 0.6, 0.9], seed, 160, joined=3) for seed in range(20)) >= 17

@@ -165,7 +165,8 @@ def accepted_by(firsts: Iterable[First]) -> list[Share]:
 # The headline
 
 NEWEST = 16
-"""First judged turns that the share of the newest is of."""
+"""First judged turns that the share of the newest is of, and that of a user who came later at
+first."""
 LEAST = 8
 """Fewest first judged turns of the base, and of later versions, that are compared."""
 
@@ -198,30 +199,33 @@ def headline(firsts: Sequence[First], base: Container[int]) -> Record:
     """Describe whether learning helps a user.
 
     A change is claimed if the two shares differ by the evidence, and the newest turns differ from
-    the base's in the same direction. So it holds however often one looks.
+    the base's in the same direction. So it holds however often one looks. A user who came when the
+    base had ceased to answer is compared with their own first 16 turns.
 
     Args:
         firsts: the user's first judged turns, in order.
         base: versions that are the base.
     """
-    later = [first for first in firsts if first.version not in base]
-    of_base = _rate([first for first in firsts if first.version in base])
-    since, newest = _rate(later), _rate(later[-NEWEST:])
+    before = [first for first in firsts if first.version in base]
+    later, by = [first for first in firsts if first.version not in base], "by the base model"
+    if len(before) < LEAST and len(firsts) >= NEWEST + LEAST:
+        before, later, by = list(firsts[:NEWEST]), list(firsts[NEWEST:]), "at first"
+    at_first, since, newest = _rate(before), _rate(later), _rate(later[-NEWEST:])
     evidence, claim = None, "too few to compare"
-    if min(of_base.of, since.of) >= LEAST:
-        evidence, claim = TwoRates(of_base, since).e_value, "no clear change"
-        rises = since.value > of_base.value
-        if evidence >= CLAIM and rises == (newest.value > of_base.value):
+    if min(at_first.of, since.of) >= LEAST:
+        evidence, claim = TwoRates(at_first, since).e_value, "no clear change"
+        rises = since.value > at_first.value
+        if evidence >= CLAIM and rises == (newest.value > at_first.value):
             claim = f"{'better' if rises else 'worse'} ({odds(evidence)})"
     comparison = "none yet"
     if firsts:
-        comparison = f"{in_words(record(of_base)) if of_base.of else 'none'} by the base model"
+        comparison = f"{in_words(record(at_first)) if at_first.of else 'none'} {by}"
         comparison += f"; {in_words(record(since))} by later versions" * bool(since.of)
         comparison += f", {newest.value:.0%} of the newest {NEWEST}" * (since.of > NEWEST)
         comparison += f": {claim}"
     return {
         "said": f"First judged turns accepted: {comparison}",
-        "base": record(of_base),
+        "base": record(at_first),
         "since": record(since),
         "newest": record(newest),
         "evidence": evidence,
