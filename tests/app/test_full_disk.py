@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.clients import Talkers, talking
-from tests.support.ledger import check, one, read
+from tests.support.ledger import check, one, read, sql
 from tests.support.lives import Fate, Life, life, until
 from tinker_claw.errors import LedgerError
 from tinker_claw.learner.health import Health
@@ -81,11 +81,11 @@ def test_log_says_once_that_writes_are_refused_and_that_they_are_taken_again(
     ledger = Ledger(tmp_path)
     ledger.watch(Health().records_are)
     with capture_logs() as logs:
-        ledger._db.rows("PRAGMA query_only = ON")
+        sql(ledger).rows("PRAGMA query_only = ON")
         for name in "ab":
             with pytest.raises(LedgerError):
                 ledger.turns.session("me", name)
-        ledger._db.rows("PRAGMA query_only = OFF")
+        sql(ledger).rows("PRAGMA query_only = OFF")
         ledger.turns.session("me", "c")
     ledger.close()
     assert [one["event"] for one in logs] == ["ledger.failing", "ledger.recovered"]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.support.learning import SHORT, Says, World, bad_batch, has_token, world
-from tests.support.ledger import judgeable, sample_counts, step_counts, tries
+from tests.support.ledger import judgeable, sample_counts, sql, step_counts, tries
 from tinker_claw.errors import OutageError, SamplerError
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.outages import Outages
@@ -34,7 +34,7 @@ def events() -> Events:
 
 
 def void_steps(w: World) -> list[tuple[int, str]]:
-    rows = w.ledger._db.rows(
+    rows = sql(w.ledger).rows(
         "SELECT void > 1 AS outage, error FROM steps WHERE status = 'void' ORDER BY id"
     )
     return [(row["outage"], row["error"]) for row in rows]
@@ -109,10 +109,10 @@ async def test_while_the_service_is_away_nothing_is_lost_and_health_says_what_it
 
 async def test_a_refusal_of_the_ledger_is_over_though_there_is_no_step(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
-        w.ledger._db.rows("PRAGMA query_only = ON")
+        sql(w.ledger).rows("PRAGMA query_only = ON")
         w.learner.wake()
         await w.until(lambda: w.health.learner.state == "stalled")
-        w.ledger._db.rows("PRAGMA query_only = OFF")
+        sql(w.ledger).rows("PRAGMA query_only = OFF")
         await w.until(lambda: w.health.learner.state == "waiting")
         seen = w.health.snapshot(version=0, waiting=0, batch_size=4)
         assert (seen["status"], seen["backend"]) == ("ok", "ok")

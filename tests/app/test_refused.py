@@ -24,7 +24,7 @@ from fastapi.responses import JSONResponse
 from examples.demo import homework
 from tests.support.fakes import rated
 from tests.support.faults import App, Receive, Scope, Send, _body, _replay
-from tests.support.ledger import judgeable
+from tests.support.ledger import judgeable, sql
 from tests.support.tinker import KEY, Served, served
 from tinker_claw.app import wiring
 from tinker_claw.app.server import in_background
@@ -121,7 +121,7 @@ class Product:
         return self.system.parts.policy.newest
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        return [tuple(row) for row in self.system.parts.ledger._db.rows(query)]
+        return [tuple(row) for row in sql(self.system.parts.ledger).rows(query)]
 
     async def until(
         self, happened: Callable[[], bool] | None = None, **fields: Any

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from tests.support.backends import VOCABULARY, start_local, start_tinker
 from tests.support.faults import Fault
-from tests.support.ledger import outcome, step_counts
+from tests.support.ledger import outcome, sql, step_counts
 from tests.support.tinker import Served, served
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.budget import Spending
@@ -128,12 +128,12 @@ async def soak(
     await until(lambda: policy.current.version.step >= steps, learning)
     learning.cancel()
     await trainer.export_adapter(folder / "adapter")
-    rows = ledger.steps._db.rows("SELECT id, parent, step FROM versions ORDER BY id")
-    doubles = ledger.steps._db.rows(
+    rows = sql(ledger).rows("SELECT id, parent, step FROM versions ORDER BY id")
+    doubles = sql(ledger).rows(
         "SELECT sample_id FROM step_samples JOIN steps ON steps.id = step_id "
         "WHERE status = 'committed' GROUP BY sample_id HAVING COUNT(*) > 1"
     )
-    bad = ledger.steps._db.rows(
+    bad = sql(ledger).rows(
         "SELECT samples.id FROM samples JOIN turns ON turns.id = turn_id WHERE reason = ?",
         Reason.STEPS_FAILED,
     )

@@ -18,7 +18,7 @@ import pytest
 from tests.support.fakes import FakeSampler, FakeTrainer, Script
 from tests.support.gateways import MODEL, World, chat, gateway, spell
 from tests.support.learning import Says
-from tests.support.ledger import by_purpose, judgeable, of_turn
+from tests.support.ledger import by_purpose, judgeable, of_turn, sql
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.load import load
@@ -258,7 +258,7 @@ async def test_attempts_that_failed_are_billed_with_the_turn_or_without_one(
         assert (await world.ask("hi")).status_code == 503
         total = world.ledger.spend.total().usage
         assert total.prefill == 5 * len(turn.prompt), "three more attempts, and no turn"
-        rows = world.ledger._db.rows("SELECT turn_id, usd FROM spend ORDER BY id")
+        rows = sql(world.ledger).rows("SELECT turn_id, usd FROM spend ORDER BY id")
         assert [row["turn_id"] for row in rows] == [turn.id, None]
         sampler.say(Script(good, holds_after=0))
         asking = asyncio.create_task(world.ask("hi"))
@@ -279,11 +279,11 @@ async def test_bill_that_cannot_be_written_takes_no_private_reply(
         return Spending(PRICE, ledger.spend, Telemetry(None))
 
     async with gateway(tmp_path, renderer, sampler, spending=spending) as world:
-        world.ledger._db.rows("PRAGMA query_only = ON")
+        sql(world.ledger).rows("PRAGMA query_only = ON")
         answer = await world.ask("/private\nhi")
         assert answer.status_code == 200, "nothing of it would be lost"
         assert (await world.ask("hi")).status_code == 503
-        world.ledger._db.rows("PRAGMA query_only = OFF")
+        sql(world.ledger).rows("PRAGMA query_only = OFF")
         assert world.ledger.spend.total().usage == Usage()
         await world.ask("hi")
         (turn,) = world.turns()
@@ -319,7 +319,7 @@ async def test_bill_that_cannot_be_written_counts_and_nothing_more_is_bought(
     tmp_path: Path,
 ) -> None:
     ledger = Ledger(tmp_path)
-    table = Full(ledger._db)
+    table = Full(sql(ledger))
     spending = Spending(PRICE, table, Telemetry(None), budget=Budget(1e9))
 
     async def ask() -> None:
@@ -382,7 +382,7 @@ def spend(ledger: Ledger, clock: Clock, when: str, usd: float, purpose: Purpose 
     """Bill dollars at a time, and leave the clock there."""
     clock.set(when)
     ledger.spend.add(Bill(purpose, Usage(sampled=1), usd))
-    with ledger._db.transaction() as tx:
+    with sql(ledger).transaction() as tx:
         tx.execute("UPDATE spend SET created_at = ? WHERE id = (SELECT MAX(id) FROM spend)",
                    (clock.now,))  # fmt: skip
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.fakes import FakeTrainer
 from tests.support.learning import world
-from tests.support.ledger import billed, by_purpose, judgeable, of_step, of_turn, step_counts
+from tests.support.ledger import billed, by_purpose, judgeable, of_step, of_turn, sql, step_counts
 from tinker_claw.billing import estimate
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.estimate import announce, forecast
@@ -104,7 +104,7 @@ async def test_backend_that_bills_nothing_leaves_no_rows(tmp_path: Path) -> None
         for said in BATCH:
             w.turn(said)
         await w.version(1)
-        assert w.ledger._db.rows("SELECT * FROM spend") == []
+        assert sql(w.ledger).rows("SELECT * FROM spend") == []
         assert w.spending.shown_in({})["spent_usd"] == 0.0
         (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
         assert "usd" not in line

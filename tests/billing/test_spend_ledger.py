@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.ledger import new_turn, of_step, of_turn
+from tests.support.ledger import new_turn, of_step, of_turn, sql
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill, Spent
 from tinker_claw.types import Usage
@@ -28,7 +28,7 @@ def test_bills_add_up_by_turn_step_and_purpose(ledger: Ledger) -> None:
 
 def test_sums_can_begin_at_a_time(ledger: Ledger) -> None:
     ledger.spend.add(Bill("serve", Usage(prefill=1), 1.0))
-    (row,) = ledger._db.rows("SELECT created_at FROM spend")
+    (row,) = sql(ledger).rows("SELECT created_at FROM spend")
     later = row["created_at"] + 1
     assert ledger.spend.total(since=row["created_at"]).usd == 1.0
     assert ledger.spend.total(since=later) == Spent()

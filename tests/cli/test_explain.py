@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ledger import COMPLETION
+from tests.support.ledger import COMPLETION, sql
 from tests.support.stories import SECRET, TEACHER, Told, every_state, run
 from tinker_claw.cli import main
 from tinker_claw.ledger.feedback import About, Feedback
@@ -249,7 +249,7 @@ def test_a_turn_whose_lesson_was_forgotten_names_that_reason(
 ) -> None:
     story, wish = Told(tmp_path), Wish("Answer in French.", "Answer")
     source = story.judged("said", -1, "in French")
-    with story.ledger._db.transaction() as tx:
+    with sql(story.ledger).transaction() as tx:
         learn(tx, source, wish)
     (lesson,) = story.ledger.lessons.of_user()
     session = story.ledger.turns.session("me", "later")
@@ -267,7 +267,7 @@ def test_a_forgotten_lesson_is_not_named_by_its_number(
 ) -> None:
     story, wish = Told(tmp_path), Wish("Answer in French.", "Answer")
     source, turn = story.judged("said", -1, "in French"), story.judged("other", 1)
-    with story.ledger._db.transaction() as tx:
+    with sql(story.ledger).transaction() as tx:
         learn(tx, source, wish)
     story.ledger.steps.begin(0, (), lesson=1, prompts=[("source", source), ("practised", turn)])
     assert "practice step 1: lesson 1 · from turn 1" in told(tmp_path, turn, capsys)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import gateway, spell
-from tests.support.ledger import judgeable, new_turn, sample_counts
+from tests.support.ledger import judgeable, new_turn, sample_counts, sql
 from tests.support.stories import METRICS, run
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import BLOCK, pack_ids, raw_ids
@@ -201,7 +201,7 @@ def test_blocks_that_another_prompt_needs_stay(talk: Talk) -> None:
     talk.ledger.forget(in_session("a", None))
     prompt = talk.ledger.turns.get(kept).prompt
     assert prompt[:BLOCK] == SYSTEM
-    blocks = talk.ledger._db.one("SELECT COUNT(*) FROM prompt_blocks")
+    blocks = sql(talk.ledger).one("SELECT COUNT(*) FROM prompt_blocks")
     assert blocks == 2
 
 
@@ -233,12 +233,12 @@ def test_session_of_two_users_is_asked_for_by_user(talk: Talk) -> None:
     talk.turn("a")
     mine = talk.turn("a", user="you")
     with pytest.raises(UndoError, match=r"may be session 1 \(of me\), 2 \(of you\)"):
-        in_session("a", None)(talk.ledger._db)
-    assert in_session("a", "you")(talk.ledger._db).turns == (mine,)
+        in_session("a", None)(sql(talk.ledger))
+    assert in_session("a", "you")(sql(talk.ledger)).turns == (mine,)
     with pytest.raises(UndoError, match="has no session 'zz'"):
-        in_session("zz", None)(talk.ledger._db)
+        in_session("zz", None)(sql(talk.ledger))
     with pytest.raises(UndoError, match="has no turn 77"):
-        from_turn(77)(talk.ledger._db)
+        from_turn(77)(sql(talk.ledger))
 
 
 def test_session_named_like_the_number_of_another_is_forgotten_from_its_first_turn(
@@ -247,7 +247,7 @@ def test_session_named_like_the_number_of_another_is_forgotten_from_its_first_tu
     for name in ("0", "1"):
         talk.turn(name)
     with pytest.raises(UndoError, match="forget the first turn of the one that is meant"):
-        in_session("1", "me")(talk.ledger._db)
+        in_session("1", "me")(sql(talk.ledger))
     assert talk.ledger.forget(from_turn(2)).turns == (2,)
 
 
@@ -275,14 +275,14 @@ def test_command_clears_what_sqlite_left_between_other_rows(talk: Talk, tmp_path
         turn = talk.turn(f"{rng.getrandbits(64):016x}-{MARK}{number}-key", tail=2)
         talk.judged(turn, number)
         for earlier in (turn, rng.randint(max(1, turn - 30), turn)):
-            with talk.ledger._db.transaction() as tx:
+            with sql(talk.ledger).transaction() as tx:
                 text = f"{MARK}{earlier}-request " * rng.randint(1, 120)
                 tx.execute("UPDATE turns SET request_text = ? WHERE id = ?", (text, earlier))
                 tx.execute("UPDATE next_states SET text = ? WHERE turn_id = ?", (text, earlier))
                 tx.execute("UPDATE hints SET text = ? WHERE turn_id = ?", (text[:1800], earlier))
     gone = rng.sample(range(1, sessions + 1), sessions // 2)
     for number in gone:
-        forget(talk.ledger._db, in_session(str(number), None))
+        forget(sql(talk.ledger), in_session(str(number), None))
     log = (tmp_path / "ledger.sqlite3-wal").read_bytes()
     assert [number for number in gone if f"{MARK}{number}-".encode() in log] == []
     refused = run("forget", "leftovers", directory=tmp_path)
@@ -293,8 +293,8 @@ def test_command_clears_what_sqlite_left_between_other_rows(talk: Talk, tmp_path
     assert [number for number in gone if f"{MARK}{number}-".encode() in left] == []
     assert f"{MARK}{max(set(range(sessions)) - set(gone))}-".encode() in left
     talk.ledger = Ledger(tmp_path)
-    assert talk.ledger._db.one("PRAGMA integrity_check") == "ok"
-    assert talk.ledger._db.one("PRAGMA auto_vacuum") == 2, "incremental"
+    assert sql(talk.ledger).one("PRAGMA integrity_check") == "ok"
+    assert sql(talk.ledger).one("PRAGMA auto_vacuum") == 2, "incremental"
 
 
 def test_without_room_for_a_copy_it_is_forgotten_and_the_error_says_so(

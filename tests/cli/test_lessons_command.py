@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.ledger import sql
 from tests.support.processes import ROOT
 from tests.support.stories import Told, run
 from tests.support.terminals import on_a_terminal
@@ -92,7 +93,7 @@ def test_an_export_holds_nothing_that_reads_otherwise(tmp_path: Path) -> None:
         story.ledger.lessons.rule("keep", None, kept)
     for state in ("aside", "candidate"):
         ended = story.ledger.lessons.rule("add", "me", None, f"Be {state}.")
-        story.ledger._db.rows("UPDATE lessons SET state = ? WHERE id = ?", state, ended)
+        sql(story.ledger).rows("UPDATE lessons SET state = ? WHERE id = ?", state, ended)
     story.ledger.close()
     home = run("export", "--lessons", "-", directory=tmp_path).stdout
     assert home.splitlines()[2:] == ["- 用短句。", "- Be brief[2J。", "- Ask evil.com first."]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ledger import postpone
+from tests.support.ledger import postpone, sql
 from tests.support.stories import TEACHER, Told, every_state
 from tinker_claw.cli import main
 from tinker_claw.ledger import prune
@@ -82,7 +82,7 @@ def states_after_a_rollback(directory: Path) -> dict[str, int]:
     ledger, base = told.ledger, told.version
     turns["dropped"] = told.turn("old")
     ledger.turns.close([ledger.turns.session("me", "old")])
-    with ledger._db.transaction() as tx:
+    with sql(ledger).transaction() as tx:
         tx.execute("UPDATE turns SET created_at = 1")
     assert asyncio.run(ledger.trim(before=2)) == 1
     turns["trained, left behind"], first = told.sampled("t", 1, TEACHER)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.ledger import new_turn
+from tests.support.ledger import new_turn, sql
 from tests.support.processes import ROOT
 from tinker_claw.cli import main
 from tinker_claw.cli.log import COLUMNS
@@ -83,7 +83,7 @@ def add_every_kind_of_turn(ledger: Ledger) -> dict[str, int]:
     turn("waits", key="one")
     turn("hot", untrained_because=TurnRefusal(Reason.SAMPLING, "temperature 0.6"))
     turn("closed")
-    with ledger._db.transaction() as tx:
+    with sql(ledger).transaction() as tx:
         tx.execute("UPDATE sessions SET closed_at = 1 WHERE key = 'closed'")
     turn("tool")
     ledger.turns.add_next_state(made["tool"], NextState("tool", SECRET))
@@ -125,7 +125,7 @@ def test_why_each_turn_was_trained_or_not(ledger: Ledger) -> None:
         "queued": "waits for a step",
         "stood in": "waits for the next message",
     }
-    records = {record["id"]: record for record in read(ledger._db, "turns", Filter(), 50)}
+    records = {record["id"]: record for record in read(sql(ledger), "turns", Filter(), 50)}
     columns = {column.name: column for column in COLUMNS["turns"]}
     seen = {
         name: (columns["next"].value(records[n]), columns["verdict"].value(records[n]))
@@ -163,7 +163,7 @@ def test_table_of_several_days_and_of_names_that_steer_terminals(
     first = ledger.turns.add(new_turn(ledger, "\x1b[2Jagent:main:\u202eabcdefghijkl"))
     other = new_turn(ledger, session_id=ledger.turns.session("ben", "s"))
     ledger.turns.add(other)
-    with ledger._db.transaction() as tx:
+    with sql(ledger).transaction() as tx:
         tx.execute("UPDATE turns SET created_at = created_at - 172800 WHERE id = ?", (first,))
     lines = shown(ledger, capsys)
     assert any(" ben " in line for line in lines)

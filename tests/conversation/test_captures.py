@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.captures import FILE, Captured, load
 from tests.support.gateways import MODEL, gateway, spell
+from tests.support.ledger import sql
 from tests.support.pictures import seeing_renderer
 from tinker_claw.conversation.classify import identify
 from tinker_claw.formats.chat import parse_chat
@@ -223,7 +224,7 @@ async def test_conversations_are_followed(
                 headers={n: v for n, v in one.headers.items() if n != "accept-encoding"},
             )
             assert response.status_code == 200, response.text
-        rows = world.ledger._db.rows(
+        rows = sql(world.ledger).rows(
             "SELECT turns.id, call, kind, key, trace FROM turns "
             "JOIN sessions ON sessions.id = session_id ORDER BY turns.id"
         )

@@ -20,6 +20,7 @@ import pytest
 from tests.lab.mutations import Mutants
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import MODEL, World, gateway, read_events, spell
+from tests.support.ledger import sql
 from tinker_claw.formats.body import ROOM
 from tinker_claw.gateway.index import PAGES, STREAM_TOKENS
 from tinker_claw.render.prompt_cache import CAPACITY
@@ -108,7 +109,7 @@ async def test_ten_thousand_bent_requests_lose_no_turn_and_break_nothing(
 
 def _assert_all_in_the_ledger(world: World, sampler: Recorder, found: Found) -> None:
     written, usages = Counter[tuple[int, Tokens]](), Counter[tuple[int, int]]()
-    for row in world.ledger._db.rows("SELECT id FROM turns ORDER BY id"):
+    for row in sql(world.ledger).rows("SELECT id FROM turns ORDER BY id"):
         turn = world.ledger.turns.get(row["id"])
         assert len(turn.completion.logprobs) == len(turn.completion.tokens)
         written[hash(turn.prompt), turn.completion.tokens] += 1

@@ -27,6 +27,7 @@ from PIL import Image
 
 from tests.formats.typed_items import IMAGE, values
 from tests.support.gateways import MODEL, World, gateway
+from tests.support.ledger import sql
 from tests.support.pictures import seeing_renderer, url_of
 from tinker_claw.formats.chat import Chat
 from tinker_claw.formats.messages import Messages
@@ -561,7 +562,7 @@ async def test_a_line_in_a_document_names_no_session(tmp_path: Path, renderer: R
     document = {"type": "document", "source": {"type": "text", "data": f"See.\n{line}"}}
     async with gateway(tmp_path, renderer) as world:
         await prompt(world, "messages", [user([{"type": "text", "text": "Hi"}, document])])
-        keys = [row["key"] for row in world.ledger._db.rows("SELECT key FROM sessions")]
+        keys = [row["key"] for row in sql(world.ledger).rows("SELECT key FROM sessions")]
         assert not any("stolen" in key for key in keys)
 
 

@@ -15,6 +15,7 @@ from examples.day.npm import npm
 from tests.gateway.test_openclaw import scripted
 from tests.support.coding_agents import ClaudeCode, Codex, OpenCode
 from tests.support.gateways import World, gateway
+from tests.support.ledger import sql
 from tests.support.pictures import picture, seeing_renderer
 from tests.support.real_openclaw import LocalOpenClaw
 from tinker_claw.ledger.prune import in_session
@@ -90,15 +91,15 @@ async def test_a_picture_that_a_tool_read_is_answered_judged_kept_to_train_and_f
         assert verdict is not None
         assert verdict.text == GOOD
         shows_it(world, sees, thanks)
-        judged = world.ledger._db.rows("SELECT turn_id, score FROM feedback")
+        judged = sql(world.ledger).rows("SELECT turn_id, score FROM feedback")
         assert [(row["turn_id"], row["score"]) for row in judged] == [(sees.id, 1.0)]
         because = world.column("reason")
         assert [because[turn.id - 1] for turn in turns] == [None, None, None, Reason.RATING]
         assert sees.images == world.sampler.params[-2].images, "it trains as it was seen"
         images = "SELECT id FROM images"
-        assert len(world.ledger._db.rows(images)) == 1
+        assert len(sql(world.ledger).rows(images)) == 1
         world.ledger.forget(in_session(str(sees.session_id), None))
-        assert world.ledger._db.rows(images) == []
+        assert sql(world.ledger).rows(images) == []
 
 
 def shows_it(world: World, *turns: Turn) -> None:

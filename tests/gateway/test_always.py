@@ -9,6 +9,7 @@ import pytest
 
 from tests.gateway.test_told_sessions import named, told_system
 from tests.support.gateways import MODEL, World, chat, gateway
+from tests.support.ledger import sql
 from tests.support.openclaw import BOB, TRACE, assistant, info, message, openclaw, user
 from tinker_claw.gateway import always
 from tinker_claw.ledger.lessons import State
@@ -103,7 +104,7 @@ async def test_a_wish_that_is_held_again_lives_again_and_is_the_newest(
         for said in (COMMAND, "/always in French"):
             await world.ask(said)
         for state in State:
-            world.ledger._db.write("UPDATE lessons SET state = ?, created_at = 0", state)
+            sql(world.ledger).write("UPDATE lessons SET state = ?, created_at = 0", state)
             await world.ask(f"{COMMAND.upper()}.")
             assert texts(world)[0] == (f"{WISH.upper()}.", State.TOLD)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.gateway.test_gateway_refusals import assert_error
 from tests.support.gateways import MODEL, gateway, spell
+from tests.support.ledger import sql
 from tests.support.openclaw import assistant, openclaw, user, utility
 from tinker_claw.render.renderer import Renderer
 
@@ -37,7 +38,7 @@ async def test_two_users_never_share_a_session(tmp_path: Path, renderer: Rendere
         assert state.text == "not so loud"
         await world.reply(later, **bearer(ANNA), **same)
         assert world.next_states()[of_anna] is not None
-        sessions = world.ledger._db.rows("SELECT user, key FROM sessions ORDER BY user")
+        sessions = sql(world.ledger).rows("SELECT user, key FROM sessions ORDER BY user")
         assert [tuple(row) for row in sessions] == [("anna", "s"), ("ben", "s")]
         told = Counter((turn["user"], turn["session"]) for turn in world.observer.seen)
         assert sorted(told.values()) == [2, 2]
@@ -51,7 +52,7 @@ async def test_a_trace_files_no_call_with_another_user(tmp_path: Path, renderer:
         await world.reply(side, **bearer(BEN), **trace)
         await world.reply(side, **bearer(ANNA), **trace)
         of = "SELECT user FROM sessions JOIN turns ON session_id = sessions.id ORDER BY turns.id"
-        assert [row["user"] for row in world.ledger._db.rows(of)] == ["anna", "ben", "anna"]
+        assert [row["user"] for row in sql(world.ledger).rows(of)] == ["anna", "ben", "anna"]
         first, of_ben, last = world.column("session_id")
         assert first == last != of_ben
 
@@ -64,7 +65,7 @@ async def test_a_session_name_of_any_length_is_one_session(
             await world.ask("hi", prompt_cache_key="k" * 20_000)
             await world.ask("hi", headers={"X-Session-Id": "k" * 20_001})
         assert len(set(world.column("session_id"))) == 2
-        (longest,) = world.ledger._db.rows("SELECT MAX(LENGTH(key)) AS n FROM sessions")
+        (longest,) = sql(world.ledger).rows("SELECT MAX(LENGTH(key)) AS n FROM sessions")
         assert longest["n"] <= 256
 
 
@@ -209,7 +210,7 @@ async def test_what_is_computed_for_one_user_is_used_for_his_group_only(
         for salt in (anna, ben, cleo, mine):
             assert salt is not None
             assert len(salt) >= 43, "256 bits that nobody can guess"
-        kept = world.ledger._db.rows("SELECT params FROM turns")
+        kept = sql(world.ledger).rows("SELECT params FROM turns")
         assert not any(salt in row["params"] for row in kept for salt in (anna, ben, cleo, mine))
     async with gateway(tmp_path / "alone", renderer, api_key=MINE) as world:
         await world.ask("hi", headers=bearer(MINE))

@@ -16,6 +16,7 @@ from tests.gateway.test_openclaw import scripted
 from tests.support import client_pages, environments
 from tests.support.coding_agents import HERMES, LLM, WINDOW, Aider, ClaudeCode
 from tests.support.gateways import World, gateway
+from tests.support.ledger import sql
 from tests.support.real_openclaw import LocalOpenClaw
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.served import RequestKind
@@ -130,5 +131,5 @@ async def test_aider_keeps_commands_to_itself(tmp_path: Path, renderer: Renderer
 
 
 def ratings(world: World) -> list[float]:
-    db = world.ledger._db  # pyright: ignore[reportPrivateUsage]
+    db = sql(world.ledger)
     return [row["score"] for row in db.rows("SELECT score FROM feedback")]

@@ -24,6 +24,7 @@ from tests.support.coding_agents import (
 )
 from tests.support.fakes import Script
 from tests.support.gateways import gateway, spell
+from tests.support.ledger import sql
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Json, WireFormat
 from tinker_claw.formats.chat import Chat
@@ -101,7 +102,7 @@ async def test_a_coding_agent_asks_calls_and_is_corrected(
         assert turns[2].prompt[: len(sampled)] == sampled, "no token is rendered again"
 
         await asyncio.to_thread(agent.say, TYPED)
-        db = world.ledger._db  # pyright: ignore[reportPrivateUsage]
+        db = sql(world.ledger)
         rated = db.rows("SELECT turn_id, score FROM feedback")
         assert [tuple(row) for row in rated] == [(turns[-1].id, -1.0)]
 

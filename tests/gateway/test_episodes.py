@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.support.gateways import MODEL, World, gateway
-from tests.support.ledger import judgeable
+from tests.support.ledger import judgeable, sql
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.turn_state import Reason
 
@@ -22,7 +22,7 @@ def of(session: str, **more: str) -> dict[str, str]:
 
 
 def sessions(world: World) -> list[tuple[Any, ...]]:
-    rows = world.ledger._db.rows(
+    rows = sql(world.ledger).rows(
         "SELECT key, sessions.task, name, size, episode FROM sessions "
         "LEFT JOIN groups ON groups.id = group_id ORDER BY sessions.id"
     )
@@ -131,4 +131,4 @@ async def test_of_a_private_episode_nothing_is_kept(tmp_path: Path, renderer: Re
         headers = of("a", X_Private="true") | TOLD
         assert (await world.ask("hi", headers=headers)).status_code == 200
         assert world.turns() == []
-        assert world.ledger._db.rows("SELECT * FROM groups") == []
+        assert sql(world.ledger).rows("SELECT * FROM groups") == []

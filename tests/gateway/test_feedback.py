@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import MODEL, World, gateway, spell
-from tests.support.ledger import judgeable, postpone, sample_counts, session_outcome
+from tests.support.ledger import judgeable, postpone, sample_counts, session_outcome, sql
 from tests.support.openclaw import TRACE, assistant, openclaw, user
 from tests.support.processes import ROOT
 from tinker_claw.conversation.outright import outright
@@ -54,7 +54,7 @@ def said_of(world: World, turn: int) -> Verdict | None:
 
 
 def rows(world: World, what: str = "*") -> list[sqlite3.Row]:
-    return world.ledger._db.rows(f"SELECT {what} FROM feedback ORDER BY id")
+    return sql(world.ledger).rows(f"SELECT {what} FROM feedback ORDER BY id")
 
 
 # What it changes
@@ -95,7 +95,7 @@ async def test_streamed_replies_have_their_names_in_the_ledger(
         events = await world.events("hi")
         name = events[0]["id"]
         assert world.column("response_id") == [name]
-        plan = world.ledger._db.rows(
+        plan = sql(world.ledger).rows(
             "EXPLAIN QUERY PLAN SELECT id FROM turns WHERE response_id = ?", name
         )
         assert "turns_by_response" in plan[0]["detail"], "it is indexed"
@@ -148,7 +148,7 @@ async def test_the_newest_word_counts_and_the_judges_is_kept_beside_it(
         )
         assert said_of(world, 1) == Verdict((), -1, "user", -1.0)
         assert world.ledger.judgements.hints(1) == ("too long",), "theirs goes before the judge's"
-        row = world.ledger._db.row("SELECT * FROM verdicts")
+        row = sql(world.ledger).row("SELECT * FROM verdicts")
         assert row is not None
         assert row["judged"] == 1
         await give(world, turn=1, score=-0.5)

@@ -19,6 +19,7 @@ from local_gpu.sample.embedded import LocalSampler
 from local_gpu.trainer import LocalTrainer
 from tests.support.backends import held_requests, tiny_model
 from tests.support.gateways import MODEL, chat, gateway, text_of
+from tests.support.ledger import sql
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import wire
 from tinker_claw.backends.local import arrange
@@ -195,7 +196,7 @@ async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
         body = {"model": "demo", "messages": chat("What is 3 + 4?"), "max_tokens": 30}
         reply = await http.post(f"{url}/chat/completions", json=body)
         assert reply.status_code == 200, reply.text
-        (turn,) = ledger._db.rows("SELECT fallback, reason FROM turns")
+        (turn,) = sql(ledger).rows("SELECT fallback, reason FROM turns")
         assert turn["reason"] == Reason.BASE_MODEL
         assert turn["fallback"] == "v0 failed: The model's logits are not finite."
 

@@ -12,6 +12,7 @@ from tests.conversation.test_classify import QUEUED, compacted
 from tests.gateway.test_session_privacy import MARK, nothing_of
 from tests.support.fakes import Script
 from tests.support.gateways import World, chat, gateway, spell
+from tests.support.ledger import sql
 from tests.support.openclaw import (
     EVENT,
     HEARTBEAT,
@@ -39,7 +40,7 @@ DONE = {"X-Session-Done": "true"}
 
 def closed(world: World) -> dict[str, bool]:
     """Whether the ledger calls each session closed."""
-    rows = world.ledger._db.rows("SELECT key, closed_at FROM sessions ORDER BY id")
+    rows = sql(world.ledger).rows("SELECT key, closed_at FROM sessions ORDER BY id")
     return {row["key"]: row["closed_at"] is not None for row in rows}
 
 
@@ -584,7 +585,7 @@ async def test_answers_that_find_no_turn_are_counted_by_their_cause(
         assert world.column("lost") == lost
         assert [seen["lost"] or None for seen in world.observer.seen] == lost
         # Where nobody waits for an answer none is lost.
-        with world.ledger._db.transaction() as tx:
+        with sql(world.ledger).transaction() as tx:
             tx.execute("UPDATE turns SET state = 'refused', reason = 'test'")
         await world.reply(openclaw("hi", assistant("Fine!"), user("unknown")))
         assert world.column("lost")[-1] is None

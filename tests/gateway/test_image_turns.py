@@ -21,6 +21,7 @@ from PIL import Image as Pillow
 from tests.gateway.test_voices import GROUP_LINE
 from tests.support.fakes import FakeSampler
 from tests.support.gateways import MODEL, World, gateway
+from tests.support.ledger import sql
 from tests.support.openclaw import ANN, BOB, SYSTEM, TOOLS, info, message, runtime
 from tests.support.pictures import (
     ANIMATIONS,
@@ -185,7 +186,7 @@ async def test_of_a_private_turn_nothing_is_kept(
         await world.reply({"messages": [shown(ONE, "/private What is it?")]})
         assert sizes(world.sampler) == [(96, 64, "png")]
         assert world.turns() == []
-        assert world.ledger._db.rows("SELECT * FROM images") == []
+        assert sql(world.ledger).rows("SELECT * FROM images") == []
 
 
 async def test_images_that_train_are_kept_with_their_turns(
@@ -202,12 +203,12 @@ async def test_images_that_train_are_kept_with_their_turns(
         assert [len(turn.images) for turn in (first, second)] == [1, 2]
         assert len(first.completion.topk_ids) == len(first.completion.tokens)
         assert world.column("reason") == [None, None]
-        assert len(world.ledger._db.rows("SELECT id FROM images")) == 2
+        assert len(sql(world.ledger).rows("SELECT id FROM images")) == 2
         # Of what is not trained none is kept.
         await world.reply({"messages": [shown(picture(32, 32))], "temperature": 0.5})
         await world.reply({"messages": [shown(picture(32, 32), "sk-ant-api03-" + "k3y9" * 24)]})
         assert [len(turn.images) for turn in world.turns()] == [1, 2, 0, 0]
-        assert len(world.ledger._db.rows("SELECT id FROM images")) == 2
+        assert len(sql(world.ledger).rows("SELECT id FROM images")) == 2
 
 
 async def test_images_of_others_are_shown_and_not_trained(tmp_path: Path, seeing: Renderer) -> None:

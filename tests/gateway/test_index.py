@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conversation.test_classify import parsed, told
-from tests.support.ledger import new_turn
+from tests.support.ledger import new_turn, sql, sql_connection
 from tests.support.openclaw import assistant, openclaw, user
 from tinker_claw.conversation.history import Conversation, reply_digest
 from tinker_claw.gateway import index as index_module
@@ -41,7 +41,7 @@ def named(key: str) -> Identity:
 
 
 def closed(ledger: Ledger) -> list[str]:
-    rows = ledger._db.rows("SELECT key FROM sessions WHERE closed_at IS NOT NULL ORDER BY id")
+    rows = sql(ledger).rows("SELECT key FROM sessions WHERE closed_at IS NOT NULL ORDER BY id")
     return [row["key"] for row in rows]
 
 
@@ -74,9 +74,9 @@ def test_a_session_keeps_its_number_and_is_not_written_again_while_it_is_open(
     clock = Clock(1e9)
     index = ConversationIndex(ledger.turns, HOUR, clock)
     number = index.session("me", named("a"))
-    written = ledger._db._connection.total_changes
+    written = sql_connection(ledger).total_changes
     assert index.session("me", named("a")) == number
-    assert ledger._db._connection.total_changes == written
+    assert sql_connection(ledger).total_changes == written
     assert index.session("you", named("a")) != number
     clock.at += HOUR + 1
     assert index.session("me", named("a")) == number
@@ -87,7 +87,7 @@ def test_what_was_open_when_the_process_stopped_is_closed_when_its_time_has_come
     ledger: Ledger,
 ) -> None:
     ledger.turns.add(new_turn(ledger))
-    now = ledger._db.rows("SELECT created_at FROM turns")[0]["created_at"]
+    now = sql(ledger).rows("SELECT created_at FROM turns")[0]["created_at"]
     clock = Clock(now + HOUR - 1)
     index = ConversationIndex(ledger.turns, HOUR, clock)
     assert closed(ledger) == []

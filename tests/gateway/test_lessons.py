@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.ledger import new_turn
+from tests.support.ledger import new_turn, sql, sql_connection
 from tinker_claw.errors import UndoError
 from tinker_claw.gateway.lessons import LessonChooser
 from tinker_claw.ledger.ledger import Ledger
@@ -30,7 +30,7 @@ def test_start_of_a_session_costs_the_same_however_many_there_were(ledger: Ledge
 
     def steps(key: str) -> int:
         session, counted = ledger.turns.session("me", key), list[int]()
-        connection = ledger._db._connection
+        connection = sql_connection(ledger)
         connection.set_progress_handler(lambda: counted.append(1), 1)
         lessons.for_session(session, "me")
         connection.set_progress_handler(None, 1)
@@ -129,7 +129,7 @@ def test_what_was_said_names_the_version_that_answered(ledger: Ledger) -> None:
     """None before it has learned that; of what the user wrote nothing is known."""
     turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain"))
     ledger.lessons.rule("add", "me", None, "Be kind.")
-    found = {one["text"]: one["back"] for one in read_lessons(ledger._db, "me")}
+    found = {one["text"]: one["back"] for one in read_lessons(sql(ledger), "me")}
     assert found == {PLAIN: 0, "Be kind.": None}
 
 
@@ -144,7 +144,7 @@ def test_what_is_said_again_lives_again_if_its_user_had_kept_it(
     wish = Wish(PLAIN, "plain")
     turn(ledger, ledger.turns.session("me", "source"), -1, wish)
     turn(ledger, ledger.turns.session("me", "other"), -1, Wish("Be kind.", "kind"))
-    ledger._db.write("UPDATE lessons SET state = ?, told_in = 1 WHERE id = 1", state)
+    sql(ledger).write("UPDATE lessons SET state = ?, told_in = 1 WHERE id = 1", state)
     turn(ledger, ledger.turns.session("me", "again"), -1, wish)
     found = [(one.text, one.state) for one in ledger.lessons.of_user("me")]
     assert (PLAIN, then) in found
@@ -157,8 +157,8 @@ def test_only_what_is_told_takes_a_place(ledger: Ledger) -> None:
         source = ledger.turns.session("me", f"source {number}")
         turn(ledger, source, -1, Wish(f"Wish {number}.", f"wish {number}"))
     for number, state in enumerate((State.ASIDE, State.PROVISIONAL, State.LEARNED, State.DROPPED)):
-        ledger._db.write("UPDATE lessons SET state = ? WHERE id = ?", state, number + 2)
-        ledger._db.write(  # the weights of version 0 have practised it
+        sql(ledger).write("UPDATE lessons SET state = ? WHERE id = ?", state, number + 2)
+        sql(ledger).write(  # the weights of version 0 have practised it
             "INSERT INTO steps (status, parent, version, lesson, created_at) "
             "VALUES ('committed', 0, 0, ?, 0)",
             number + 2,

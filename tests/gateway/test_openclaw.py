@@ -24,6 +24,7 @@ from examples.day.openclaw import Gateway, readme_block
 from tests.gateway.test_session_privacy import MARK, nothing_of
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import World, gateway, spell
+from tests.support.ledger import sql
 from tests.support.pools import eventually
 from tests.support.processes import product
 from tests.support.real_openclaw import LocalOpenClaw
@@ -150,7 +151,7 @@ async def test_agent_hears_of_no_trouble_and_no_session_of_another(
             ["Bees dance in the dark.", "Wasps do not."],
         ]
         sessions = {
-            row["key"]: row["id"] for row in world.ledger._db.rows("SELECT id, key FROM sessions")
+            row["key"]: row["id"] for row in sql(world.ledger).rows("SELECT id, key FROM sessions")
         }
         assert set(sessions) == {"talk", "wait", "trouble"}
         talk, wait, trouble = (story(world, sessions[n]) for n in ("talk", "wait", "trouble"))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.gateways import World, gateway
+from tests.support.ledger import sql
 from tests.support.obedient_judge import judge_all
 from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.prompts import Schema
@@ -98,9 +99,9 @@ async def test_what_is_said_again_is_the_newest_and_no_second_lesson(
 ) -> None:
     async with gateway(tmp_path, renderer, lessons=True) as world:
         await teach(world)
-        world.ledger._db.write("UPDATE lessons SET state = 'learned', created_at = 0, told_in = 1")
+        sql(world.ledger).write("UPDATE lessons SET state = 'learned', created_at = 0, told_in = 1")
         world.ledger.lessons.rule("add", "default", None, "Be quick.")
-        world.ledger._db.write("UPDATE lessons SET created_at = 1 WHERE text = 'Be quick.'")
+        sql(world.ledger).write("UPDATE lessons SET created_at = 1 WHERE text = 'Be quick.'")
         await say(world, AGAIN)
         again = {"quote": "No bullet points", "words": "I said", "outcome": "said again"}
         again |= {"earlier": "Never use lists", "now": "no bullet points"}
@@ -136,7 +137,7 @@ async def test_what_ended_a_lesson_is_forgotten_with_what_it_did(
         await teach(world)
         await say(world, NEW)
         await judge_all(world, Answers(*[ENDS] * 3))
-        key = world.ledger._db.one("SELECT key FROM sessions WHERE id = 2")
+        key = sql(world.ledger).one("SELECT key FROM sessions WHERE id = 2")
         await world.ledger.forget_in_thread(in_session(key, "default"))
         assert states(world) == {OLD: State.TOLD}
 

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from tests.support.captures import load
 from tests.support.fakes import FakeSampler
 from tests.support.gateways import World, gateway, spell
-from tests.support.ledger import judgeable
+from tests.support.ledger import judgeable, sql
 from tinker_claw.cli.status import board as lines_of
 from tinker_claw.cli.status import describe
 from tinker_claw.formats.chat import Chat, parse_chat
@@ -53,7 +53,7 @@ def written(world: World) -> bytes:
 
 
 def rows(world: World) -> list[dict[str, Any]]:
-    return [dict(row) for row in world.ledger._db.rows("SELECT * FROM turns ORDER BY id")]
+    return [dict(row) for row in sql(world.ledger).rows("SELECT * FROM turns ORDER BY id")]
 
 
 def nothing_of(text: str, world: World) -> bool:
@@ -61,7 +61,7 @@ def nothing_of(text: str, world: World) -> bool:
     kept = written(world)
     ids = array("i", world.renderer.encode(text)[1:-1]).tobytes()
     plain = hashlib.sha256(text.encode()).hexdigest()[:32].encode()
-    blocks = world.ledger._db.rows("SELECT * FROM prompt_blocks")
+    blocks = sql(world.ledger).rows("SELECT * FROM prompt_blocks")
     turns = world.turns()
     inside = [array("i", (*t.prompt, *t.completion.tokens)).tobytes() for t in turns]
     assert not blocks or len(ids) > 8
@@ -161,7 +161,7 @@ async def test_secret_in_the_system_prompt_does_not_silence_its_session(world: W
     assert [row["reason"] for row in rows(world)] == [None, None]
     assert judgeable(world.ledger) == [1]
     assert ids_of(world, 1) == world.sampler.prompts[0], "to be trained it is needed whole"
-    assert not world.ledger._db.rows("SELECT * FROM prompt_blocks"), "no other turn shares its ids"
+    assert not sql(world.ledger).rows("SELECT * FROM prompt_blocks"), "no other turn shares its ids"
     assert SECRET.encode() not in written(world), "no text holds it"
     with reading(world.ledger.path) as found:
         assert read_prompt(found, 1) == (), "nobody is shown it"
@@ -242,7 +242,7 @@ async def test_secret_in_what_came_next_leaves_the_turn_before_to_be_trained(
 async def test_name_of_a_session_is_no_digest_of_a_secret(world: World) -> None:
     await world.ask(f"my key is {SECRET}")
     await world.ask("my key is [redacted: API key]")
-    assert len(world.ledger._db.rows("SELECT * FROM sessions")) == 1, "what is left names both"
+    assert len(sql(world.ledger).rows("SELECT * FROM sessions")) == 1, "what is left names both"
 
 
 async def test_prompts_without_anything_are_kept_to_the_token(world: World) -> None:
@@ -382,7 +382,7 @@ async def test_name_of_a_private_session_is_not_kept(tmp_path: Path, renderer: R
         await world.ask("and still", headers=named)
         assert len(rows(world)) == 1, "private again, after a restart, too"
         find = in_session(f"about {MARK}", None)
-        world.index.forget(find(world.ledger._db).session)
+        world.index.forget(find(sql(world.ledger)).session)
         world.ledger.forget(find)
         assert rows(world) == []
         assert nothing_of(MARK, world)
@@ -399,7 +399,7 @@ async def test_forgetting_a_private_session_does_not_end_its_privacy(
         await world.ask("hello", headers=named)
         await world.ask("hello", "fine", f"/private\nI am {MARK}", headers=named)
         find = in_session("s", None)
-        world.index.forget(find(world.ledger._db).session)
+        world.index.forget(find(sql(world.ledger)).session)
         world.ledger.forget(find)
         assert rows(world) == []
     async with gateway(tmp_path, renderer) as world:
@@ -451,7 +451,7 @@ async def test_words_that_come_while_their_session_is_forgotten_are_not_kept(
 
         def forget() -> None:
             searcher.meanwhile = lambda: None
-            world.index.forget(find(world.ledger._db).session)
+            world.index.forget(find(sql(world.ledger)).session)
             world.ledger.forget(find)
 
         searcher.meanwhile = lambda: None
@@ -469,7 +469,7 @@ async def test_words_that_come_while_their_session_is_forgotten_are_not_kept(
         answer = await world.ask("hello", {**called, "content": ""}, *results, **offered)
         assert answer.status_code == 200
         assert rows(world) == []
-        assert world.ledger._db.rows("SELECT * FROM next_states") == []
+        assert sql(world.ledger).rows("SELECT * FROM next_states") == []
         assert MARK.encode() not in written(world)
 
 

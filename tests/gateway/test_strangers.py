@@ -16,6 +16,7 @@ import pytest
 
 from tests.gateway.test_voices import OWNER, Injection
 from tests.support.gateways import World, gateway
+from tests.support.ledger import sql
 from tests.support.obedient_judge import ObedientJudge
 from tests.support.openclaw import (
     ANN,
@@ -298,12 +299,12 @@ async def test_nothing_that_a_stranger_writes_is_an_owner_s(
             assert state.role != "user" or "praise" not in state.text, state
             judged = await judge.judge(turn.request_text, turn.reply_text, state)
             assert (judged.hints, judged.wish) == ((), None), state
-        names = {row["key"] for row in world.ledger._db.rows("SELECT key FROM sessions")}
+        names = {row["key"] for row in sql(world.ledger).rows("SELECT key FROM sessions")}
         assert "own" not in names, "a session that a stranger named"
 
 
 def feedback(world: World) -> Sequence[Any]:
-    return world.ledger._db.rows("SELECT * FROM feedback")
+    return sql(world.ledger).rows("SELECT * FROM feedback")
 
 
 HONEST = "/bad use full names"

@@ -8,6 +8,7 @@ import pytest
 
 from tests.gateway.test_told_sessions import PLAIN, named
 from tests.support.gateways import World, gateway
+from tests.support.ledger import sql
 from tinker_claw.ledger.lessons import State, read_lessons
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState, Vote
@@ -42,6 +43,6 @@ async def test_a_lesson_is_told_in_vain_if_fewer_replies_are_accepted_with_it(
         for number in range(12):
             await hold(world, 1 if number < told else -1)
             await hold(world, 1, by="tool")
-        (lesson,) = read_lessons(world.ledger._db, None)
+        (lesson,) = read_lessons(sql(world.ledger), None)
         assert (lesson["vain"], lesson["state"]) == (says, State.TOLD)
         assert world.turns()[-1].lesson_block is not None, "what the user holds is told on"

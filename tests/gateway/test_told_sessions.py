@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from tests.render.test_own_template import TEMPLATES, folder
 from tests.support.gateways import World, chat, gateway
+from tests.support.ledger import sql
 from tests.support.openclaw import BOB, info, message
 from tinker_claw.gateway.lessons import MOST_TOKENS
 from tinker_claw.ledger.figures import read_overview
@@ -205,7 +206,7 @@ async def test_the_first_time_that_a_lesson_is_told_is_said(
                 await world.ask("New?", **named(name))
         first = [one for one in events if one["event"] == "lesson.first_told"]
         assert [(one["lesson"], one["session"]) for one in first] == [(1, 2)]
-        (lesson,) = read_lessons(world.ledger._db, None)
+        (lesson,) = read_lessons(sql(world.ledger), None)
         assert lesson["first"] == world.turns()[-2].id
         lines = dict(run_fields(read_overview(tmp_path, 16)))
         assert lines["lessons"] == "1 in prompts · 0 practised · lesson 1 first in session 2"

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.gateways import MODEL, World, gateway
+from tests.support.ledger import sql
 from tests.support.obedient_judge import ObedientJudge
 from tests.support.openclaw import ANN, BLOCKS, BOB, SYSTEM, TOOLS, assistant, info, message, tool
 from tinker_claw.app.terminal import LINES, Terminal
@@ -149,7 +150,7 @@ async def test_no_injection_becomes_feedback_or_a_hint(
                 asked = body(Injection(case.where, case.messages[:until]))
                 response = await world.http.post(path, json=asked, headers=headers)
                 assert response.status_code == 200, response.text
-        assert world.ledger._db.rows("SELECT * FROM feedback") == []
+        assert sql(world.ledger).rows("SELECT * FROM feedback") == []
         turns = [turn for turn in world.turns() if world.ledger.turns.next_state(turn.id)]
         assert len(turns) >= len(PAYLOADS) * 5, "many have a next state"
         for turn in turns:
@@ -170,11 +171,11 @@ async def test_no_injection_becomes_feedback_or_a_hint(
 
 def dump(world: World) -> list[Any]:
     """All text in the ledger."""
-    tables = world.ledger._db.rows("SELECT name FROM sqlite_master WHERE type = 'table'")
+    tables = sql(world.ledger).rows("SELECT name FROM sqlite_master WHERE type = 'table'")
     return [
         value
         for table in tables
-        for row in world.ledger._db.rows(f"SELECT * FROM {table['name']}")
+        for row in sql(world.ledger).rows(f"SELECT * FROM {table['name']}")
         for value in tuple(row)
         if isinstance(value, str)
     ]
@@ -215,7 +216,7 @@ async def test_owners_are_those_whom_the_settings_name(tmp_path: Path, renderer:
         await world.reply(Injection("", (ask, assistant("hi"), bad)).chat())
 
     def rated(world: World) -> list[str]:
-        rows = world.ledger._db.rows(
+        rows = sql(world.ledger).rows(
             "SELECT sessions.key FROM feedback JOIN sessions ON sessions.id = session_id "
             "ORDER BY feedback.id"
         )
@@ -270,7 +271,7 @@ async def test_whose_the_words_to_an_agent_are(
             # These name a session and a kind, not who speaks.
             named = {"X-Turn-Type": "main", "X-Session-Id": "s"}
             await world.reply({"messages": messages}, **named)
-        rows = world.ledger._db.rows("SELECT * FROM feedback")
+        rows = sql(world.ledger).rows("SELECT * FROM feedback")
         assert bool(rows) is counts
         assert (world.next_states()[1] is not None) is counts
 
@@ -295,7 +296,7 @@ async def test_an_unclear_message_teaches_nothing(tmp_path: Path, renderer: Rend
         assert world.column("asked_by") == [Writer.OWNER, Writer.UNKNOWN, Writer.OWNER]
         states = world.next_states()
         assert (states[1], states[2]) == (None, NextState("user", "no, shorter"))
-        assert world.ledger._db.rows("SELECT * FROM feedback") == []
+        assert sql(world.ledger).rows("SELECT * FROM feedback") == []
         assert status(world)["unclear"].startswith("1 message of clown taught")
         with reading(world.ledger.path) as rows:
             text = "\n".join(explained(rows, 2, text=True))
@@ -344,7 +345,7 @@ async def test_private_counts_from_whoever_says_it(
         ask = user(message(who, words="/private\nhello") + (GROUP_LINE if group else DIRECT_LINE))
         await world.reply(Injection("", (ask,)).chat())
         assert world.turns() == []
-        assert world.ledger._db.rows("SELECT * FROM channels") == []
+        assert sql(world.ledger).rows("SELECT * FROM channels") == []
 
 
 async def test_explain_names_the_writer_of_every_piece(tmp_path: Path, renderer: Renderer) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from examples.day.npm import npm
 from tests.support.gateways import World, gateway
+from tests.support.ledger import sql
 from tests.support.obedient_judge import WISH, ObedientJudge, judge_all, lesson_texts
 from tests.support.openclaw import ANN, info, tools
 from tests.support.speakers import Row, built_rows, marks_missing
@@ -164,7 +165,7 @@ def leaks(world: World, turn: Turn | None, case: Case, *, next_state: bool) -> l
 
 
 def ratings(world: World, turn: Turn) -> Sequence[Any]:
-    return world.ledger._db.rows("SELECT id FROM feedback WHERE turn_id = ?", turn.id)
+    return sql(world.ledger).rows("SELECT id FROM feedback WHERE turn_id = ?", turn.id)
 
 
 async def attack(world: World, wire: str, cases: Sequence[Case], course: Course = behind) -> None:

@@ -20,7 +20,7 @@ from tests.cli.test_status import NOON
 from tests.support.backends import VOCABULARY, start_local, tiny_model
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.support.learning import World, world
-from tests.support.ledger import COMPLETION, outcome, sample_counts, step_counts
+from tests.support.ledger import COMPLETION, outcome, sample_counts, sql, step_counts
 from tests.support.local_reference import reference
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
@@ -172,7 +172,7 @@ async def test_first_batch_that_does_not_agree_stops_learning_and_is_told(tmp_pa
     trainer.gaps = [0.0]  # mended
     async with world(tmp_path, trainer=trainer) as w:
         assert step_counts(w.ledger) == {"intent": 0, "committed": 0, "void": 1}
-        assert w.ledger._db.one("SELECT void > 1 FROM steps WHERE status = 'void'") == 1
+        assert sql(w.ledger).one("SELECT void > 1 FROM steps WHERE status = 'void'") == 1
         assert sample_counts(w.ledger)["quarantined"] == 4, "their logprobs are wrong"
         assert trainer.weights == 0, "the void step left nothing in the weights"
         batch(w)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.learning import World, world
+from tests.support.ledger import sql
 from tinker_claw.learner.batch import FILL_S, Choice, choose
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.feedback import About, Feedback
@@ -290,7 +291,7 @@ async def content(w: World, count: int) -> list[int]:
 async def trained(w: World) -> set[int]:
     await w.version(1)
     assert len(w.trainer.steps) == 1
-    return {*w.ledger.samples._db.column("SELECT id FROM turns WHERE state = 'trained'")}
+    return {*sql(w.ledger).column("SELECT id FROM turns WHERE state = 'trained'")}
 
 
 async def test_accepted_replies_make_no_step_and_are_the_baseline_of_a_rejection(
@@ -322,7 +323,7 @@ async def test_the_newest_of_the_baseline_are_kept(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=16) as w:
         turns = await content(w, KEPT_BASELINE + 44)
         await w.until(lambda: w.ledger.samples.waiting() == KEPT_BASELINE)
-        expired = w.ledger.samples._db.rows("SELECT id, reason FROM turns WHERE state = 'refused'")
+        expired = sql(w.ledger).rows("SELECT id, reason FROM turns WHERE state = 'refused'")
         assert {tuple(row) for row in expired} == {
             (turn, Reason.NOTHING_BETTER) for turn in turns[:44]
         }

@@ -13,7 +13,7 @@ import pytest
 from tests.learner.test_rollback import undoing
 from tests.support.fakes import FakeTrainer
 from tests.support.learning import World, world
-from tests.support.ledger import sample_counts
+from tests.support.ledger import sample_counts, sql
 from tinker_claw.evidence import CLAIM
 from tinker_claw.ledger.decline import HOLD, SIZE, decline
 from tinker_claw.ledger.feedback import About, Feedback
@@ -151,7 +151,7 @@ async def test_a_user_who_contradicts_a_lesson_is_compared_from_there_on(tmp_pat
         lesson = w.ledger.lessons.rule("add", "me", None, "Use plain sentences.")
         await talk(w, "GOOD")
         await w.version(1)
-        w.ledger._db.write(
+        sql(w.ledger).write(
             "UPDATE lessons SET state = 'aside', changed_at = ? WHERE id = ?", time.time(), lesson
         )
         await talk(w, "NO, HOW it should be")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.fakes import LOGPROB, FakeTrainer
 from tests.support.learning import World, has_token, world
-from tests.support.ledger import sample_counts
+from tests.support.ledger import sample_counts, sql
 from tinker_claw.config.settings import Gateway
 from tinker_claw.learner.batch import FILL_S
 from tinker_claw.ledger.database import FILE, reading
@@ -38,7 +38,7 @@ def begin(w: World, session: str, group: str | None = "g", size: int = 2) -> Non
 def last(w: World, session: str, tokens: Tokens = (7, 8)) -> int:
     """Add the last turn of an episode, which nothing follows."""
     turn = w.turn("", session=session, tokens=tokens)
-    with w.ledger.turns._db.transaction() as tx:
+    with sql(w.ledger).transaction() as tx:
         tx.execute("DELETE FROM next_states WHERE turn_id = ?", (turn,))
         tx.execute("UPDATE turns SET state = 'waiting' WHERE id = ?", (turn,))
     return turn
@@ -51,7 +51,7 @@ def end(w: World, session: str, score: float) -> None:
 
 
 def why(w: World) -> set[str | None]:
-    rows = w.ledger._db.rows(
+    rows = sql(w.ledger).rows(
         "SELECT reason FROM turns JOIN samples ON turn_id = turns.id WHERE state = 'refused'"
     )
     return {row[0] for row in rows}
@@ -70,7 +70,7 @@ async def test_group_of_two_trains_when_its_second_outcome_comes(tmp_path: Path)
         end(w, "b", 0.0)
         await w.version(1)
         assert w.says.asked == 2, "of each first step"
-        rows = w.ledger._db.rows(
+        rows = sql(w.ledger).rows(
             "SELECT reward, state FROM samples JOIN turns ON turns.id = turn_id ORDER BY turn_id"
         )
         assert [tuple(row) for row in rows] == [
@@ -99,7 +99,7 @@ async def test_outcomes_alone_reward_steps_where_so_set_and_the_judge_is_not_ask
         end(w, "b", -1.0)
         await w.version(1)
         assert w.says.asked == 0
-        rows = w.ledger._db.rows(
+        rows = sql(w.ledger).rows(
             "SELECT reward, state FROM samples JOIN turns ON turns.id = turn_id ORDER BY turn_id"
         )
         assert [tuple(row) for row in rows] == [(1.0, "trained")] * 2 + [(-1.0, "trained")] * 2
@@ -120,7 +120,7 @@ async def test_a_steps_own_score_counts_where_steps_are_rewarded_and_nowhere_els
         last(w, "a")
         end(w, "a", 1.0)
         await w.until(lambda: sample_counts(w.ledger).get("queued") == 2)
-        rows = w.ledger._db.rows("SELECT reward FROM samples ORDER BY turn_id")
+        rows = sql(w.ledger).rows("SELECT reward FROM samples ORDER BY turn_id")
         assert [row["reward"] for row in rows] == [reward, 1.0]
 
 

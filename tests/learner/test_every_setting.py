@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from examples.demo import homework
 from examples.demo.judge import create_app
-from tests.support.ledger import judgeable, step_counts
+from tests.support.ledger import judgeable, sql, step_counts
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import System, wire
 from tinker_claw.backends.local import arrange
@@ -236,10 +236,10 @@ async def test_a_step_is_whole_with(
             if step_counts(ledger)["committed"]:
                 break
         counts = step_counts(ledger)
-        assert counts["void"] == 0, ledger._db.column("SELECT error FROM steps")
+        assert counts["void"] == 0, sql(ledger).column("SELECT error FROM steps")
         assert health.learner.error is None
         assert counts["committed"] >= 1
-        for metrics in ledger._db.column("SELECT metrics FROM steps WHERE status = 'committed'"):
+        for metrics in sql(ledger).column("SELECT metrics FROM steps WHERE status = 'committed'"):
             rule = strict(metrics)["rule"]
             assert rule["batch_size"] == settings.training.batch_size
         for line in (settings.run.directory / "metrics.jsonl").read_text().splitlines():

@@ -12,7 +12,7 @@ import pytest
 from tests.learner.test_judging import NEVER, Moody, judge_others_until
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.support.learning import SHORT, Says, World, world
-from tests.support.ledger import judgeable, sample_counts, tries
+from tests.support.ledger import judgeable, sample_counts, sql, sql_connection, tries
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.prune import from_turn
@@ -35,7 +35,7 @@ def rewards(w: World) -> dict[int, Vote | None]:
 def unanswered(w: World) -> int:
     """Add a turn that waits for its next state."""
     turn = w.turn("YES")
-    w.ledger._db._connection.execute("DELETE FROM next_states WHERE turn_id = ?", (turn,))
+    sql_connection(w.ledger).execute("DELETE FROM next_states WHERE turn_id = ?", (turn,))
     return turn
 
 
@@ -157,7 +157,7 @@ async def test_what_is_said_while_the_judge_thinks_goes_before_its_answer(
         says.may.set()
         await w.until(lambda: rewards(w) == {turn: -1})
         assert tries(w.ledger, turn) == 0
-        judged = w.ledger._db.one("SELECT judged FROM verdicts WHERE turn_id = ?", turn)
+        judged = sql(w.ledger).one("SELECT judged FROM verdicts WHERE turn_id = ?", turn)
         assert judged == found, "what it found is kept"
 
 
@@ -241,7 +241,7 @@ async def test_a_batch_that_waits_for_its_step_is_taken_anew(tmp_path: Path) -> 
             await w.until(lambda: sample_counts(w.ledger)["trained"] == 2)
             judging.cancel()
             learning.cancel()
-        found = w.ledger._db.rows("SELECT turn_id, reward FROM samples ORDER BY turn_id")
+        found = sql(w.ledger).rows("SELECT turn_id, reward FROM samples ORDER BY turn_id")
         assert [tuple(row) for row in found] == [(turns[0], -1), (turns[1], 1)]
         assert w.trainer.asked["load_state"] == 0, "there was nothing to recover from"
 
@@ -300,6 +300,6 @@ async def test_sdft_takes_a_reply_that_was_praised_outright_for_its_example(
         corrected = w.turn("NO", session="s")
         await w.until(lambda: w.why_refused(corrected) is not None or rewards(w))
         better = w.turn("YES", session="s", reply="like this")
-        w.ledger._db._connection.execute("DELETE FROM next_states WHERE turn_id = ?", (better,))
+        sql_connection(w.ledger).execute("DELETE FROM next_states WHERE turn_id = ?", (better,))
         say(w, better, 1)
         await w.until(lambda: w.ledger.judgements.demonstration(corrected) == "like this")

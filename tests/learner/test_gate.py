@@ -19,7 +19,7 @@ from examples.demo.user import USERS
 from tests.learner.test_rollback import undoing
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.support.learning import World, world
-from tests.support.ledger import of_step, sample_counts
+from tests.support.ledger import of_step, sample_counts, sql
 from tests.support.scripted_users import demo_run
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.estimate import GATE_TOKENS
@@ -297,7 +297,7 @@ def warned(w: World) -> list[str]:
 
 
 def errors(w: World) -> list[str | None]:
-    return [row["error"] for row in w.ledger._db.rows("SELECT error FROM steps ORDER BY id")]
+    return [row["error"] for row in sql(w.ledger).rows("SELECT error FROM steps ORDER BY id")]
 
 
 async def test_version_that_lost_something_answers_nobody_and_its_batch_is_set_aside(
@@ -738,7 +738,7 @@ async def test_momentum_that_fails_the_gate_is_gone_with_the_version_it_led_to(
         await run.talk(USERS["plain"], lambda: run.held or run.step >= 3)
         assert not run.held
         assert sample_counts(parts.ledger)["quarantined"] == 16, "one batch alone was refused"
-        rows = parts.ledger._db.rows("SELECT metrics ->> 'rate' AS rate FROM steps ORDER BY id")
+        rows = sql(parts.ledger).rows("SELECT metrics ->> 'rate' AS rate FROM steps ORDER BY id")
         assert [row["rate"] for row in rows[:4]] == [None, None, 0.25, 1.0]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.fakes import FakeTrainer, rated
 from tests.support.learning import SHORT, Says, World, world
-from tests.support.ledger import judgeable, postpone, tries
+from tests.support.ledger import judgeable, postpone, sql, sql_connection, tries
 from tinker_claw.app.main import guarded
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
@@ -67,7 +67,7 @@ class Moody(Says):
 
 
 def set_aside(w: World) -> list[int]:
-    found = w.ledger._db.rows("SELECT id FROM turns WHERE reason = ? ORDER BY id", Reason.UNJUDGED)
+    found = sql(w.ledger).rows("SELECT id FROM turns WHERE reason = ? ORDER BY id", Reason.UNJUDGED)
     return [row["id"] for row in found]
 
 
@@ -149,7 +149,7 @@ async def test_tries_are_counted_over_restarts(tmp_path: Path) -> None:
             if bad:
                 await others_are_judged(w)
                 assert tries(w.ledger, bad) == life, "it rests"
-                w.ledger._db.rows("UPDATE jobs SET due_at = 1")
+                sql(w.ledger).rows("UPDATE jobs SET due_at = 1")
             bad = bad or w.turn("MUMBLE")
             await judge_others_until(w, lambda w=w, bad=bad, life=life: tries(w.ledger, bad) > life)
             assert set_aside(w) == ([bad] if life == TRIES - 1 else [])
@@ -208,7 +208,7 @@ async def test_while_the_ledger_refuses_the_judge_is_not_asked_about_turn_after_
     async with world(tmp_path, judge_waits=NEVER, running=False) as w:
         for _ in range(8):
             w.turn("YES")
-        w.ledger._db.rows("PRAGMA query_only = ON")
+        sql(w.ledger).rows("PRAGMA query_only = ON")
         judging = asyncio.create_task(w.judging.run())
         await w.until(lambda: w.health.judge.state == "failing")
         for _ in range(200):
@@ -244,7 +244,7 @@ async def test_set_aside_turns_are_taken_up_again_while_the_loop_runs(tmp_path: 
         bad = [w.turn("MUMBLE YES"), w.turn("MUMBLE YES")]
         await judge_others_until(w, lambda: set_aside(w) == bad)
         undoing = RollbackOperations(w.parts, w.learner, lambda session: None, w.judging.wake)
-        w.ledger._db._connection.execute("UPDATE next_states SET text = 'YES'")  # it can be read
+        sql_connection(w.ledger).execute("UPDATE next_states SET text = 'YES'")  # it can be read
         before = w.ledger.samples.waiting()
         assert undoing.judge_again([bad[1], 999]) == [bad[1]]
         await w.until(lambda: w.ledger.samples.waiting() == before + 1)
@@ -338,7 +338,7 @@ async def test_verdict_that_comes_while_there_is_no_room_to_ask_saves_the_questi
         room.set()
         await w.settled()
         assert w.says.asked == 0
-        assert w.ledger._db.one("SELECT reward FROM samples") == 1.0
+        assert sql(w.ledger).one("SELECT reward FROM samples") == 1.0
 
 
 class RatedMeanwhile(Says):
@@ -434,7 +434,7 @@ async def test_answer_about_what_is_forgotten_meanwhile_is_kept_by_nobody(
         w.ledger.forget(from_turn(gone))
         may.set()
         await w.until(lambda: not w.judging._busy)
-        assert w.ledger._db.column("SELECT answer FROM votes WHERE turn_id = ?", bad) == []
+        assert sql(w.ledger).column("SELECT answer FROM votes WHERE turn_id = ?", bad) == []
         assert w.health.last_error is None or "ledger" not in w.health.last_error
         assert w.health.records.state == "ok"
 
@@ -498,7 +498,7 @@ async def test_judge_gets_and_leaves_only_redacted_text(tmp_path: Path) -> None:
         await w.settled()
         assert len(asked) == 1
         assert not any(secret in prompt for prompt in asked)
-        kept = w.ledger._db.rows("SELECT answer FROM votes UNION ALL SELECT text FROM hints")
+        kept = sql(w.ledger).rows("SELECT answer FROM votes UNION ALL SELECT text FROM hints")
         assert len(kept) == 4
         assert not any(secret in row[0] for row in kept)
         (sample,) = w.ledger.samples.oldest(1)

@@ -18,7 +18,7 @@ from tests.support.learning import (
     has_token,
     world,
 )
-from tests.support.ledger import judgeable, sample_counts, step_counts
+from tests.support.ledger import judgeable, sample_counts, sql, step_counts
 from tinker_claw.backends.open import lora_learning_rate
 from tinker_claw.errors import LearningEndedError, OutageError
 from tinker_claw.learner.recovery import restore
@@ -196,7 +196,7 @@ async def test_what_was_published_for_a_step_that_is_not_committed_is_closed(
 ) -> None:
     """A disk that is full for hours must not fill the samplers, attempt by attempt."""
     async with world(tmp_path) as w:
-        with w.ledger.turns._db.transaction() as tx:
+        with sql(w.ledger).transaction() as tx:
             tx.execute(
                 "CREATE TRIGGER full BEFORE INSERT ON versions "
                 "BEGIN SELECT RAISE(ABORT, 'full'); END"
@@ -207,7 +207,7 @@ async def test_what_was_published_for_a_step_that_is_not_committed_is_closed(
         published = [s for ref, s in w.trainer.samplers.items() if ref != "base"]
         assert [s.closed for s in published[1:-1]] == [True] * (len(published) - 2)
         assert not published[0].closed, "it serves"
-        with w.ledger.turns._db.transaction() as tx:
+        with sql(w.ledger).transaction() as tx:
             tx.execute("DROP TRIGGER full")
         await w.version(1)
 
@@ -273,7 +273,7 @@ async def test_accident_that_nobody_thought_of_is_a_failure_of_the_step(tmp_path
 
     async with world(tmp_path, trainer=FakeTrainer(refuse=breaks)) as w:
         await bad_batch(w)
-        errors = w.ledger.steps._db.rows("SELECT DISTINCT error FROM steps WHERE status = 'void'")
+        errors = sql(w.ledger).rows("SELECT DISTINCT error FROM steps WHERE status = 'void'")
         place = f"test_loop.py, line {breaks.__code__.co_firstlineno + 2}"
         told = f"ZeroDivisionError: what nobody thought of ({place})"
         assert [tuple(row) for row in errors] == [(told,)]
@@ -296,7 +296,7 @@ async def test_lack_of_memory_is_waited_out_and_counts_against_no_batch(tmp_path
             w.turn("GOOD")
         await w.version(1)
         assert sample_counts(w.ledger)["trained"] == 4
-        outages = w.ledger.steps._db.column("SELECT void > 1 FROM steps WHERE status = 'void'")
+        outages = sql(w.ledger).column("SELECT void > 1 FROM steps WHERE status = 'void'")
         assert outages == [1] * 4
 
 

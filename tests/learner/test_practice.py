@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from tests.learner.test_rollback import undoing
 from tests.support.fakes import FakeSampler, FakeTrainer, Script
 from tests.support.learning import BETTER, LESSON, OPPOSITE, Splicer, World, world
-from tests.support.ledger import COMPLETION, new_turn, sample_counts
+from tests.support.ledger import COMPLETION, new_turn, sample_counts, sql
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Budget
@@ -228,10 +228,10 @@ class Owner:
             self.asks(None, **more)
 
     def steps(self) -> list[dict[str, Any]]:
-        return [dict(row) for row in self.ledger._db.rows("SELECT * FROM steps")]
+        return [dict(row) for row in sql(self.ledger).rows("SELECT * FROM steps")]
 
     def prompts(self, step: int = 1) -> dict[str, list[int]]:
-        rows = self.ledger._db.rows(
+        rows = sql(self.ledger).rows(
             "SELECT purpose, turn_id FROM step_prompts WHERE step_id = ? ORDER BY 2", step
         )
         found: dict[str, list[int]] = {}
@@ -478,7 +478,7 @@ async def test_a_lesson_is_practised_three_times_a_month_at_most(tmp_path: Path)
                 await o.w.until(lambda: o.w.health.learner.state == "waiting")
         o.has_asked(practice.FEWEST)
         assert o.practice.due() is None
-        o.ledger._db.write(
+        sql(o.ledger).write(
             "UPDATE steps SET created_at = created_at - ?", practice.DAYS * 86_400 + 1
         )
         assert o.practice.due() is not None
@@ -504,7 +504,7 @@ async def test_nothing_is_practised_before_its_owner_accepted_it(
                 o.is_pleased(2, role="tool")
             case "few prompts":
                 o.is_pleased(2)
-                o.ledger._db.write("UPDATE turns SET hint_at = NULL WHERE id <= 4")
+                sql(o.ledger).write("UPDATE turns SET hint_at = NULL WHERE id <= 4")
             case "dropped":
                 o.is_pleased(2)
                 o.ledger.lessons.rule("drop", None, lesson)
@@ -534,7 +534,7 @@ async def test_no_prompt_is_private_or_another_users(tmp_path: Path) -> None:
         o.is_pleased()
         Owner(o.w, "somebody else").asks()
         private = o.asks(untrained_because="test")
-        o.ledger._db.write(
+        sql(o.ledger).write(
             "UPDATE sessions SET private = 1 "
             "WHERE id = (SELECT session_id FROM turns WHERE id = ?)",
             private,
@@ -675,7 +675,7 @@ async def test_forgetting_a_prompt_names_the_step_that_practised_on_it(tmp_path:
         o.is_pleased()
         await practised(o)
         for turn in (o.said[0], o.said[-1]):
-            what = from_turn(turn)(o.ledger._db)
+            what = from_turn(turn)(sql(o.ledger))
             assert [(one.step, one.version, one.before) for one in what.steps] == [(1, 1, 0)]
             assert what.roll_back_to == 0
 
@@ -725,7 +725,7 @@ async def test_a_run_is_billed_to_its_step_and_estimated_before(tmp_path: Path) 
         assert plan is not None
         await practised(o)
         billed = o.ledger.spend.total(purpose="train").usage
-        steps = o.ledger._db.column("SELECT DISTINCT step_id FROM spend")
+        steps = sql(o.ledger).column("SELECT DISTINCT step_id FROM spend")
         assert steps == [1]
         assert billed != Usage()
         for name in ("prefill", "sampled", "trained"):

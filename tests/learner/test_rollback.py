@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.fakes import FakeTrainer
 from tests.support.learning import World, world
-from tests.support.ledger import sample_counts, step_counts, verdict_counts
+from tests.support.ledger import sample_counts, sql, step_counts, verdict_counts
 from tinker_claw.errors import BackendError, OutageError, UndoError
 from tinker_claw.learner.recovery import restore, restore_pin
 from tinker_claw.learner.rollback import RollbackOperations
@@ -68,7 +68,7 @@ async def test_rollback_answers_and_learns_on_from_that_state_as_a_new_version(
         await learn(w, 5)
         assert w.trainer.weights == 2, "one step on from there"
         assert w.policy.current.version.parent == 4
-        live = [r["id"] for r in read_versions(w.ledger._db) if r["live"]]
+        live = [r["id"] for r in read_versions(sql(w.ledger)) if r["live"]]
         assert live == [0, 1, 4, 5]
 
 
@@ -230,7 +230,7 @@ async def test_pin_ends_where_its_weights_are_gone_and_at_no_other_failure(tmp_p
     assert pinned.version.id == 0
     del trainer.samplers[pinned.version.sampler_ref]
     assert await restore_pin(ledger, trainer) is None
-    assert [one["id"] for one in read_versions(ledger._db) if one["serving"]] == [1]
+    assert [one["id"] for one in read_versions(sql(ledger)) if one["serving"]] == [1]
     ledger.close()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.learning import HINT, World, world
-from tests.support.ledger import sample_counts
+from tests.support.ledger import sample_counts, sql
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.retry import Backoff
 
@@ -126,6 +126,6 @@ async def test_an_example_is_forgotten_with_the_turn_that_it_was(
         state = "trained" if batch == 2 else "queued"
         await w.until(lambda: sample_counts(w.ledger)[state] == 2)
         w.ledger.forget(from_turn(secret))
-        rows = w.ledger.turns._db.rows("SELECT hint, teacher_logprobs FROM samples")
+        rows = sql(w.ledger).rows("SELECT hint, teacher_logprobs FROM samples")
         assert {(row["hint"] or "", row["teacher_logprobs"]) for row in rows} <= {("", None)}
         assert w.why_refused(kept) == "no demonstration"

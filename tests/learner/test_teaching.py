@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.support.learning import BETTER, HINT, Says, World, world
-from tests.support.ledger import sample_counts
+from tests.support.ledger import sample_counts, sql
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.judgements import BEHIND_HINTS
 from tinker_claw.policy import Sampler
@@ -60,8 +60,8 @@ async def test_a_wish_for_a_new_style_trains_by_its_hint_and_never_by_a_reward(
             w.turn("HOW it should be from here", tokens=tokens)
         await w.version(1)
         assert w.ledger.judgements.verdict(1) == Verdict((0, 0, 0), 0)
-        assert w.ledger._db.column("SELECT reward FROM samples") == [None, None]
-        assert w.ledger._db.column("SELECT advantage FROM samples") == [0.0, 0.0]
+        assert sql(w.ledger).column("SELECT reward FROM samples") == [None, None]
+        assert sql(w.ledger).column("SELECT advantage FROM samples") == [0.0, 0.0]
         assert [one.loss for one in w.trainer.steps[0]] == ["cross_entropy"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.learner.test_rollback import SlowTrainer, learn, undoing
 from tests.support.fakes import LOGPROB, UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.support.learning import World, has_token, world
-from tests.support.ledger import sample_counts, step_counts
+from tests.support.ledger import sample_counts, sql, step_counts
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Budget
@@ -141,7 +141,7 @@ async def test_a_step_over_what_is_forgotten_meanwhile_comes_to_nothing(tmp_path
         w.turn("NO")
         await w.version(1)  # it waits for no service
         assert trainer.weights == 1, "of the void step nothing is left"
-        errors = w.ledger._db.rows("SELECT error FROM steps WHERE status = 'void'")
+        errors = sql(w.ledger).rows("SELECT error FROM steps WHERE status = 'void'")
         assert [row["error"] for row in errors] == ["what it trained on was forgotten meanwhile"]
 
 
@@ -158,7 +158,7 @@ async def test_forgetting_that_is_left_while_it_waits_is_done_all_the_same(tmp_p
         trainer.go_on.set()
         w.turn("NO")
         await w.version(1)
-        texts = w.ledger._db.rows("SELECT 1 FROM sessions JOIN turns ON session_id = sessions.id "
+        texts = sql(w.ledger).rows("SELECT 1 FROM sessions JOIN turns ON session_id = sessions.id "
                                   "WHERE key LIKE 'forgotten%'")  # fmt: skip
         assert texts == []
 
@@ -234,7 +234,7 @@ async def test_what_was_said_during_a_step_that_could_not_be_closed_is_heard(
         given = w.ledger.feedback.give("me", About("turn", turns[0]), Feedback(1, ""))
         assert given is not None
         assert given.unused is not None
-        db = w.ledger._db
+        db = sql(w.ledger)
         with db.transaction() as tx:
             tx.execute(
                 "CREATE TRIGGER full BEFORE UPDATE ON steps WHEN new.status = 'void' "

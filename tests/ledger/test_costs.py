@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.ledger import judgeable, new_turn, queue
+from tests.support.ledger import judgeable, new_turn, queue, sql, sql_connection
 from tinker_claw.ledger import prune
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.feedback import About, Feedback
@@ -20,7 +20,7 @@ from tinker_claw.types import NextState
 
 def steps_of(ledger: Ledger, ask: Callable[[], object]) -> int:
     """Number of steps of SQLite's machine that this takes."""
-    counted, connection = list[int](), ledger._db._connection
+    counted, connection = list[int](), sql_connection(ledger)
     connection.set_progress_handler(lambda: counted.append(1), 1)
     ask()
     connection.set_progress_handler(None, 1)
@@ -48,10 +48,10 @@ def test_a_turn_that_waits_for_ever_costs_a_look_at_its_next_state_alone(ledger:
 def test_what_a_forgotten_session_taught_is_found_by_its_lessons(ledger: Ledger) -> None:
     first = ledger.turns.add(new_turn(ledger, "s"))
     asked = list[str]()
-    ledger._db._connection.set_trace_callback(asked.append)
-    prune.from_turn(first)(ledger._db)
-    ledger._db._connection.set_trace_callback(None)
-    plans = [r["detail"] for q in asked for r in ledger._db.rows(f"EXPLAIN QUERY PLAN {q}")]
+    sql_connection(ledger).set_trace_callback(asked.append)
+    prune.from_turn(first)(sql(ledger))
+    sql_connection(ledger).set_trace_callback(None)
+    plans = [r["detail"] for q in asked for r in sql(ledger).rows(f"EXPLAIN QUERY PLAN {q}")]
     assert plans
     assert not [plan for plan in plans if plan.startswith("SCAN turns")]
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.ledger import judgeable, new_turn, postpone, sample_counts
+from tests.support.ledger import judgeable, new_turn, postpone, sample_counts, sql
 from tests.support.stories import Told
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.prune import in_session
@@ -85,12 +85,12 @@ class Life:
             assert hints == ((f"no {newest}",) if newest < 0 else ())
         else:
             assert (verdict and verdict.value) == self.found
-        row = self.ledger._db.row("SELECT judged FROM verdicts WHERE turn_id = ?", self.turn)
+        row = sql(self.ledger).row("SELECT judged FROM verdicts WHERE turn_id = ?", self.turn)
         assert (row["judged"] if row else None) == self.found
         counts = sample_counts(self.ledger)
         assert counts["trained"] == (self.trained is not None), "once at most"
         if counts["trained"]:
-            (kept,) = self.ledger._db.rows("SELECT reward FROM samples WHERE step_id IS NOT NULL")
+            (kept,) = sql(self.ledger).rows("SELECT reward FROM samples WHERE step_id IS NOT NULL")
             assert kept["reward"] == self.trained
         elif counts["queued"] and self.step is None:
             assert self.ledger.samples.oldest(1)[0].reward == verdict.value, "never a stale one"

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.ledger import judgeable, new_turn, postpone, sample_counts
+from tests.support.ledger import judgeable, new_turn, postpone, sample_counts, sql, sql_connection
 from tinker_claw.cli.explain import explained
 from tinker_claw.cli.log import COLUMNS
 from tinker_claw.config.settings import Training
@@ -68,13 +68,13 @@ class Told:
 
     def look(self, later: float = SOON, most: int = 128) -> groups.Released:
         self.ledger.samples.expire(0, 4)
-        newest = self.ledger._db.one("SELECT MAX(created_at) FROM turns") or 0.0
-        ended = self.ledger._db.one("SELECT MAX(created_at) FROM feedback") or 0.0
+        newest = sql(self.ledger).one("SELECT MAX(created_at) FROM turns") or 0.0
+        ended = sql(self.ledger).one("SELECT MAX(created_at) FROM feedback") or 0.0
         return self.ledger.groups.release(max(newest, ended) + later, most)
 
     def queued(self) -> dict[tuple[str, int], float]:
         """Rewards by session and step."""
-        rows = self.ledger._db.rows(
+        rows = sql(self.ledger).rows(
             "SELECT key, idx, reward FROM samples JOIN turns ON turns.id = turn_id "
             "JOIN sessions ON sessions.id = session_id WHERE state = 'queued'"
         )
@@ -82,8 +82,8 @@ class Told:
 
     def words(self) -> set[str]:
         """States of the turns; both ways to read them agree."""
-        turns = turns_where(self.ledger._db, "ORDER BY turns.id")
-        counted = count_outcomes(self.ledger._db)
+        turns = turns_where(sql(self.ledger), "ORDER BY turns.id")
+        counted = count_outcomes(sql(self.ledger))
         assert counted == Counter(turn.reason or turn.outcome for turn in turns)
         return set(counted)
 
@@ -135,8 +135,8 @@ def test_an_outcome_that_comes_too_late_is_not_told_as_the_one_that_counted(told
     assert told.look().queued == 1
     late = Feedback(1.0, final=True)
     assert told.ledger.feedback.give("me", About("session", "a"), late).unused
-    (turn,) = turns_where(told.ledger._db, "ORDER BY turns.id")
-    contents = read_contents(told.ledger._db, turn.id)
+    (turn,) = turns_where(sql(told.ledger), "ORDER BY turns.id")
+    contents = read_contents(sql(told.ledger), turn.id)
     assert contents is not None
     fields = {field.name: field.value for field in turn_fields(turn, contents)}
     assert fields["episode"] == "outcome -0.5 · reward -0.5"
@@ -164,7 +164,7 @@ def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
         told.judge(turns[-1], (1, 1, -1) if key == "a" else (-1, 0, -1))
         told.end(key, 1.0)
     told.look()
-    rows, samples = told.ledger._db, told.ledger.samples.oldest(99)
+    rows, samples = sql(told.ledger), told.ledger.samples.oldest(99)
     step = told.ledger.steps.begin(0, [one.id for one in samples])
     prepared = BINARY.prepare([BatchItem(one) for one in samples], Training())
     told.ledger.steps.keep(step, prepared.stored, None)
@@ -186,7 +186,7 @@ def test_episode_of_no_group_goes_by_its_own_outcome_of_which_zero_is_one(told: 
     told.end("a", 0.0)
     told.look()
     assert told.queued() == {("a", 0): 0.0}
-    text = " ".join(explained(told.ledger._db, turn, text=True))
+    text = " ".join(explained(sql(told.ledger), turn, text=True))
     assert "outcome 0 · reward 0" in text
     (sample,) = told.ledger.samples.oldest(99)
     assert sample.bucket is None
@@ -229,10 +229,10 @@ def test_turns_of_episodes_that_run_are_not_read_at_every_look(told: Told) -> No
         told.turn(f"s{n}")
     told.end("s0", 1.0)
     asked: list[str] = []
-    told.ledger._db._connection.set_trace_callback(asked.append)
+    sql_connection(told.ledger).set_trace_callback(asked.append)
     looked = told.ledger.groups.release(time.time(), 128)
-    told.ledger._db._connection.set_trace_callback(None)
-    plans = [r["detail"] for q in asked for r in told.ledger._db.rows(f"EXPLAIN QUERY PLAN {q}")]
+    sql_connection(told.ledger).set_trace_callback(None)
+    plans = [r["detail"] for q in asked for r in sql(told.ledger).rows(f"EXPLAIN QUERY PLAN {q}")]
     assert plans
     assert not [plan for plan in plans if "turns" in plan]
     assert looked.look_at == pytest.approx(time.time() + LIMIT_S, abs=60)
@@ -252,9 +252,9 @@ def test_look_at_a_running_group_takes_as_long_as_it_has_samples(told: Told) -> 
             for name in ("a", "b"):
                 told.judge(told.turn(name), (1,))
         counted[0] = 0
-        told.ledger._db._connection.set_progress_handler(count, 1)
+        sql_connection(told.ledger).set_progress_handler(count, 1)
         assert told.ledger.samples.expire(0, 9) == 0
-        told.ledger._db._connection.set_progress_handler(None, 1)
+        sql_connection(told.ledger).set_progress_handler(None, 1)
         return counted[0]
 
     few = steps(8)
@@ -404,11 +404,11 @@ def test_session_is_of_one_group_for_good(told: Told) -> None:
     told.begin("a", in_group("g"))
     assert not told.ledger.turns.enrol(told.keys["a"], "me", in_group("h"))
     assert told.ledger.turns.enrol(told.keys["a"], "me", in_group("g", 5))
-    assert told.ledger._db.rows("SELECT name, size FROM groups")[0]["size"] == 5
+    assert sql(told.ledger).rows("SELECT name, size FROM groups")[0]["size"] == 5
     # Another user's group of that name, and another task's, are other ones.
     told.ledger.turns.enrol(told.ledger.turns.session("you", "a"), "you", in_group("g"))
     told.begin("b", in_group("g", task=None))
-    assert told.ledger._db.one("SELECT COUNT(*) FROM groups") == 3
+    assert sql(told.ledger).one("SELECT COUNT(*) FROM groups") == 3
 
 
 def test_forgotten_session_leaves_no_name_and_its_group_goes_on_without_it(told: Told) -> None:
@@ -423,8 +423,8 @@ def test_forgotten_session_leaves_no_name_and_its_group_goes_on_without_it(told:
     assert set(told.queued()) == {("a", 0), ("c", 0)}
     told.ledger.forget(prune.in_session("a", "me"))
     told.ledger.forget(prune.in_session("c", "me"))
-    assert told.ledger._db.one("SELECT COUNT(*) FROM groups") == 0
-    assert told.ledger._db.one("SELECT COUNT(*) FROM sessions WHERE task IS NOT NULL") == 0
+    assert sql(told.ledger).one("SELECT COUNT(*) FROM groups") == 0
+    assert sql(told.ledger).one("SELECT COUNT(*) FROM sessions WHERE task IS NOT NULL") == 0
 
 
 def test_feedback_changes_what_is_held_and_nothing_of_a_group_that_is_queued(told: Told) -> None:
@@ -480,7 +480,7 @@ def test_no_order_of_arrival_changes_rewards_or_advantages(episodes: list[Any], 
             told.look()
             counts = {
                 row["name"]: row["states"]
-                for row in told.ledger._db.rows(
+                for row in sql(told.ledger).rows(
                     "SELECT name, COUNT(DISTINCT state = 'held') AS states FROM samples "
                     "JOIN turns ON turns.id = turn_id JOIN sessions ON sessions.id = session_id "
                     "JOIN groups ON groups.id = group_id GROUP BY name"

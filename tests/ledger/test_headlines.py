@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.ledger import new_turn
+from tests.support.ledger import new_turn, sql
 from tests.support.stories import Told as Story
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.figures import headline, read_headlines, read_live, read_overview
@@ -45,7 +45,7 @@ def rated(story: Story, good: int, of: int, user: str = "me", **changes: Any) ->
 
 
 def said(story: Story, user: str | None = None) -> list[str]:
-    rows = story.ledger._db
+    rows = sql(story.ledger)
     return [line["said"] for line in read_headlines(rows, read_live(rows, user), user)]
 
 
@@ -65,7 +65,7 @@ def test_it_counts_what_the_owner_judged_first_and_not_what_came_first(story: St
         answered(story, key, "user", 0)
         first = answered(story, key, "user", -1)
         answered(story, key, "user", 1)
-        assert read_live(story.ledger._db)[-1] == First(0, first, "me", accepted=False)
+        assert read_live(sql(story.ledger))[-1] == First(0, first, "me", accepted=False)
     assert said(story) == [HEAD + "0% (0% to 41%) of 9 by the base model: too few to compare"]
 
 
@@ -80,7 +80,7 @@ def test_what_tools_and_programs_judge_is_no_first_judged_turn(story: Story) -> 
     assert read_overview(story.ledger.path.parent, 16)["accepted"] == []
     turn = answered(story, "tools 0", "tool", -1)
     assert give("me", About("turn", turn), Feedback(1.0))
-    assert read_live(story.ledger._db) == [First(0, turn, "me", accepted=True)]
+    assert read_live(sql(story.ledger)) == [First(0, turn, "me", accepted=True)]
 
 
 def test_replies_of_a_stand_in_count_for_no_version(story: Story) -> None:
@@ -121,7 +121,7 @@ def test_episodes_count_by_their_outcomes_and_not_by_what_was_said_of_their_step
 
 
 def test_told_turns_count_without_their_words_and_without_their_lesson(story: Story) -> None:
-    ledger, rows = story.ledger, story.ledger._db
+    ledger, rows = story.ledger, sql(story.ledger)
     source = story.followed("source")
     wish = Wish("Be brief.", "always brief")
     ledger.judgements.add(source, value=-1, ballots=[], hints=["Be brief."], wish=wish)
@@ -149,7 +149,7 @@ def test_the_shares_that_are_compared_are_shown(story: Story) -> None:
     (line,) = said(story)
     assert "33% (2% to 85%) of 6 by the base model; 60% (" in line
     assert line.endswith(") of 15 by later versions: too few to compare")
-    (headline,) = read_headlines(story.ledger._db, read_live(story.ledger._db))
+    (headline,) = read_headlines(sql(story.ledger), read_live(sql(story.ledger)))
     shares = read_overview(story.ledger.path.parent, 16)["accepted"]
     assert [(one["good"], one["of"]) for one in shares] == [
         (headline[side]["good"], headline[side]["of"]) for side in ("base", "since")

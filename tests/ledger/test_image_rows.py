@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from tests.support.ledger import new_turn
+from tests.support.ledger import new_turn, sql
 from tests.support.pictures import picture
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import learn
@@ -25,7 +25,7 @@ def add(ledger: Ledger, key: str, **changes: Any) -> int:
 
 
 def files(ledger: Ledger) -> list[bytes]:
-    return ledger._db.column("SELECT data FROM images ORDER BY id")
+    return sql(ledger).column("SELECT data FROM images ORDER BY id")
 
 
 def on_disk(ledger: Ledger) -> bytes:
@@ -45,11 +45,11 @@ def test_an_image_is_kept_once_and_comes_back_with_each_turn(ledger: Ledger) -> 
 
 def test_nothing_is_kept_of_turns_that_are_not_trained(ledger: Ledger) -> None:
     attempt = ledger.turns.session("me", "over")
-    ledger._db.write("UPDATE sessions SET episode = 2 WHERE id = ?", attempt)
+    sql(ledger).write("UPDATE sessions SET episode = 2 WHERE id = ?", attempt)
     for key, changes in (("side", {"untrained_because": "side"}), ("over", {})):
         turn = add(ledger, key, **changes)
         assert ledger.turns.get(turn).images == ()
-    assert Reason.EPISODE_OVER in ledger._db.column("SELECT reason FROM turns")
+    assert Reason.EPISODE_OVER in sql(ledger).column("SELECT reason FROM turns")
     assert files(ledger) == []
 
 
@@ -62,7 +62,7 @@ def test_an_image_goes_with_the_last_turn_that_holds_it(ledger: Ledger) -> None:
     assert TWO not in on_disk(ledger)
     assert ONE[20:60] in on_disk(ledger)
     ledger.forget(from_turn(kept))
-    assert files(ledger) == ledger._db.column("SELECT turn_id FROM turn_images") == []
+    assert files(ledger) == sql(ledger).column("SELECT turn_id FROM turn_images") == []
     for at in range(0, len(ONE) - 40, 40):
         assert ONE[at : at + 40] not in on_disk(ledger)
 
@@ -83,9 +83,9 @@ def test_without_a_lesson_the_images_stand_where_they_do(ledger: Ledger) -> None
     """A forgotten lesson leaves a trained turn's prompt, and its sample may be queued again."""
     source = ledger.turns.add(new_turn(ledger, "source"))
     ledger.turns.add_next_state(source, NextState("user", "be brief"))
-    with ledger._db.transaction() as tx:
+    with sql(ledger).transaction() as tx:
         learn(tx, source, Wish("Be brief.", "be brief"))
-    (lesson,) = ledger._db.column("SELECT id FROM lessons")
+    (lesson,) = sql(ledger).column("SELECT id FROM lessons")
     moved = tuple(replace(image, at=image.at + 3) for image in IMAGES)
     told = add(
         ledger,
@@ -101,4 +101,4 @@ def test_without_a_lesson_the_images_stand_where_they_do(ledger: Ledger) -> None
     late = add(ledger, "late", prompt=(0, 5, 5, 5, *PROMPT[1:]), images=moved,
                told=LessonBlock((lesson,), 1, 3))  # fmt: skip
     assert ledger.turns.get(late).images == ()
-    assert Reason.FORGOTTEN_LESSON in ledger._db.column("SELECT reason FROM turns")
+    assert Reason.FORGOTTEN_LESSON in sql(ledger).column("SELECT reason FROM turns")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ledger import SYSTEM, Result, measure
+from tests.support.ledger import sql
 from tinker_claw.ledger.ledger import Ledger
 
 TURNS = int(os.environ.get("LEDGER_TURNS", "2400"))
@@ -36,7 +37,7 @@ def test_prompts_come_back_and_old_turns_go_a_few_at_a_time(
 ) -> None:
     ledger = Ledger(measured[0])
     assert len(ledger.turns.get(TURNS).prompt) > SYSTEM
-    with ledger._db.transaction() as tx:
+    with sql(ledger).transaction() as tx:
         tx.execute("UPDATE turns SET state = 'refused', reason = 'side turn'")
         tx.execute("UPDATE turns SET created_at = 1 WHERE id <= ?", (TURNS // 2,))
     size = ledger.live_bytes()

@@ -17,6 +17,7 @@ from tests.support.ledger import (
     new_turn,
     queue,
     sample_counts,
+    sql,
     step_counts,
     verdict_counts,
 )
@@ -67,22 +68,22 @@ def test_long_prompts_come_back_exactly(ledger: Ledger, length: int) -> None:
 def test_what_prompts_share_is_stored_once(ledger: Ledger) -> None:
     shared = tuple(range(11 * 1024 + 100))
     ledger.turns.add(new_turn(ledger, prompt=shared))
-    before = ledger._db.row("SELECT COUNT(*) AS n FROM prompt_blocks")
+    before = sql(ledger).row("SELECT COUNT(*) AS n FROM prompt_blocks")
     for own in range(50):
         prompt = (*shared, *(own + 1000 * i for i in range(300)))
         assert ledger.turns.get(ledger.turns.add(new_turn(ledger, prompt=prompt))).prompt == prompt
-    after = ledger._db.row("SELECT COUNT(*) AS n, SUM(LENGTH(ids)) AS bytes FROM prompt_blocks")
+    after = sql(ledger).row("SELECT COUNT(*) AS n, SUM(LENGTH(ids)) AS bytes FROM prompt_blocks")
     assert before is not None
     assert after is not None
     assert (before["n"], after["n"]) == (11, 11)
-    own_bytes = ledger._db.row("SELECT MAX(LENGTH(prompt) + LENGTH(blocks)) AS n FROM turns")
+    own_bytes = sql(ledger).row("SELECT MAX(LENGTH(prompt) + LENGTH(blocks)) AS n FROM turns")
     assert own_bytes is not None
     assert own_bytes["n"] < 4 * 400 + 100, "no turn holds more than what is its own"
 
 
 def test_prompt_that_has_lost_a_block_is_not_made_up(ledger: Ledger) -> None:
     turn = ledger.turns.add(new_turn(ledger, prompt=tuple(range(3000))))
-    with ledger._db.transaction() as tx:
+    with sql(ledger).transaction() as tx:
         tx.execute("DELETE FROM prompt_blocks WHERE id = 2")
     with pytest.raises(LedgerError, match="has lost block 2"):
         ledger.turns.get(turn)
@@ -239,14 +240,14 @@ def test_step_that_was_left_open_is_void_before_the_next_one_begins(ledger: Ledg
     ledger.steps.commit(second, version, state_ref="s", sampler_ref="p", metrics={})
     ledger.steps.void(second, "too late")
     assert step_counts(ledger) == {"intent": 0, "committed": 1, "void": 1}
-    assert ledger._db.one("SELECT void > 1 FROM steps WHERE status = 'void'") == 1
+    assert sql(ledger).one("SELECT void > 1 FROM steps WHERE status = 'void'") == 1
 
 
 def test_ledger_of_another_run_is_refused_by_name(ledger: Ledger) -> None:
     run = {"model": "demo", "method": "combine"}
-    assert not holds_run(ledger._db, run)
+    assert not holds_run(sql(ledger), run)
     ledger.bind(run)
-    assert holds_run(ledger._db, run)
+    assert holds_run(sql(ledger), run)
     with pytest.raises(LedgerError, match="method 'combine', not 'binary'"):
         ledger.bind({"model": "demo", "method": "binary"})
 
@@ -397,8 +398,8 @@ def test_one_line_says_what_a_rollback_left_behind(ledger: Ledger) -> None:
     newest = step(ledger.steps.roll_back(first))
     (by_newest,) = queue(ledger, 1, newest.id)
     (by_left,) = queue(ledger, 1, left.id)
-    assert read_line(ledger._db).live == {0, 1, 3, 4}
-    assert [record["live"] for record in read_versions(ledger._db)] == [
+    assert read_line(sql(ledger)).live == {0, 1, 3, 4}
+    assert [record["live"] for record in read_versions(sql(ledger))] == [
         True,
         True,
         False,
@@ -409,7 +410,7 @@ def test_one_line_says_what_a_rollback_left_behind(ledger: Ledger) -> None:
     state = dict(
         map(
             tuple,
-            ledger._db.rows(
+            sql(ledger).rows(
                 "SELECT samples.id, state FROM samples JOIN turns ON turns.id = turn_id"
             ),
         )
@@ -421,14 +422,14 @@ def test_what_each_step_asks_takes_no_longer_in_a_long_ledger(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The question is asked between two tokens of the gateway's replies."""
-    plans, rows = list[str](), type(ledger._db).rows
+    plans, rows = list[str](), type(sql(ledger)).rows
 
     def seen(database: Database, query: str, *values: object) -> list[sqlite3.Row]:
         found = rows(database, f"EXPLAIN QUERY PLAN {query}", *values)
         plans.append("\n".join(row["detail"] for row in found))
         return rows(database, query, *values)
 
-    monkeypatch.setattr(type(ledger._db), "rows", seen)
+    monkeypatch.setattr(type(sql(ledger)), "rows", seen)
     ledger.decline()
     assert not any("TEMP B-TREE" in plan for plan in plans), "all turns would be read and sorted"
     assert any("SEARCH sessions" in plan for plan in plans), "from the newest on"
@@ -448,5 +449,5 @@ def test_a_figure_that_is_not_finite_leaves_a_steps_metrics_readable(ledger: Led
     figures = {"k3": math.nan, "gate": {"asked": 2, "loss": -math.inf}}
     step = ledger.steps.begin(first.id, [])
     ledger.steps.commit(step, first, state_ref="s", sampler_ref="p", metrics=figures)
-    assert ledger._db.one("SELECT json_extract(metrics, '$.gate.asked') FROM steps") == 2
-    assert ledger._db.one("SELECT json_extract(metrics, '$.k3') FROM steps") is None
+    assert sql(ledger).one("SELECT json_extract(metrics, '$.gate.asked') FROM steps") == 2
+    assert sql(ledger).one("SELECT json_extract(metrics, '$.k3') FROM steps") is None

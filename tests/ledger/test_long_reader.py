@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ledger import new_turn
+from tests.support.ledger import new_turn, sql
 from tinker_claw.ledger import database
 from tinker_claw.ledger.database import FILE
 from tinker_claw.ledger.ledger import Ledger
@@ -68,7 +68,7 @@ async def test_the_log_is_emptied_when_its_reader_lets_go(small: int, tmp_path: 
         assert log.stat().st_size > 50 * small
         assert not await ledger.empty_log(), "it is tried, and nothing waits for the reader"
         write(ledger, 20)
-        assert len(ledger._db.rows("SELECT id FROM turns")) == 420
+        assert len(sql(ledger).rows("SELECT id FROM turns")) == 420
     assert await ledger.empty_log()
     assert log.stat().st_size == 0
     ledger.close()

@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 
 from tests.support.gateways import gateway
-from tests.support.ledger import COMPLETION, new_turn, sample_counts, step_counts, verdict_counts
+from tests.support.ledger import (
+    COMPLETION,
+    new_turn,
+    sample_counts,
+    sql,
+    sql_connection,
+    step_counts,
+    verdict_counts,
+)
 from tinker_claw.app.main import once
 from tinker_claw.cli.explain import explained
 from tinker_claw.config.settings import Keeping
@@ -54,7 +62,7 @@ def sampled(ledger: Ledger, key: str) -> int:
 
 def step(ledger: Ledger, parent: PolicyVersion, turns: list[int]) -> PolicyVersion:
     marks = ", ".join("?" * len(turns))
-    found = ledger._db.rows(f"SELECT id FROM samples WHERE turn_id IN ({marks})", *turns)
+    found = sql(ledger).rows(f"SELECT id FROM samples WHERE turn_id IN ({marks})", *turns)
     number = ledger.steps.begin(parent.id, [row["id"] for row in found])
     ledger.steps.keep(number, [(row["id"], -1.0, (-0.5,) * 3) for row in found], None)
     return ledger.steps.commit(
@@ -68,7 +76,7 @@ def trim(ledger: Ledger, before: float) -> int:
 
 def full(ledger: Ledger) -> set[int]:
     """Turns that have their text."""
-    return {row["id"] for row in ledger._db.rows("SELECT id FROM turns WHERE request_text <> ''")}
+    return {row["id"] for row in sql(ledger).rows("SELECT id FROM turns WHERE request_text <> ''")}
 
 
 def test_what_is_done_with_goes_and_what_may_be_trained_stays(ledger: Ledger) -> None:
@@ -82,7 +90,7 @@ def test_what_is_done_with_goes_and_what_may_be_trained_stays(ledger: Ledger) ->
     judged = add(ledger, "j")
     follow(ledger, judged)
     ended = add(ledger, "e")
-    row = ledger._db.row("SELECT session_id FROM turns WHERE id = ?", ended)
+    row = sql(ledger).row("SELECT session_id FROM turns WHERE id = ?", ended)
     assert row is not None
     ledger.turns.close([row["session_id"]])
 
@@ -94,7 +102,7 @@ def test_what_is_done_with_goes_and_what_may_be_trained_stays(ledger: Ledger) ->
     assert len(ledger.turns.get(queued).prompt) == 5000
     assert ledger.turns.get(waits).completion == COMPLETION
     assert trim(ledger, before=time.time() + 1) == 0, "there is nothing more to do"
-    refusals = dict(tuple(r) for r in ledger._db.rows("SELECT id, reason FROM turns"))
+    refusals = dict(tuple(r) for r in sql(ledger).rows("SELECT id, reason FROM turns"))
     assert (refusals[ended], refusals[refused]) == (Reason.UNFOLLOWED, "side turn: recap")
     assert refusals[waits] is None
 
@@ -125,10 +133,10 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
 def test_later_replies_are_compared_with_the_same_first_ones(ledger: Ledger) -> None:
     for n in range(4):
         follow(ledger, add(ledger, f"s{n}", untrained_because="no valid vote"))
-    before = ledger._db.rows(_REPLIES, 0)
+    before = sql(ledger).rows(_REPLIES, 0)
     assert len(before) == 4
     assert trim(ledger, before=time.time() + 1) == 4
-    assert ledger._db.rows(_REPLIES, 0) == before
+    assert sql(ledger).rows(_REPLIES, 0) == before
 
 
 def test_nothing_follows_a_turn_whose_words_are_gone(ledger: Ledger) -> None:
@@ -136,12 +144,12 @@ def test_nothing_follows_a_turn_whose_words_are_gone(ledger: Ledger) -> None:
     step = ledger.steps.begin(0, [sample.id for sample in ledger.samples.oldest(1)])
     ledger.steps.commit(step, ledger.steps.version(0), state_ref="s1", sampler_ref="p1", metrics={})
     ledger.forget(prune.in_session("a", None))
-    assert ledger._db.one("SELECT state FROM turns WHERE id = ?", trained) == "forgotten"
+    assert sql(ledger).one("SELECT state FROM turns WHERE id = ?", trained) == "forgotten"
     gone = add(ledger, "b")
     ledger.forget(prune.in_session("b", None))
     for turn in (trained, gone):
         assert not ledger.turns.add_next_state(turn, NextState("user", WORDS))
-    assert ledger._db.rows("SELECT * FROM next_states") == []
+    assert sql(ledger).rows("SELECT * FROM next_states") == []
 
 
 def test_texts_are_gone_from_the_file_and_shared_blocks_stay(ledger: Ledger) -> None:
@@ -152,11 +160,11 @@ def test_texts_are_gone_from_the_file_and_shared_blocks_stay(ledger: Ledger) -> 
     before = ledger.live_bytes()
     assert trim(ledger, before=time.time() + 1) == 40
     assert ledger.turns.get(kept).prompt == prompt
-    row = ledger._db.row("SELECT COUNT(*) AS n FROM prompt_blocks")
+    row = sql(ledger).row("SELECT COUNT(*) AS n FROM prompt_blocks")
     assert row is not None
     assert row["n"] == 4, "the kept one's own"
     assert ledger.live_bytes() < 0.7 * before, "rows keep their pages until VACUUM"
-    ledger._db.rows("PRAGMA wal_checkpoint(TRUNCATE)")
+    sql(ledger).rows("PRAGMA wal_checkpoint(TRUNCATE)")
     assert ledger.path.read_bytes().count(WORDS.encode()) == 2, "request and reply of the kept one"
 
 
@@ -190,7 +198,7 @@ def test_a_turn_that_is_taken_up_again_meanwhile_is_not_dropped(ledger: Ledger) 
     class Interrupted(WritingConnection):
         def column(self, query: str, *values: Any) -> list[Any]:
             found = super().column(query, *values)
-            ledger._db.write(
+            sql(ledger).write(
                 "UPDATE turns SET state = 'judging', reason = NULL WHERE id = ?", turns[-1]
             )
             return found
@@ -212,19 +220,19 @@ def test_a_block_that_was_dropped_or_forgotten_is_written_again(ledger: Ledger) 
 
 
 def test_blocks_of_a_turn_that_could_not_be_written_are_not_remembered(ledger: Ledger) -> None:
-    ledger._db._connection.execute(
+    sql_connection(ledger).execute(
         "CREATE TEMP TRIGGER no AFTER INSERT ON turns BEGIN SELECT RAISE(ABORT, 'disk'); END"
     )
     with pytest.raises(LedgerError, match="disk"):
         add(ledger, "a")
-    ledger._db._connection.execute("DROP TRIGGER no")
+    sql_connection(ledger).execute("DROP TRIGGER no")
     turn = add(ledger, "a")
     assert ledger.turns.get(turn).prompt[:3000] == tuple(range(3000))
 
 
 def test_age_is_what_counts_and_only_the_old_go(ledger: Ledger) -> None:
     old = add(ledger, "old", untrained_because="side")
-    with ledger._db.transaction() as tx:
+    with sql(ledger).transaction() as tx:
         tx.execute("UPDATE turns SET created_at = created_at - 10 * 86400")
     young = add(ledger, "young", untrained_because="side")
     assert asyncio.run(once(ledger, Keeping())) == 0, "nothing goes unless it was asked for"
@@ -268,7 +276,7 @@ async def test_gateway_answers_while_a_long_session_is_forgotten_and_loses_no_tu
 def test_forgetting_that_fails_has_forgotten_nothing(ledger: Ledger) -> None:
     turn = sampled(ledger, "a")
     prompt = ledger.turns.get(turn).prompt
-    ledger._db._connection.execute(
+    sql_connection(ledger).execute(
         "CREATE TEMP TRIGGER no BEFORE DELETE ON prompt_blocks BEGIN SELECT RAISE(ABORT, 'disk'); "
         "END"
     )
@@ -276,9 +284,9 @@ def test_forgetting_that_fails_has_forgotten_nothing(ledger: Ledger) -> None:
         ledger.forget(prune.in_session("a", None))
     assert ledger.turns.get(turn).prompt == prompt
     assert ledger.samples.waiting() == 1
-    ledger._db._connection.execute("DROP TRIGGER no")
+    sql_connection(ledger).execute("DROP TRIGGER no")
     assert ledger.forget(prune.in_session("a", None)).turns == (turn,)
-    assert ledger._db.rows("SELECT * FROM prompt_blocks") == []
+    assert sql(ledger).rows("SELECT * FROM prompt_blocks") == []
 
 
 def test_what_is_written_about_a_turn_that_was_forgotten_meanwhile_is_refused(
@@ -296,7 +304,7 @@ def test_what_is_written_about_a_turn_that_was_forgotten_meanwhile_is_refused(
         with pytest.raises(ForgottenError):
             ledger.samples.add(turn, -1, TEACHER)
     for table in ("jobs", "votes", "hints", "verdicts", "samples"):
-        assert ledger._db.rows(f"SELECT * FROM {table}") == []
+        assert sql(ledger).rows(f"SELECT * FROM {table}") == []
 
 
 def test_turns_that_came_to_a_forgotten_session_just_before_it_was_out_of_mind_go_too(
@@ -311,5 +319,5 @@ def test_turns_that_came_to_a_forgotten_session_just_before_it_was_out_of_mind_g
     assert found is not None
     new = ledger.turns.add(new_turn(ledger, "b", session_id=session))
     assert ledger.forget(found).turns == (late,)
-    assert [row["id"] for row in ledger._db.rows("SELECT id FROM turns")] == [new]
+    assert [row["id"] for row in sql(ledger).rows("SELECT id FROM turns")] == [new]
     assert first < late

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ledger import new_turn
+from tests.support.ledger import new_turn, sql
 from tests.support.stories import Told
 from tinker_claw.cli import main
 from tinker_claw.ledger.ledger import Ledger
@@ -40,10 +40,10 @@ def test_reason_comes_from_the_row_to_log_explain_and_status(
             ledger.turns.refuse(turn, refusal)
         elif how == "expired":
             ledger.samples.expire_these([ledger.samples.add(turn, 1, None)], refusal)
-        row = ledger._db.row("SELECT state, reason, detail FROM turns")
+        row = sql(ledger).row("SELECT state, reason, detail FROM turns")
         assert row is not None
         assert tuple(row) == ("refused", reason, DETAIL)
-        assert count_outcomes(ledger._db) == Counter({reason: 1})
+        assert count_outcomes(sql(ledger)) == Counter({reason: 1})
     record = json.loads(shown(capsys, tmp_path, "log", "turns", "--json"))
     assert (record["state"], record["reason"], record["detail"]) == ("refused", reason, DETAIL)
     assert record["outcome"] == f"not trained: {refusal}"
@@ -56,7 +56,7 @@ def test_words_of_a_method_are_a_reason_of_their_own(tmp_path: Path) -> None:
     told = Told(tmp_path)
     turn = told.turn("s")
     told.ledger.turns.refuse(turn, TurnRefusal("neutral verdict, no hint"))
-    assert count_outcomes(told.ledger._db) == Counter({"neutral verdict, no hint": 1})
+    assert count_outcomes(sql(told.ledger)) == Counter({"neutral verdict, no hint": 1})
     told.ledger.close()
 
 

@@ -23,7 +23,7 @@ from jinja2 import Environment, PackageLoader
 from pydantic import SecretStr
 from starlette.applications import Starlette
 
-from tests.support.ledger import COMPLETION, new_turn, sample_counts
+from tests.support.ledger import COMPLETION, new_turn, sample_counts, sql
 from tinker_claw.config.settings import Training, User
 from tinker_claw.errors import UndoError
 from tinker_claw.gateway.auth import Keys
@@ -674,7 +674,7 @@ async def test_a_bad_reply_takes_a_reason_which_is_the_hint(tmp_path: Path) -> N
         sent = await opened.post(f"/turns/{turn}/feedback", score="-1", text=reason)
         assert sent.status_code == 303
         redacted = "Say the price first, not [redacted: password]."
-        hints = opened.ledger._db.column("SELECT text FROM hints WHERE turn_id = ?", turn)
+        hints = sql(opened.ledger).column("SELECT text FROM hints WHERE turn_id = ?", turn)
         assert redacted in hints
         assert redacted in told(await opened.get(f"/turns/{turn}"))
 
@@ -735,14 +735,14 @@ async def test_lessons_say_whether_they_are_on(tmp_path: Path, lessons: Any) -> 
 async def test_names_of_the_ledger_are_not_shown(tmp_path: Path) -> None:
     async with page(tmp_path) as opened:
         ledger = opened.ledger
-        ledger._db.rows(
+        sql(ledger).rows(
             "UPDATE turns SET state = 'refused', reason = 'steps with it failed' WHERE id = 5"
         )
-        ledger._db.rows("UPDATE turns SET lost = 1 WHERE id = 9")
+        sql(ledger).rows("UPDATE turns SET lost = 1 WHERE id = 9")
         states = ("aside", "candidate", "provisional", "learned", "dropped")
         for number, state in enumerate(states):
             one = ledger.lessons.rule("add", "anna", None, f"Sentence {number}.")
-            ledger._db.rows("UPDATE lessons SET state = ? WHERE id = ?", state, one)
+            sql(ledger).rows("UPDATE lessons SET state = ? WHERE id = ?", state, one)
         shown = told(await opened.get("")) + told(await opened.get("/turns/1"))
         for raw in ("degraded", "quarantined", "unknown reply", "Aside", "Provisional", "verdict:"):
             assert raw not in shown

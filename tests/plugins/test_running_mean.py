@@ -23,7 +23,7 @@ from tests.plugins.test_plugins import HERE
 from tests.support.clients import talking
 from tests.support.fakes import LOGPROB, FakeTrainer
 from tests.support.learning import World, has_token, world
-from tests.support.ledger import sample_counts, step_counts
+from tests.support.ledger import sample_counts, sql, step_counts
 from tests.support.lives import Fate, Life, life, until
 from tinker_claw.cli import main
 from tinker_claw.config.settings import Gateway
@@ -137,7 +137,7 @@ async def test_state_that_is_no_json_fails_the_step_before_it_is_trained(
         object.__setattr__(w.parts, "method", method)
         await batch(w, 0, "NO", "NO", "YES", "YES")
         await w.until(lambda: step_counts(w.ledger)["void"] > 0)
-        (why,) = w.ledger._db.rows("SELECT error FROM steps LIMIT 1")[0]
+        (why,) = sql(w.ledger).rows("SELECT error FROM steps LIMIT 1")[0]
         assert "not JSON serializable" in why
         assert w.trainer.steps == []
 
@@ -153,7 +153,7 @@ async def test_step_that_a_method_fails_says_in_which_line(tmp_path: Path) -> No
         object.__setattr__(w.parts, "method", method)
         await batch(w, 0, "NO", "NO", "YES", "YES")
         await w.until(lambda: step_counts(w.ledger)["void"] > 0)
-        (why,) = w.ledger._db.rows("SELECT error FROM steps LIMIT 1")[0]
+        (why,) = sql(w.ledger).rows("SELECT error FROM steps LIMIT 1")[0]
         assert why == f"KeyError: 'mean' (test_running_mean.py, line {line})"
 
 

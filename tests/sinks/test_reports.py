@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.ledger import sql, sql_connection
 from tests.support.stories import SECRET, Told, every_state
 from tinker_claw import sinks
 from tinker_claw.config.load import load
@@ -43,7 +44,7 @@ def test_committed_steps_are_told_in_figures_and_without_a_word(tmp_path: Path) 
 def test_bills_are_summed_once_however_many_steps_are_read(tmp_path: Path) -> None:
     """Counted in steps of SQLite's machine: a tracker may be named after a year, which has many."""
     story, counted = Told(tmp_path), list[int]()
-    connection = story.ledger._db._connection
+    connection = sql_connection(story.ledger)
 
     def steps(more: int) -> int:
         for number in range(more):
@@ -51,7 +52,7 @@ def test_bills_are_summed_once_however_many_steps_are_read(tmp_path: Path) -> No
             story.step(story.sampled(f"{more} {number}", 1)[1])
         counted.clear()
         connection.set_progress_handler(lambda: counted.append(1), 1)
-        found = read_reports(story.ledger._db, 0)
+        found = read_reports(sql(story.ledger), 0)
         connection.set_progress_handler(None, 1)
         spent = [one.figures["step/usd_in_all"] for one in found]
         assert spent == [0.5 * (number + 1) for number in range(len(found))]
@@ -59,7 +60,7 @@ def test_bills_are_summed_once_however_many_steps_are_read(tmp_path: Path) -> No
 
     few = steps(16)
     assert steps(48) < 5 * few, "four times as many"
-    later = read_reports(story.ledger._db, 40)[0]
+    later = read_reports(sql(story.ledger), 40)[0]
     assert later.figures["step/usd_in_all"] == 20.5, "of the steps before, too"
     story.ledger.close()
 

@@ -16,6 +16,7 @@ from openai import AsyncOpenAI
 from pydantic import SecretStr
 
 from tests.support.fakes import FakeSampler
+from tests.support.ledger import sql
 from tinker_claw.app.admin import Orders
 from tinker_claw.app.server import in_background
 from tinker_claw.billing.budget import Spending
@@ -121,11 +122,11 @@ class World:
         return read_events(response.text)
 
     def turns(self) -> list[Turn]:
-        rows = self.ledger._db.rows("SELECT id FROM turns ORDER BY id")
+        rows = sql(self.ledger).rows("SELECT id FROM turns ORDER BY id")
         return [self.ledger.turns.get(row["id"]) for row in rows]
 
     def column(self, name: str) -> list[Any]:
-        return [r[0] for r in self.ledger._db.rows(f"SELECT {name} FROM turns ORDER BY id")]
+        return [r[0] for r in sql(self.ledger).rows(f"SELECT {name} FROM turns ORDER BY id")]
 
     def next_states(self) -> dict[int, NextState | None]:
         return {turn.id: self.ledger.turns.next_state(turn.id) for turn in self.turns()}

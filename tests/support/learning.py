@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer, rated
-from tests.support.ledger import judgeable, outcome, sample_counts
+from tests.support.ledger import judgeable, outcome, sample_counts, sql
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import JudgeSettings, Training
@@ -207,10 +207,10 @@ class World:
 
     def untaught(self, turn_id: int) -> str | None:
         """Reason why the sample of this turn has no teacher."""
-        return self.ledger.turns._db.one("SELECT untaught FROM samples WHERE turn_id = ?", turn_id)
+        return sql(self.ledger).one("SELECT untaught FROM samples WHERE turn_id = ?", turn_id)
 
     def why_refused(self, turn_id: int) -> str | None:
-        row = self.ledger.turns._db.row(  # there is no reader for it yet
+        row = sql(self.ledger).row(  # there is no reader for it yet
             "SELECT reason, detail FROM turns WHERE id = ? AND reason IS NOT NULL", turn_id
         )
         return str(TurnRefusal(row["reason"], row["detail"] or "")) if row else None

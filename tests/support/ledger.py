@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_claw.ledger.codec import unpack_ids
+from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.jobs import TRIES
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import PURPOSES, Bill, Purpose, Spent
@@ -49,6 +50,16 @@ def read(data: Path, query: str, *values: Any) -> list[sqlite3.Row]:
         return ledger.execute(query, values).fetchall()
 
 
+def sql(ledger: Ledger) -> Database:
+    """The ledger's tables, for what no reader returns and no part of the product writes."""
+    return ledger._db
+
+
+def sql_connection(ledger: Ledger) -> sqlite3.Connection:
+    """The ledger's connection, to count what it is asked."""
+    return sql(ledger)._connection
+
+
 def one(data: Path, query: str, *values: Any) -> Any:
     return read(data, query, *values)[0][0]
 
@@ -60,7 +71,7 @@ def judgeable(ledger: Ledger) -> list[int]:
 
 def tries(ledger: Ledger, turn_id: int) -> int:
     """Failed tries to judge a turn for which it is to blame."""
-    return ledger.jobs._db.one("SELECT tries FROM jobs WHERE turn_id = ?", turn_id) or 0
+    return sql(ledger).one("SELECT tries FROM jobs WHERE turn_id = ?", turn_id) or 0
 
 
 def postpone(ledger: Ledger, turn_id: int, error: str, *, last: bool = False) -> None:
@@ -179,18 +190,18 @@ def sample_counts(ledger: Ledger) -> dict[str, int]:
         "WHEN state = 'refused' THEN 'expired' ELSE state END, COUNT(*) "
         "FROM samples JOIN turns ON turns.id = turn_id GROUP BY 1"
     )
-    return none | ledger._db.pairs(query, Reason.STEPS_FAILED)
+    return none | sql(ledger).pairs(query, Reason.STEPS_FAILED)
 
 
 def step_counts(ledger: Ledger) -> dict[str, int]:
     """Steps of each status."""
     none = dict.fromkeys(("intent", "committed", "void"), 0)
-    return none | ledger._db.pairs("SELECT status, COUNT(*) FROM steps GROUP BY status")
+    return none | sql(ledger).pairs("SELECT status, COUNT(*) FROM steps GROUP BY status")
 
 
 def verdict_counts(ledger: Ledger) -> dict[str, int]:
     """Verdicts of each value, and turns with hints."""
-    rows = ledger._db
+    rows = sql(ledger)
     found = rows.pairs("SELECT value, COUNT(*) FROM verdicts GROUP BY value")
     names = {1: "good", 0: "neutral", -1: "bad", None: "none"}
     hints = rows.one("SELECT COUNT(DISTINCT turn_id) FROM hints")
@@ -199,7 +210,7 @@ def verdict_counts(ledger: Ledger) -> dict[str, int]:
 
 def session_outcome(ledger: Ledger, session_id: int) -> float | None:
     """How a session ended, as it was said last; None: nobody has said so."""
-    return ledger._db.one(
+    return sql(ledger).one(
         "SELECT score FROM feedback WHERE session_id = ? AND final = 1 ORDER BY id DESC LIMIT 1",
         session_id,
     )
@@ -208,7 +219,7 @@ def session_outcome(ledger: Ledger, session_id: int) -> float | None:
 def billed(ledger: Ledger, where: str = "1", *values: Any) -> Spent:
     """Sum of some rows."""
     spent = Spent()
-    for row in ledger._db.rows(f"SELECT * FROM spend WHERE {where}", *values):
+    for row in sql(ledger).rows(f"SELECT * FROM spend WHERE {where}", *values):
         usage = Usage(row["prefill"], row["cached"], row["sampled"], row["trained"])
         spent = spent.plus(Bill(row["purpose"], usage, row["usd"]))
     return spent

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.ledger import sql
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.turn_state import Reason
 
@@ -29,7 +30,7 @@ def fill(directory: Path, turns: int, *, blob: int = 400, seed: int = 0) -> None
     rng = random.Random(seed)
     rows = list(_turns(turns, rng, blob))
     samples = [row for row in rows if row["sample"]]
-    with ledger._db.transaction() as tx:  # pyright: ignore[reportPrivateUsage] - rows of tables
+    with sql(ledger).transaction() as tx:
         tx.executemany(
             "INSERT INTO sessions (id, user, key, created_at) VALUES (?, ?, ?, ?)",
             [(i + 1, f"user{i % 3}", f"key{i}", 1e9 + i) for i in range(-(-turns // SESSION))],

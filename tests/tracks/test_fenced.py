@@ -21,6 +21,7 @@ from examples.tracks.track import Track
 from tests.support.fakes import FakeSampler, FakeTrainer
 from tests.support.gateways import MODEL, gateway, spell
 from tests.support.learning import world
+from tests.support.ledger import sql
 from tinker_claw.render.renderer import Renderer
 
 TRACK = Track(
@@ -79,7 +80,7 @@ async def test_outcome_and_score_of_each_call_reward_its_reply(
                 model = Gateway(http, replace(TRACK, url=w.url))
                 await Run(TRACK, environment(TRACK), model, state, said.append).train()
         asked = [renderer.decode(prompt) for prompt in sampler.prompts[3:7]]
-        feedback = w.ledger._db.rows("SELECT score, final, unused FROM feedback ORDER BY id")
+        feedback = sql(w.ledger).rows("SELECT score, final, unused FROM feedback ORDER BY id")
     assert [tuple(row) for row in feedback] == [
         (1.0, 0, None),
         (1.0, 1, None),
@@ -95,6 +96,6 @@ async def test_outcome_and_score_of_each_call_reward_its_reply(
     learns = world(tmp_path, method="binary", trainer=there, episode_reward=episode_reward)
     async with learns as learning:
         await learning.until(lambda: bool(learning.trainer.steps))
-        rows = learning.ledger._db.rows("SELECT reward FROM samples ORDER BY turn_id")
+        rows = sql(learning.ledger).rows("SELECT reward FROM samples ORDER BY turn_id")
         assert [row["reward"] for row in rows] == rewards
         assert learning.says.asked == 0, "a scored step is not judged"
