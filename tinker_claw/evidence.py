@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 CLAIM = 20.0
@@ -42,8 +43,7 @@ class Rate:
         """The 95 % confidence sequence: all rates against which a mixture of Bernoulli likelihood
         ratios by Beta(1/2, 1/2) has not reached `CLAIM` (Robbins 1970, Ann. Math. Stat. 41:1397).
         Outcomes between 0 and 1 make it wider, never too narrow: a ** x is convex in x."""
-        least = _mixed(self, 0.5) - math.log(math.pi * CLAIM)
-        return _edge(self, least, 0.0), _edge(self, least, 1.0)
+        return _interval(self.good, self.of)
 
 
 def record(rate: Rate) -> dict[str, Any]:
@@ -85,6 +85,14 @@ def odds(e_value: float) -> str:
     if e_value < 1.5:
         return "no evidence yet"
     return f"evidence {min(e_value, 1e6):,.0f} to 1"
+
+
+@lru_cache(4096)
+def _interval(good: float, of: int) -> tuple[float, float]:
+    """Return the ends of an interval; cached, as versions by the hundred have the same counts."""
+    rate = Rate(good, of)
+    least = _mixed(rate, 0.5) - math.log(math.pi * CLAIM)
+    return _edge(rate, least, 0.0), _edge(rate, least, 1.0)
 
 
 def _mixed(rate: Rate, prior: float) -> float:

@@ -5,6 +5,7 @@ Rule: figures come from indexes and narrow tables; the wide rows of `turns` are 
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -249,13 +250,19 @@ def read_kept(rows: Rows) -> list[Record]:
     records, directory = read_versions(rows), rows.path.parent
     accepted = {share.version: share.record for share in accepted_by(read_firsts(rows))}
     local = run_of(rows).get("backend") == "local"
+    states, samplers = _names(directory / "states"), _names(directory / "adapters")
     for version in records:
-        there = (directory / "states" / version["state_ref"]).is_dir() if local else None
-        sampler = (directory / "adapters" / version["sampler_ref"]).is_dir() if local else None
+        there = version["state_ref"] in states if local else None
+        sampler = version["sampler_ref"] in samplers if local else None
         version |= {"state": there, "sampler": sampler}
         version["accepted"] = accepted.get(version["id"])
         version["lost"] = _lost(version)
     return records
+
+
+def _names(folder: Path) -> frozenset[str]:
+    """Return the names in a folder; none where it is absent."""
+    return frozenset(os.listdir(folder)) if folder.is_dir() else frozenset()
 
 
 def _lost(version: Record) -> str | None:
