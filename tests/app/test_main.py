@@ -47,6 +47,26 @@ async def test_part_that_ends_by_accident_starts_again_and_says_so_meanwhile() -
     assert part.state == "waiting"
 
 
+async def test_cancelled_part_ends_although_its_own_task_fails_meanwhile() -> None:
+    async def fails_when_cancelled() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise OSError("no end without it")
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fails_when_cancelled())
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(guarded("judging", work, PartHealth("waiting"), SOON))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task}, timeout=60)
+    assert task.cancelled()
+
+
 async def test_part_that_ends_on_purpose_stays_ended() -> None:
     part, starts = PartHealth(), 0
 

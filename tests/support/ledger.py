@@ -29,7 +29,6 @@ from tinker_claw.types import Completion, Kind, LessonBlock, SamplingParams, Sto
 KEPT_STATES, KEPT_ADAPTERS = 8, 32
 
 
-@cache
 @dataclass(frozen=True)
 class Seen:
     """A reply that a client received to its end."""
@@ -40,6 +39,7 @@ class Seen:
     completion_tokens: int
 
 
+@cache
 def _renderer() -> Renderer:
     return Renderer.load(str(MODEL_DIR), "qwen3")
 

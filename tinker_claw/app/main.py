@@ -186,6 +186,10 @@ async def guarded(
             await work()
             return
         except Exception as error:  # the one broad except: whatever it is, the gateway goes on
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # Python 3.11's TaskGroup drops a cancellation that meets a child's failure.
+                raise asyncio.CancelledError from error
             accidents = 1 if time.monotonic() - began > RAN_WELL_S else accidents + 1
             cause = first_cause(error)
             ended = isinstance(cause, LearningEndedError)
