@@ -97,6 +97,26 @@ def test_carry_leaves_the_versions_that_a_rollback_left_behind(old: Path, tmp_pa
     assert rows(tmp_path / "new", "SELECT * FROM steps") == []
 
 
+def test_carry_keeps_the_version_that_its_owner_accepted(old: Path, tmp_path: Path) -> None:
+    gate = '{"gate": {"fell": ["chess"], "whole": 1.0}}'
+    change(old, f"UPDATE steps SET metrics = '{gate}' WHERE version = 1")
+    assert run("carry", str(old), str(tmp_path / "paused")).returncode == 0
+    change(old, "INSERT INTO meta VALUES ('accepted', '1')")
+    assert run("carry", str(old), str(tmp_path / "new")).returncode == 0
+    with closing(Ledger(tmp_path / "paused")) as paused, closing(Ledger(tmp_path / "new")) as new:
+        assert "chess" in (paused.reference.spent() or "")
+        assert new.reference.spent() is None
+        assert new.reference.version == new.steps.version(1)
+
+
+def test_carry_leaves_an_accepted_version_that_is_left_behind(old: Path, tmp_path: Path) -> None:
+    same = "SELECT 2, 0, 0, state_ref, sampler_ref, 0 FROM versions WHERE id = 0"
+    change(old, f"INSERT INTO versions {same}; INSERT INTO meta VALUES ('accepted', '1')")
+    assert run("carry", str(old), str(tmp_path / "new")).returncode == 0
+    with closing(Ledger(tmp_path / "new")) as new:
+        assert new.reference.version == new.steps.version(0)
+
+
 @pytest.mark.parametrize(
     ("script", "word"),
     [

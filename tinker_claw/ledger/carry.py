@@ -17,6 +17,7 @@ from typing import Any, Final
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import CARRIED_FROM, FILE, Database, Rows, insert, reading
 from tinker_claw.ledger.lessons import State
+from tinker_claw.ledger.versions import ACCEPTED, ANSWERS
 
 _VAIN: Final = "vain"
 _LESSON: Final = ("id", "user", "text", "words", "created_at", "changed_at")
@@ -58,8 +59,11 @@ def carry(old: Path, new: Path) -> CarriedRun:
         meta = rows.pairs("SELECT key, value FROM meta")
         _copy_weights(old, new, meta, line)
         with closing(Database(new)) as database, database.transaction() as tx:
-            for key in _BOUND:
-                tx.execute("INSERT INTO meta VALUES (?, ?)", (key, meta[key]))
+            accepted = int(meta.get(ACCEPTED, 0))
+            is_of_line = any(version["id"] == accepted for version in line)
+            for key in (*_BOUND, *((ACCEPTED, ANSWERS) if is_of_line else ())):
+                if key in meta:
+                    tx.execute("INSERT INTO meta VALUES (?, ?)", (key, meta[key]))
             _insert_all(tx, "versions", line)
             _insert_all(tx, "steps", _steps(rows, [version["id"] for version in line]))
             _insert_all(tx, "lessons", lessons)

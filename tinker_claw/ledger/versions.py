@@ -30,8 +30,8 @@ from tinker_claw.ledger.turns import reopen, set_state
 from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 from tinker_claw.types import PolicyVersion
 
-_PINNED, _ACCEPTED, _ANSWERS = "pinned", "accepted", "canary_answers"
-"""Keys in `meta`."""
+_PINNED, ACCEPTED, ANSWERS = "pinned", "accepted", "canary_answers"
+"""Keys in `meta`: the pinned version, the accepted one, and the kept answers to canaries."""
 LEFT_OPEN = "it could not be closed when it ended"
 """Why a step of this process is void."""
 _WITHDRAWN = "what it trained on was forgotten meanwhile"
@@ -215,18 +215,18 @@ class Reference(LedgerTable):
     @property
     def answers(self) -> dict[str, dict[str, float]]:
         """Logprob of a right reply, by sampler and by the question's key."""
-        return json.loads(self._db.meta(_ANSWERS) or "{}")
+        return json.loads(self._db.meta(ANSWERS) or "{}")
 
     def keep(self, answers: Mapping[str, Mapping[str, float]]) -> None:
         """Keep these answers, and no others."""
         with self._db.transaction() as tx:
-            set_meta(tx, _ANSWERS, json.dumps(answers))
+            set_meta(tx, ANSWERS, json.dumps(answers))
 
     def accept(self) -> int:
         """Make the newest version the reference, which ends a pause; return its number."""
         newest = self._db.one("SELECT COALESCE(MAX(id), 0) FROM versions")
         with self._db.transaction() as tx:
-            set_meta(tx, _ACCEPTED, str(newest))
+            set_meta(tx, ACCEPTED, str(newest))
         return newest
 
     def spent(self) -> str | None:
@@ -235,7 +235,7 @@ class Reference(LedgerTable):
 
 
 def _accepted(rows: Rows) -> int:
-    return int(rows.meta(_ACCEPTED) or 0)
+    return int(rows.meta(ACCEPTED) or 0)
 
 
 def read_spent(rows: Rows) -> str | None:
