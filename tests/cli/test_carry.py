@@ -13,6 +13,7 @@ import pytest
 from tests.support.clients import ask, rows
 from tests.support.processes import product
 from tests.support.stories import run
+from tinker_claw.gateway.lessons import LessonChooser
 from tinker_claw.ledger.ledger import Ledger
 
 LEDGER = "ledger.sqlite3"
@@ -107,6 +108,19 @@ def test_carry_keeps_the_version_that_its_owner_accepted(old: Path, tmp_path: Pa
         assert "chess" in (paused.reference.spent() or "")
         assert new.reference.spent() is None
         assert new.reference.version == new.steps.version(1)
+
+
+def test_new_lesson_has_no_number_of_one_that_the_carried_version_has_practised(
+    old: Path, tmp_path: Path
+) -> None:
+    change(old, "UPDATE lessons SET state = 'dropped'; UPDATE steps SET lesson = 1")
+    assert run("carry", str(old), str(tmp_path / "new")).returncode == 0
+    with closing(Ledger(tmp_path / "new")) as new:
+        number = new.lessons.rule("add", "default", None, "be brief")
+        assert number not in new.lessons.practised(1)
+        assert LessonChooser(new.lessons, lambda text: ()).for_session(
+            new.turns.session("default", "s"), "default", 1
+        )
 
 
 def test_carry_leaves_an_accepted_version_that_is_left_behind(old: Path, tmp_path: Path) -> None:

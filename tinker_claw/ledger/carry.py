@@ -67,6 +67,10 @@ def carry(old: Path, new: Path) -> CarriedRun:
             _insert_all(tx, "versions", line)
             _insert_all(tx, "steps", _steps(rows, [version["id"] for version in line]))
             _insert_all(tx, "lessons", lessons)
+            # A new lesson gets no number that a step practised as another.
+            newest_lesson = rows.one("SELECT seq FROM sqlite_sequence WHERE name = 'lessons'")
+            tx.execute("DELETE FROM sqlite_sequence WHERE name = 'lessons'")
+            tx.execute("INSERT INTO sqlite_sequence VALUES ('lessons', ?)", (newest_lesson or 0,))
         candidates = sum(lesson["state"] is State.CANDIDATE for lesson in lessons)
         newest = line[-1]
         return CarriedRun(
