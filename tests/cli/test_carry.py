@@ -15,6 +15,8 @@ from tests.support.processes import product
 from tests.support.stories import run
 from tinker_claw.gateway.lessons import LessonChooser
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.turns import hidden
+from tinker_claw.privacy.marker import Privacy
 
 LEDGER = "ledger.sqlite3"
 DUMP = Path(__file__).parents[1] / "data/ledger_793ab30f.sql"
@@ -121,6 +123,21 @@ def test_new_lesson_has_no_number_of_one_that_the_carried_version_has_practised(
         assert LessonChooser(new.lessons, lambda text: ()).for_session(
             new.turns.session("default", "s"), "default", 1
         )
+
+
+def test_private_sessions_stay_private(old: Path, tmp_path: Path) -> None:
+    change(old, "UPDATE sessions SET private = id, key = 'of-' || id")
+    earlier = f"SELECT 'default', '{hidden('default', 'of-3')}', 0, 1"
+    again = "SELECT 'default', 'of-3', 0, 2"  # the name was forgotten, and used again
+    change(old, f"INSERT INTO sessions (user, key, created_at, private) {earlier}")
+    change(old, f"INSERT INTO sessions (user, key, created_at, private) {again}")
+    assert run("carry", str(old), str(tmp_path / "new")).returncode == 0
+    with closing(Ledger(tmp_path / "new")) as new:
+        assert new.turns.private_sessions() == {
+            ("default", hidden("default", f"of-{number}")): Privacy(privacy)
+            for number, privacy in ((1, 1), (2, 2), (3, 2))
+        }
+    assert "of-" not in str(rows(tmp_path / "new", "SELECT key FROM sessions"))
 
 
 def test_carry_leaves_an_accepted_version_that_is_left_behind(old: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Start a ledger with what an older one has learned: its newest policy state and its lessons.
 
 Rule: the older ledger is only read, and the new directory appears whole or not at all. Turns and
-everything that was made of them stay where they are.
+everything that was made of them stay where they are. What was private stays so.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Final
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import CARRIED_FROM, FILE, Database, Rows, insert, reading
 from tinker_claw.ledger.lessons import State
+from tinker_claw.ledger.turns import hidden, mark_private
 from tinker_claw.ledger.versions import ACCEPTED, ANSWERS
 
 _VAIN: Final = "vain"
@@ -67,6 +68,8 @@ def carry(old: Path, new: Path) -> CarriedRun:
             _insert_all(tx, "versions", line)
             _insert_all(tx, "steps", _steps(rows, [version["id"] for version in line]))
             _insert_all(tx, "lessons", lessons)
+            for user, key, private in _private(rows):
+                mark_private(tx, user, key, private)
             # A new lesson gets no number that a step practised as another.
             newest_lesson = rows.one("SELECT seq FROM sqlite_sequence WHERE name = 'lessons'")
             tx.execute("DELETE FROM sqlite_sequence WHERE name = 'lessons'")
@@ -103,6 +106,15 @@ def _lessons(rows: Rows) -> Iterable[dict[str, Any]]:
         state = _state(lesson["state"], kept=bool(lesson.get("kept", True)))
         if state is not None:
             yield {name: lesson[name] for name in _LESSON} | {"state": state}
+
+
+def _private(rows: Rows) -> Iterable[tuple[str, str, int]]:
+    """Yield the sessions that are or were private, by user and hidden name, the newest mark last:
+    else what is said in them from now on would be kept."""
+    for user, key, private in rows.rows(
+        "SELECT user, key, private FROM sessions WHERE private <> 0 ORDER BY id"
+    ):
+        yield user, hidden(user, key), private
 
 
 def _state(state: str, *, kept: bool) -> State | None:
