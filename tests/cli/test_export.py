@@ -210,7 +210,7 @@ def test_turns_are_written_whole_one_a_line(tmp_path: Path) -> None:
     (said,) = one["feedback"]
     assert (said["score"], said["text"], said["final"]) == (0.5, f"{SECRET} end", True)
     assert one["verdict_by"] == "judge"
-    assert (one["sample"], one["trained_in_step"]) == ("trained", 1)
+    assert (one["state"], one["trained_in_step"]) == ("trained", 1)
     assert "tokens" not in one
     again = run("export", "--jsonl", str(file), directory=tmp_path / "data")
     assert (again.returncode, "exists and is not an empty" in again.stderr) == (2, True)

@@ -385,8 +385,7 @@ def test_the_levels_of_contributing_are_those_that_are_tested() -> None:
 
 
 MAY_ANSWER = {
-    "tinker_claw/app/main.py",  # a part that ends by accident starts again
-    "local_gpu/sample/pool.py",  # so does a watch over a server
+    "local_gpu/sample/pool.py",  # a watch over a server that ends by accident starts again
     "tinker_claw/backends/tinker/session.py",  # the error is the answer that somebody waits for
     "local_gpu/tinker/futures.py",  # the same
     "tinker_claw/gateway/respond.py",  # the same, whatever a format's writer raises
