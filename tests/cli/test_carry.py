@@ -33,7 +33,7 @@ def old(tmp_path: Path) -> Path:
         for folder in directory / "states" / state, directory / "adapters" / sampler:
             folder.mkdir(parents=True)
             (folder / "weights").write_text(folder.name)
-    (directory / "api-key").write_text("key of before")
+    (directory / "api-key").write_text("key-of-before-the-carry")
     return directory
 
 
@@ -68,7 +68,7 @@ def test_carry_takes_versions_steps_lessons_and_key(old: Path, tmp_path: Path) -
     assert lessons[1:] == [(2, "use metric units", "told", None)]
     weights = {name: content for name, content in before.items() if "weights" in name}
     carried = files(new)
-    assert carried.pop("api-key") == b"key of before"
+    assert carried.pop("api-key") == b"key-of-before-the-carry"
     assert {name: carried[name] for name in weights} == weights
     assert rows(new, "SELECT COUNT(*) FROM turns") == [(0,)]
     assert not [path for path in (new, *new.rglob("*")) if path.stat().st_mode & 0o077]
@@ -90,6 +90,31 @@ def test_carry_says_that_the_first_sender_of_a_channel_is_no_owner_any_more(
 ) -> None:
     change(old, "INSERT INTO channels VALUES ('default', 'telegram', x'01', 0, 0)")
     assert "[gateway.chats]" in run("carry", str(old), str(tmp_path / "new")).stdout
+
+
+def test_carry_takes_what_was_billed_so_that_a_budget_counts_on(old: Path, tmp_path: Path) -> None:
+    change(
+        old,
+        "INSERT INTO spend (created_at, purpose, turn_id, step_id, prefill, cached, sampled, "
+        "trained, usd) VALUES (5, 'judge', 1, NULL, 7, 0, 3, 0, .25), (6, 'train', NULL, 1, 0, 0, "
+        "0, 9, .5)",
+    )
+    assert run("carry", str(old), str(tmp_path / "new")).returncode == 0
+    bills = "SELECT created_at, purpose, step_id, prefill, cached, sampled, trained, usd FROM spend"
+    assert rows(tmp_path / "new", bills) == rows(old, bills)
+    with closing(Ledger(tmp_path / "new")) as ledger:
+        assert ledger.spend.total().usd == 0.75
+        # Whose samples are not here, so that no price of one follows.
+        assert ledger.spend.of_newest_steps(8)[0] == 0
+    assert "$0.75" in run("status", directory=tmp_path / "new").stdout
+
+
+def test_carry_makes_an_empty_directory_by_a_link(old: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    done = run("carry", str(old), str(tmp_path / "link"))
+    assert done.returncode == 0, done.stderr
+    assert rows(tmp_path / "empty", "SELECT MAX(id) FROM versions") == [(1,)]
 
 
 def test_carry_leaves_the_versions_that_a_rollback_left_behind(old: Path, tmp_path: Path) -> None:

@@ -29,18 +29,19 @@ class Carry(Command):
     new: Annotated[Path, WORD] = Field(description="data directory to be made")
 
     def run(self) -> int:
-        if self.new.exists() and (not self.new.is_dir() or any(self.new.iterdir())):
+        new = self.new.resolve()  # an empty directory may be named as `.` or by a link
+        if new.exists() and (not new.is_dir() or any(new.iterdir())):
             raise ConfigError(f"{self.new} is there already; name a directory to be made")
         if is_locked(self.old):
             raise ConfigError(f"a gateway is using {self.old}: stop it first")
-        with room_beside(self.new) as room:
+        with room_beside(new) as room:
             draft = room / "draft"
             draft.mkdir(0o700)
             carried = carry(self.old, draft)
             if (self.old / KEY_FILE).is_file():
                 shutil.copy2(self.old / KEY_FILE, draft / KEY_FILE)
             close_to_others(draft)
-            draft.rename(self.new)
+            draft.rename(new)
         sentences = [
             f"{self.new} continues from v{carried.version} ({plural(carried.step, 'step')}), with "
             f"{plural(carried.lessons, 'lesson')}. Turns stay in {self.old}."

@@ -6,6 +6,7 @@ everything that was made of them stay where they are. What was private stays so.
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,13 @@ _VAIN: Final = "vain"
 _LESSON: Final = ("id", "user", "text", "words", "created_at", "changed_at")
 _BOUND: Final = ("model", "method", "backend", "lora_rank")
 """Keys of `meta` that tie a ledger to a run."""
+
+_BILLS: Final = """
+SELECT spend.created_at, purpose, steps.id AS step_id, prefill, cached, sampled, trained, usd
+FROM spend LEFT JOIN steps ON steps.id = step_id AND status = 'committed'
+  AND steps.version IN (SELECT value FROM json_each(?)) ORDER BY spend.id
+"""
+"""SQL of what was billed, by the steps of some versions, or none: a budget goes on with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +64,19 @@ def carry(old: Path, new: Path) -> CarriedRun:
     """
     with reading(old / FILE, oldest=CARRIED_FROM) as rows, rows.moment():
         line = _line(rows)
+        versions = [version["id"] for version in line]
         lessons = [*_lessons(rows)]
         meta = rows.pairs("SELECT key, value FROM meta")
         _copy_weights(old, new, meta, line)
         with closing(Database(new)) as database, database.transaction() as tx:
             accepted = int(meta.get(ACCEPTED, 0))
-            is_of_line = any(version["id"] == accepted for version in line)
-            for key in (*_BOUND, *((ACCEPTED, ANSWERS) if is_of_line else ())):
+            for key in (*_BOUND, *((ACCEPTED, ANSWERS) if accepted in versions else ())):
                 if key in meta:
                     tx.execute("INSERT INTO meta VALUES (?, ?)", (key, meta[key]))
             _insert_all(tx, "versions", line)
-            _insert_all(tx, "steps", _steps(rows, [version["id"] for version in line]))
+            _insert_all(tx, "steps", _steps(rows, versions))
             _insert_all(tx, "lessons", lessons)
+            _insert_all(tx, "spend", map(dict, rows.rows(_BILLS, json.dumps(versions))))
             for user, key, private in _private(rows):
                 mark_private(tx, user, key, private)
             # A new lesson gets no number that a step practised as another.

@@ -10,6 +10,7 @@ import math
 import sqlite3
 import time
 from dataclasses import astuple, dataclass
+from itertools import takewhile
 from typing import Literal, get_args
 
 from tinker_claw.ledger.database import LedgerTable
@@ -95,16 +96,17 @@ class SpendTable(LedgerTable):
         learning and for serving meanwhile.
 
         That time begins with the end of the step before them and ends with the last. Void steps
-        are included, practice is left out.
+        are included, practice is left out, and so are steps that were carried here without samples.
         """
         steps = self._db.rows(
             "SELECT finished_at, (SELECT COUNT(*) FROM step_samples WHERE step_id = id) AS samples "
             "FROM steps WHERE status = 'committed' AND lesson IS NULL ORDER BY id DESC LIMIT ?",
             most + 1,
         )
-        if not steps:
+        counted = list(takewhile(lambda step: step["samples"], steps[:most]))
+        if not counted:
             return 0, NOTHING, NOTHING
-        since = steps[most]["finished_at"] if len(steps) > most else 0.0
-        until = steps[0]["finished_at"]
+        since = steps[len(counted)]["finished_at"] if len(steps) > len(counted) else 0.0
+        until = counted[0]["finished_at"]
         billed = [self.total(since, until, purpose, practice=False).usage for purpose in PURPOSES]
-        return sum(step["samples"] for step in steps[:most]), sum(billed[1:], NOTHING), billed[0]
+        return sum(step["samples"] for step in counted), sum(billed[1:], NOTHING), billed[0]
