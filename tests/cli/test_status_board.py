@@ -49,9 +49,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_ledger_without_a_turn_has_a_short_board(tmp_path: Path) -> None:
     with closing(Ledger(tmp_path)):
-        lines = dict(run_fields(read_overview(tmp_path, 16)))
+        overview = read_overview(tmp_path, 16)
+    lines = dict(run_fields(overview))
     assert lines["outcomes"] == "trained: 0"
     assert "lessons" not in lines
+    assert board(overview)[-1].startswith("outcomes"), "no table of no steps"
 
 
 @pytest.mark.parametrize(

@@ -202,14 +202,14 @@ _STEPS = (
 
 
 def board(seen: Record) -> list[str]:
-    """Return the lines of the run's fields, and the table of its last steps."""
+    """Return the lines of the run's fields, and the table of its last steps, if any."""
     bars = {"next step": f"[{_bar(seen['samples_waiting'], seen['batch_size'])}] "}
     lines = [
         line
         for name, value in run_fields(seen)
         for line in field_lines(name, f"{bars.get(name, '')}{value}")
     ]
-    return [*lines, "", *table(_STEPS, seen["steps"])]
+    return [*lines, *(["", *table(_STEPS, seen["steps"])] if seen["steps"] else [])]
 
 
 def _bar(part: float, whole: float) -> str:
