@@ -52,7 +52,7 @@ async def test_ten_messages_to_claude_code_need_no_compaction(
         with agent.at_a_terminal() as typist:
             await asyncio.to_thread(type_all, typist, world, sampler, talk)
             refused = "Unknown command"
-            await asyncio.to_thread(typist.types, TYPED, lambda: refused in typist.shown)
+            await asyncio.to_thread(typist.types, TYPED, lambda: refused in typist.screen)
 
         assert RequestKind.COMPACTION not in world.column("call")
         asked = [turn.request_text for turn in world.turns() if turn.kind is Kind.MAIN]

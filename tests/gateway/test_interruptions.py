@@ -87,10 +87,10 @@ class OnTerminal:
         self.terminal.types(message)
         self.terminal.shows(lambda: False, 0.5)  # what comes at once is taken for pasted
         self.terminal.types("\r")
-        assert self.terminal.shows(done, PATIENCE_S), self.terminal.shown[-3000:]
+        assert self.terminal.shows(done, PATIENCE_S), self.terminal.screen
 
     def sees(self, words: str) -> None:
-        assert self.terminal.shows(lambda: words in self.terminal.shown, PATIENCE_S)
+        assert self.terminal.shows(lambda: words in self.terminal.screen, PATIENCE_S)
 
     def interrupt(self) -> None:
         self.terminal.types("\x1b")

@@ -55,8 +55,8 @@ class Typist:
         self._ready: str | None = ready
 
     @property
-    def shown(self) -> str:
-        return self._terminal.shown
+    def screen(self) -> str:
+        return self._terminal.screen
 
     def types(self, message: str, done: Callable[[], bool]) -> None:
         """Type a message once the agent listens, and wait until it has an effect."""
@@ -67,7 +67,7 @@ class Typist:
         terminal.types(message)
         terminal.shows(lambda: False, 0.5)  # what comes at once is taken for pasted
         terminal.types("\r")
-        assert terminal.shows(done, PATIENCE_S), terminal.shown[-3000:]
+        assert terminal.shows(done, PATIENCE_S), terminal.screen
         terminal.shows(lambda: False, 1.5)  # until it listens again
 
 

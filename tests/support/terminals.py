@@ -9,12 +9,16 @@ import re
 import select
 import signal
 import subprocess
+import termios
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pyte
+
 PATIENCE_S = 400
+LINES = 50
 _GAPS = re.compile(r"\x1b\[[0-9]*[CG]")
 """Pattern of moves within a line, by which some programs skip the blank between two words."""
 _MOVES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
@@ -26,8 +30,10 @@ _BEGUN = re.compile(r"\x1b(?:\[[0-9;?]*)?$")
 class Terminal:
     """A program and the terminal that it talks to."""
 
-    def __init__(self, process: subprocess.Popen[bytes], handle: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], handle: int, columns: int) -> None:
         self.process, self._handle = process, handle
+        self._screen = pyte.Screen(columns, LINES)
+        self._draw = pyte.ByteStream(self._screen).feed
         self.shown = ""
         """All output so far."""
         self._read = 0
@@ -35,6 +41,12 @@ class Terminal:
         self._rest = ""
         self.match: re.Match[str]
         """Match that `until` has found."""
+
+    @property
+    def screen(self) -> str:
+        """What stands on it now: a program that draws only what changes does not write whole words
+        into its output."""
+        return "\n".join(self._screen.display)
 
     def until(self, pattern: str) -> str:
         """Wait until a pattern is shown that was not waited for before; return all output up to its
@@ -85,6 +97,7 @@ class Terminal:
             raw = os.read(self._handle, 65536)
         except OSError:  # nobody has the other end any more
             return False
+        self._draw(raw)
         came = self._rest + self._decoder.decode(raw)
         begun = _BEGUN.search(came)
         self._rest = begun.group() if begun else ""
@@ -101,6 +114,7 @@ def on_a_terminal(
 ) -> Generator[Terminal]:
     """Start a program on a terminal; it is killed at the end if it still runs."""
     handle, its = pty.openpty()
+    termios.tcsetwinsize(its, (LINES, columns))
     # Background jobs of a shell ignore Ctrl-C, and so would all of their children.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
@@ -114,7 +128,7 @@ def on_a_terminal(
     signal.signal(signal.SIGINT, before)
     os.close(its)
     try:
-        yield Terminal(process, handle)
+        yield Terminal(process, handle, columns)
     finally:
         process.kill()
         process.wait()
