@@ -45,6 +45,7 @@ from tinker_claw.types import (
     StopReason,
     Turn,
     Usage,
+    uncharged,
 )
 from tinker_claw.wishes import lesson_text
 
@@ -204,7 +205,9 @@ async def _practise(
 
     runner = Examined(bench.parts, bench.replies, None)
     try:
-        await runner.run(plan, Random(args.seed), train, lambda _: nullcontext(), lambda: None)
+        await runner.run(
+            plan, Random(args.seed), train, lambda _: nullcontext(), lambda: None, uncharged
+        )
     except VoidStepError as error:
         print(f"not learned: {error}", flush=True)
 
