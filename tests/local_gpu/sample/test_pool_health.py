@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from local_gpu.sample.member import Member, PoolOptions
+from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer
+from tests.local_gpu.prompts import one, prompt
 from tests.support.inference_servers import MODEL, InferenceServer, inference_servers, tiny_base
 from tests.support.pools import FAST, TEXT, Site, Trainer, eventually, facts_of, site
 from tinker_claw.errors import BackendError, OutageError
@@ -22,15 +21,6 @@ from tinker_claw.types import Completion, SamplingParams
 
 SLOW_TO_RETURN = PoolOptions(returns=Backoff(600, 600), look_s=600)
 """Options with which a server that leaves does not return during a test."""
-
-
-def prompt(length: int, salt: int = 1) -> tuple[int, ...]:
-    return tuple((salt * 29 + i * i * 3 + i * salt) % 64 for i in range(length))
-
-
-async def one(sampler: Sampler, tokens: tuple[int, ...], **params: Any) -> Completion:
-    settings: dict[str, Any] = {"max_tokens": 12, "seed": 4} | params
-    return (await sampler.sample(tokens, SamplingParams(**settings)))[0]
 
 
 async def streamed(sampler: Sampler, tokens: tuple[int, ...]) -> Completion:
@@ -289,16 +279,6 @@ async def test_a_server_that_is_not_up_yet_joins_later(tmp_path: Path) -> None:
         await pool.aclose()
 
 
-async def test_a_pool_of_servers_that_are_all_away_does_not_start(tmp_path: Path) -> None:
-    with inference_servers(tiny_base(), 1) as servers:
-        servers[0].stop()
-        connected = [VllmServer(server.url) for server in servers]
-        trainer = Trainer(tiny_base(), tmp_path)
-        with pytest.raises(OutageError, match="cannot be reached"):
-            await PoolServing.start(connected, facts_of(tiny_base()), trainer.score, TEXT, FAST)
-        servers[0].start()
-
-
 async def test_a_pool_can_be_closed_while_a_server_is_being_brought_back(tmp_path: Path) -> None:
     async with site(tmp_path) as place:
         sampler = await place.publish("v1")
@@ -323,16 +303,3 @@ async def test_a_closed_pool_says_so_and_lets_its_samplers_close(tmp_path: Path)
             await place.pool.open("v2", folder)
         await sampler.aclose()
         assert place.pool.live() == frozenset()
-
-
-def test_who_fails_again_is_asked_ever_later() -> None:
-    none: Any = None
-    options = PoolOptions(returns=Backoff(first_s=100, longest_s=3000))
-    member = Member(0, VllmServer("http://127.0.0.1:1"), none, none, options)
-    member.leave("broken")
-    assert member.away
-    waits: list[int] = []
-    for _ in range(7):
-        waits.append(round((member.away.next_at - time.monotonic()) / 100))
-        member.failed_again("still broken")
-    assert waits == [1, 2, 4, 8, 16, 30, 30]

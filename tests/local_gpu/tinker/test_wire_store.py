@@ -104,14 +104,6 @@ def test_a_path_is_given_once_even_after_its_checkpoint_was_deleted(client: Any,
     step(training)
 
 
-def test_weights_are_not_loaded_into_a_model_that_is_there(client: Any) -> None:
-    """The SDK warns of it."""
-    training = lora(client)
-    path = training.save_state("here").result(WAIT_S).path
-    legacy = training._load_state_impl(path, optimizer=True, weights_access_token=None)
-    with pytest.raises(tinker.RequestFailedError, match="create_training_client_from_state"):
-        legacy.result(WAIT_S)
-    step(training)
 
 
 def test_checkpoints_are_listed_and_deleted(client: Any, rest: Any) -> None:

@@ -220,31 +220,25 @@ def test_a_head_that_was_trained_is_saved_and_sampled(server: TinkerServer, clie
     with pytest.raises(tinker.RequestFailedError, match="train_unembed"):
         training.save_weights_external("export").result(WAIT_S)
     again = client.create_training_client_from_state_with_optimizer(path).result(WAIT_S)
-    for one in (again,):
-        sampler = one.save_weights_and_get_sampling_client().result(WAIT_S)
-        scored = sampler.compute_logprobs(tinker.ModelInput.from_ints(tokens)).result(WAIT_S)
-        assert scored[1:] == pytest.approx(trained.data, abs=2e-4)
-        prompt, params = (
-            tinker.ModelInput.from_ints(tokens[:8]),
-            tinker.SamplingParams(max_tokens=8),
-        )
-        drawn = sampler.sample(prompt, 1, params).result(WAIT_S).sequences[0]
-        whole = [*tokens[:8], *drawn.tokens]
-        shifted = datum(whole[:-1], target_tokens=whole[1:], weights=[1.0] * (len(whole) - 1))
-        own = one.forward([shifted], "cross_entropy").result(WAIT_S).loss_fn_outputs[0]["logprobs"]
-        assert drawn.logprobs == pytest.approx(own.data[7:], abs=2e-4)
+    sampler = again.save_weights_and_get_sampling_client().result(WAIT_S)
+    scored = sampler.compute_logprobs(tinker.ModelInput.from_ints(tokens)).result(WAIT_S)
+    assert scored[1:] == pytest.approx(trained.data, abs=2e-4)
+    begin, params = tinker.ModelInput.from_ints(tokens[:8]), tinker.SamplingParams(max_tokens=8)
+    drawn = sampler.sample(begin, 1, params).result(WAIT_S).sequences[0]
+    whole = [*tokens[:8], *drawn.tokens]
+    shifted = datum(whole[:-1], target_tokens=whole[1:], weights=[1.0] * (len(whole) - 1))
+    own = again.forward([shifted], "cross_entropy").result(WAIT_S).loss_fn_outputs[0]["logprobs"]
+    assert drawn.logprobs == pytest.approx(own.data[7:], abs=2e-4)
 
 
-def test_forward_leaves_no_gradient(server: TinkerServer, client: Any) -> None:
+def test_forward_leaves_no_gradient(client: Any) -> None:
     training = lora(client)
     data = [datum(sequence(20, 1), **entropy_arrays(20, 4, None))]
     told = training.forward(data, "cross_entropy").result(WAIT_S)
+    with pytest.raises(tinker.RequestFailedError, match="no gradients"):
+        training.optim_step(WARM).result(WAIT_S)
     again = training.forward_backward(data, "cross_entropy").result(WAIT_S)
     assert told.metrics == pytest.approx(again.metrics, rel=1e-5)
-    other = lora(client)
-    other.forward(data, "cross_entropy").result(WAIT_S)
-    with pytest.raises(tinker.RequestFailedError, match="no gradients"):
-        other.optim_step(WARM).result(WAIT_S)
 
 
 def test_a_forward_backward_that_failed_voids_the_step_and_nothing_else(
@@ -277,14 +271,7 @@ MISTAKES = {
     "unknown loss": ("cispo", RL, None, r"'cispo'.*cross_entropy"),
     "unknown setting": ("ppo", RL, {"clip_range": 0.2}, r"'clip_range'.*clip_high"),
     "text setting": ("ppo", RL, {"clip_low_threshold": "low"}, "clip_low_threshold is 'low'"),
-    "crossed bounds": (
-        "ppo",
-        RL,
-        {"clip_low_threshold": 2.0, "clip_high_threshold": 1.0},
-        "absolute ratios",
-    ),
     "missing array": ("ppo", {k: v for k, v in RL.items() if k != "advantages"}, None, "advant"),
-    "missing weights": ("cross_entropy", {"target_tokens": [1, 2, 3]}, None, "'weights'"),
     "extra array": ("ppo", RL | {"mask": f32([1.0] * 3)}, None, "not .*'mask'"),
     "short array": ("ppo", RL | {"advantages": [1.0, 1.0]}, None, r"advantages has shape \(2,\)"),
     "short targets": ("cross_entropy", ENTROPY | {"target_tokens": [1, 2]}, None, "3 input tokens"),
@@ -295,7 +282,6 @@ MISTAKES = {
         r"target.*0\.\.63",
     ),
     "nan": ("ppo", RL | {"advantages": [1.0, float("nan"), 1.0]}, None, "loss is nan"),
-    "infinite ratio": ("importance_sampling", RL | {"logprobs": [-500.0] * 3}, None, "loss is"),
     "2-D targets": (
         "ppo",
         {key: torch.ones(3, 2, dtype=torch.int64 if "tok" in key else None) for key in RL},

@@ -57,7 +57,6 @@ def with_gradients(outputs: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Te
 
 
 @pytest.mark.parametrize("kernel", [SdpaKernel(), MergedKernel()], ids=lambda k: k.name)
-@pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 @FEW
 @given(
     batches(),
@@ -68,8 +67,6 @@ def with_gradients(outputs: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Te
 )
 def test_a_tree_gives_each_sequences_own_output_and_the_summed_gradients(
     kernel: Kernel,
-    dtype: torch.dtype,
-    near: float,
     sequences: list[list[int]],
     heads: tuple[int, int],
     least: int,
@@ -77,7 +74,7 @@ def test_a_tree_gives_each_sequences_own_output_and_the_summed_gradients(
     scale: float | None,
 ) -> None:
     tree = grow(tensors(sequences, stretch), least=least)
-    inputs = tuple(t.requires_grad_() for t in random_rows(tree, heads, dtype))
+    inputs = tuple(t.requires_grad_() for t in random_rows(tree, heads, torch.float64))
     query, key, value = inputs
     over_tree = kernel.prepare(tree, CPU)
     out = over_tree(query, key, value, scale)
@@ -86,7 +83,7 @@ def test_a_tree_gives_each_sequences_own_output_and_the_summed_gradients(
     expected = with_gradients(by_formula, inputs)
     for a, b in zip(got, expected, strict=True):
         # Relative to what is there: the loss sums over as many sequences as there are.
-        assert float((a - b).abs().max()) <= near * max(1.0, float(b.abs().max()))
+        assert float((a - b).abs().max()) <= 1e-10 * max(1.0, float(b.abs().max()))
     with torch.no_grad():
         assert torch.equal(over_tree(query, key, value, scale), out)
 
@@ -152,39 +149,32 @@ class NotANumber(Altered):
         return super().alter(plain, query, key, value) * float("nan")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
-        (Raising(), "RuntimeError: no kernel image is available."),
-        (WrongBackward(), "its gradient of the keys is off by"),
-        (WrongInOneRow(), "its output is off by"),
-        (NotANumber(), "its output is off by nan"),
+        (Raising(), "no kernel image"),
+        (WrongBackward(), "gradient of the keys"),
+        (WrongInOneRow(), "output"),
+        (NotANumber(), "nan"),
     ],
 )
-def test_a_kernel_that_is_wrong_does_not_pass(
-    wrong: Kernel, problem: str, dtype: torch.dtype
-) -> None:
-    assert str(checked(wrong, CPU, dtype, TINY)).startswith(problem)
-    assert checked(Altered(), CPU, dtype, TINY) is None
+def test_a_kernel_that_is_wrong_does_not_pass(wrong: Kernel, problem: str) -> None:
+    assert problem in str(checked(wrong, CPU, torch.bfloat16, TINY))
+    assert checked(Altered(), CPU, torch.bfloat16, TINY) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("heads", [TINY, Heads(4, 4, 16)])
-def test_merging_agrees_in_the_models_number_format(dtype: torch.dtype, heads: Heads) -> None:
-    said: list[str] = []
-    taken = choose(device=CPU, dtype=dtype, heads=heads, say=said.append)
-    assert isinstance(taken, MergedKernel)
-    assert said == []
-
-
-def test_where_merging_is_wrong_the_reference_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merging_is_taken_unless_it_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    sentences: list[str] = []
+    settings: dict[str, Any] = {"device": CPU, "dtype": dtype, "say": sentences.append}
+    for heads in (TINY, Heads(4, 4, 16)):
+        assert isinstance(choose(heads=heads, **settings), MergedKernel)
+    assert sentences == []
     monkeypatch.setattr("local_gpu.tree.choice.MergedKernel", lambda: WrongBackward("merged"))
-    said: list[str] = []
-    settings: dict[str, Any] = {"device": CPU, "dtype": torch.float32, "heads": TINY}
-    assert isinstance(choose(say=said.append, **settings), SdpaKernel)
-    (sentence,) = said
-    assert sentence.startswith("Attention by merged is left out: its gradient of the keys is off")
+    assert isinstance(choose(heads=TINY, **settings), SdpaKernel)
+    assert "merged" in sentences[0]
 
 
 # On a GPU
