@@ -80,8 +80,6 @@ def test_a_request_waits_for_those_before_it_until_its_session_ends(raw: Raw) ->
     assert "its session, its model or the server ended" in raw.result(orphan).json()["error"]
 
 
-
-
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("save_weights", {"path": "../out"}, "cannot name a checkpoint"),
     ("save_weights", {"path": 7}, "path: "),
@@ -150,10 +148,6 @@ def test_a_model_that_cannot_be_made_leaves_the_one_in_training(raw: Raw) -> Non
     assert raw.post("load_weights", **load)["request_id"] == failed
     assert raw.status("optim_step", model_id=f"{session}:train:1", seq_id=1) == 410
     assert "metrics" in raw.result(raw.optim_step(model, 2)).json()
-
-
-
-
 
 
 def test_a_request_without_a_number_is_refused(raw: Raw) -> None:

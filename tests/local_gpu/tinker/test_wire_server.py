@@ -72,16 +72,6 @@ def test_the_listening_address_is_loopback_alone(
     assert addresses == ["127.0.0.1"]
 
 
-
-
-
-
-
-
-
-
-
-
 def test_what_is_in_use_or_missing_is_one_sentence(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -104,8 +104,6 @@ def test_a_path_is_given_once_even_after_its_checkpoint_was_deleted(client: Any,
     step(training)
 
 
-
-
 def test_checkpoints_are_listed_and_deleted(client: Any, rest: Any) -> None:
     training = lora(client)
     saved = [
