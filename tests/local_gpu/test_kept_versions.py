@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pytest
 
+from local_gpu.sample.embedded import EmbeddedServing
 from local_gpu.trainer import LocalTrainer
 from tests.support.backends import start_local
 from tests.support.local_reference import WARM, rl_datum
@@ -99,12 +100,12 @@ async def test_a_ref_resolves_after_kill_9(tmp_path: Path) -> None:
 async def test_a_version_that_no_server_takes_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(ref: str, folder: Path) -> Sampler:
+    async def away(self: object, ref: str, folder: Path) -> Sampler:
         raise OutageError("No server answers.")
 
     trainer = await start(tmp_path)
     state = await trainer.save_state("start")
-    monkeypatch.setattr(trainer._backend.serving, "open", away)
+    monkeypatch.setattr(EmbeddedServing, "open", away)
     with pytest.raises(OutageError):
         await trainer.publish()
     await trainer.load_state(state)

@@ -53,13 +53,6 @@ def test_ppo_takes_its_bounds_as_absolute_ratios() -> None:
     assert value_and_gradient("ppo", *at_ratio(0.85, -1.0), **bounds)[0] == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
-def test_importance_sampling_has_no_bounds(ratio: float) -> None:
-    loss, gradient = value_and_gradient("importance_sampling", *at_ratio(ratio, -3.0))
-    assert loss == pytest.approx(3 * ratio, abs=1e-6)
-    assert gradient.tolist() == pytest.approx([3 * ratio], abs=1e-6)
-
-
 def test_an_unknown_loss_or_setting_is_named() -> None:
     with pytest.raises(StepError, match=r"'cispo'.*cross_entropy"):
         check_loss("cispo")

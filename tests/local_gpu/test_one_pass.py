@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.local_gpu.test_loss_gradients import RATIOS, Gradient, gradient
+from tests.local_gpu.learners import Gradient, apart
+from tests.local_gpu.test_loss_gradients import RATIOS, gradient
 from tests.local_gpu.test_paper import drawn
 from tests.support.backends import start_local
 from tests.support.local_reference import full_logprobs, reference, warmed
@@ -74,11 +75,6 @@ def grads(model: Any, loss: torch.Tensor) -> Gradient:
     loss.backward()
     named = ((n.replace(".default.", "."), p.grad) for n, p in model.named_parameters())
     return {name: grad.clone() for name, grad in named if grad is not None}
-
-
-def apart(one: Gradient, other: Gradient) -> float:
-    a, b = (torch.cat([g[name].flatten() for name in sorted(g)]) for g in (one, other))
-    return float((a - b).norm() / b.norm())
 
 
 def scored(model: Any, item: BatchItem, stale: bool) -> BatchItem:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.local_gpu.test_loss_gradients import Gradient, gradient
+from tests.local_gpu.learners import Gradient
+from tests.local_gpu.test_loss_gradients import gradient
 from tests.support.backends import start_local
 from tests.support.local_reference import full_logprobs, reference, warmed
 from tinker_claw.config.settings import Training

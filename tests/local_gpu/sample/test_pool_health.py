@@ -92,18 +92,6 @@ async def test_another_server_takes_what_fails_before_the_first_token(
             sick.start()
 
 
-async def test_another_server_takes_a_late_request_that_cannot_be_loaded(tmp_path: Path) -> None:
-    async with site(tmp_path, options=SLOW_TO_RETURN) as place:
-        sampler = await place.publish("v1")
-        await sampler.aclose()
-        await eventually(lambda: not any(server.adapters for server in place.servers))
-        place.servers[0].stop()
-        for salt in range(2):
-            drawn = await one(sampler, prompt(30, salt))
-            assert place.errors("v1", prompt(30, salt), drawn) < 1e-4
-        place.servers[0].start()
-
-
 @pytest.mark.parametrize("fault", ["breaks_after", "ends_after"])
 async def test_a_reply_that_breaks_off_is_an_outage_and_goes_on_elsewhere(
     tmp_path: Path, fault: str

@@ -24,7 +24,7 @@ from tests.support.tinker import KEY, NAME, served
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.budget import Account
 from tinker_claw.config.settings import Run, Settings, Training
-from tinker_claw.errors import RequestError, StepError
+from tinker_claw.errors import RequestError
 from tinker_claw.images import images_in
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
@@ -220,29 +220,6 @@ async def test_over_tinkers_wire_it_learns_the_same(
     assert read_there.topk_ids == read.topk_ids
     for one, other in zip(read.targets, read_there.targets, strict=True):
         assert other == pytest.approx(one, abs=1e-5)
-
-
-@pytest.mark.slow
-async def test_the_server_names_images_that_it_cannot_train_on(
-    model: Path, renderer: Renderer, tmp_path: Path
-) -> None:
-    far = await over_tinker(model, tmp_path)
-    try:
-        prompt, params = asked(renderer, ONE)
-        (done,) = await (await far.base()).sample(prompt, params)
-        (image,) = params.images
-        state = await far.save_state("before")
-        found = bombs()
-        names = ("pixels of a PNG", "a packed text at the end", "a PNG that breaks off", "SVG")
-        cases = [(replace(image, data=found[name][0]), found[name][1]) for name in names]
-        fewer = replace(image, tokens=image.tokens - 1)
-        for broken, why in (*cases, (fewer, "of 6 tokens, not of the 5 that are")):
-            with pytest.raises(StepError, match=why):
-                await far.train_step(learned(prompt, done, (broken,)), Adam(0.01))
-            await far.load_state(state)
-        await far.train_step(learned(prompt, done, params.images), Adam(0.01))
-    finally:
-        await far.aclose()
 
 
 async def test_a_server_without_eyes_says_so_at_the_start(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,10 @@ import tinker
 import torch
 
 from tests.support.backends import CONTEXT, VOCABULARY
-from tests.support.tinker import KEY, NAME, TinkerServer, wire_server
+from tests.support.tinker import NAME, TinkerServer
 
 WAIT_S = 180
 PROMPT = [(i * i * 5 + 3 * i + 1) % VOCABULARY for i in range(70)]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    with wire_server(tmp_path_factory.mktemp("wire")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: TinkerServer) -> Iterator[Any]:
-    service = tinker.ServiceClient(base_url=server.url, api_key=KEY)
-    yield service
-    service.close("success").result(WAIT_S)
 
 
 @pytest.fixture(scope="module")

@@ -31,18 +31,6 @@ def connected(server: TinkerServer) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    with wire_server(tmp_path_factory.mktemp("wire")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: TinkerServer) -> Iterator[Any]:
-    with connected(server) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
 def rest(server: TinkerServer) -> Any:
     return tinker.RestClient(base_url=server.url, api_key=KEY)
 

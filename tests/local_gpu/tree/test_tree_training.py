@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen3Config
 
@@ -24,8 +24,9 @@ from local_gpu.model.lora import BaseModel, adapter_parameters
 from local_gpu.tree.body import Body
 from local_gpu.tree.cuts import cut, even_keys
 from local_gpu.tree.prefix_tree import grow
-from tests.local_gpu.learners import apart, gradient, learner, warm
+from tests.local_gpu.learners import apart, learner, warm
 from tests.support.backends import VOCABULARY, start_local, tiny_model
+from tests.support.local_reference import batches, tensors
 from tinker_claw.errors import OutageError, StepError
 from tinker_claw.types import Adam, Datum, LossPass
 
@@ -43,22 +44,8 @@ def base(model: Path) -> BaseModel:
     return open_base(str(model), device="cpu", dtype="float32", threads=1)
 
 
-def family(rng: random.Random, count: int, most: int) -> list[tuple[int, ...]]:
-    """Random sequences, many of which extend, repeat, or begin like others."""
-    made: list[tuple[int, ...]] = []
-    for _ in range(count):
-        stem: tuple[int, ...] = ()
-        if made and rng.random() < 0.8:
-            stem = rng.choice(made)
-            stem = stem[: rng.randint(0, len(stem))] if rng.random() < 0.5 else stem
-        own = rng.choice((0, 1, 3, rng.randint(1, most)))
-        made.append((*stem, *(rng.randrange(VOCABULARY) for _ in range(own)))[: 4 * most])
-        if len(made[-1]) < 2:
-            made[-1] = (*made[-1], 1, 2)
-    return made
-
-
-def datum(rng: random.Random, tokens: tuple[int, ...], loss: str) -> Datum:
+def datum(tokens: tuple[int, ...], loss: str = "ppo") -> Datum:
+    rng = random.Random(sum(tokens))
     start = rng.randint(1, len(tokens) - 1)
     rows = len(tokens) - start
     if loss == "cross_entropy":
@@ -67,18 +54,6 @@ def datum(rng: random.Random, tokens: tuple[int, ...], loss: str) -> Datum:
         return Datum(tokens, start, targets=ids, weights=weights)
     q = tuple(rng.uniform(-6, -3) for _ in range(rows))
     return Datum(tokens, start, q, tuple(rng.uniform(-0.2, 0.2) for _ in range(rows)))
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(seed=st.integers(0, 2**32), loss=st.sampled_from(["ppo", "cross_entropy"]))
-def test_gradients_over_a_tree_are_those_of_separate_sequences(
-    base: BaseModel, seed: int, loss: Any
-) -> None:
-    rng = random.Random(seed)
-    datums = tuple(datum(rng, tokens, loss) for tokens in family(rng, rng.randint(1, 7), 60))
-    packed = gradient(learner(base), [LossPass(loss, datums)])
-    alone = gradient(learner(base, tokens=1), [LossPass(loss, datums)])
-    assert apart(packed, alone) < 1e-5
 
 
 def words(count: int) -> tuple[int, ...]:
@@ -96,29 +71,28 @@ def computed(learning: LoraOptimizer) -> list[int]:
 
 
 def test_a_batch_with_a_shared_prefix_computes_it_once(base: BaseModel) -> None:
-    rng, learning = random.Random(0), learner(base)
+    learning = learner(base)
     sequences = [(*words(400), *(i, *words(49))) for i in range(8)]
     counts = computed(learning)
-    datums = tuple(datum(rng, tokens, "ppo") for tokens in sequences)
+    datums = tuple(datum(tokens) for tokens in sequences)
     learning.step([LossPass("ppo", datums)], Adam(1e-3))
     assert sum(counts) == 400 + 8 * 49
 
 
 def test_a_sample_with_two_losses_is_computed_once(base: BaseModel) -> None:
-    rng, learning = random.Random(0), learner(base)
+    learning = learner(base)
     counts = computed(learning)
-    both = [LossPass(loss, (datum(rng, words(200), loss),)) for loss in ("ppo", "cross_entropy")]
+    both = [LossPass(loss, (datum(words(200), loss),)) for loss in ("ppo", "cross_entropy")]
     learning.step(both, Adam(1e-3))
     assert counts == [199]
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), ranks=st.integers(1, 9), tokens=st.integers(1, 500))
+@given(drawn=batches(most=20), ranks=st.integers(1, 9), tokens=st.integers(1, 500))
 def test_a_cut_gives_every_sequence_to_one_pass_of_one_rank(
-    seed: int, ranks: int, tokens: int
+    drawn: list[list[int]], ranks: int, tokens: int
 ) -> None:
-    rng = random.Random(seed)
-    sequences = [torch.tensor(s) for s in family(rng, rng.randint(1, 20), 90)]
+    sequences = tensors(drawn, 9)
     parts = cut(sequences, ranks=ranks, tokens=tokens, even=16_000)
     assert len(parts) == ranks
     assert sorted(i for part in parts for one in part for i in one) == list(range(len(sequences)))
@@ -165,8 +139,7 @@ def out_of_memory(limit: int, seen: list[int]) -> Any:
 def test_a_pass_that_runs_out_of_memory_is_split_and_the_step_goes_on(
     base: BaseModel, phase: str
 ) -> None:
-    rng = random.Random(1)
-    datums = tuple(datum(rng, (i, *words(99)), "ppo") for i in range(8))
+    datums = tuple(datum((i, *words(99))) for i in range(8))
     quiet, short = learner(base), learner(base)
     seen: list[int] = []
     layer = short.module.model.layers[1]
@@ -189,12 +162,11 @@ def test_a_pass_that_runs_out_of_memory_is_split_and_the_step_goes_on(
 
 
 def test_a_sample_that_does_not_fit_alone_voids_the_step_in_words(base: BaseModel) -> None:
-    rng = random.Random(1)
     learning = learner(base)
     learning.module.model.layers[0].register_forward_pre_hook(out_of_memory(50, []))
     before = learning.adapter()
     with pytest.raises(StepError, match="memory"):
-        learning.step([LossPass("ppo", (datum(rng, words(60), "ppo"),))], Adam(1e-3))
+        learning.step([LossPass("ppo", (datum(words(60)),))], Adam(1e-3))
     assert apart(learning.adapter(), before) == 0
 
 
@@ -207,7 +179,7 @@ def test_a_step_that_finds_no_memory_beside_its_passes_is_an_outage(
     def no_memory(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory, say")
 
-    some = [LossPass("ppo", (datum(random.Random(1), words(60), "ppo"),))]
+    some = [LossPass("ppo", (datum(words(60)),))]
     with monkeypatch.context() as patch:
         patch.setattr(Masters, "step", no_memory)
         with pytest.raises(OutageError, match="not enough memory"):
@@ -261,7 +233,7 @@ async def test_who_is_called_off_leaves_the_others_their_scores(tmp_path: Path) 
 def test_masters_keep_what_bfloat16_would_lose(model: Path) -> None:
     """Steps far below the format's resolution add up, and the copies follow when they can."""
     base = open_base(str(model), device="cpu", dtype="bfloat16", threads=1)
-    batch = [LossPass("ppo", (datum(random.Random(2), words(60), "ppo"),))]
+    batch = [LossPass("ppo", (datum(words(60)),))]
     learning = learner(base)
     name, copy = next(iter(adapter_parameters(learning.module).items()))
     before, rounded = learning.adapter()[name], copy.detach().clone()
