@@ -40,23 +40,6 @@ def gate(a: Tensor, b: Tensor) -> Tensor:
     return a * a.sigmoid() * b
 
 
-class Crooked(torch.autograd.Function):
-    """A kernel with the right output, and half of a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        return torch.nn.functional.silu(a) * b
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        a, b = ctx.saved_tensors
-        with torch.enable_grad():
-            given = [t.detach().requires_grad_() for t in (a, b)]
-            found = torch.autograd.grad(gate(*given), given, grads[0])
-        return found[0] / 2, found[1]
-
-
 def broken(*_: Any) -> Tensor:
     raise RuntimeError("no kernel image is available\nfor this device")
 
@@ -117,7 +100,7 @@ def test_what_is_right_is_taken_and_stays_in_clones_with_adapters(base: BaseMode
     ("wrong", "problem"),
     [
         (lambda a, b: gate(a, b) * 1.001, "output of Qwen3MLP is off"),
-        (Crooked.apply, "gradient of Qwen3MLP is off"),
+        (lambda a, b: gate(a.detach() + (a - a.detach()) / 2, b), "gradient of Qwen3MLP is off"),
         (broken, "no kernel image"),
         (lambda a, b: gate(a, b) * torch.nan, "off by nan"),
         (lambda a, b: gate(a, b).double(), "float64"),

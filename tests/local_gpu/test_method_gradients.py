@@ -1,6 +1,5 @@
 """Methods through the trainer: the gradient of a step against formulas in float64.
 
-
 `--recipe paper` is compared with OpenClaw-RL (arXiv 2603.10165): the verdict is the advantage of
 every token; distillation goes over the student's top-k, weighted by softmax, with a bound on the
 difference of logprobs; each of the two losses has a clip of its own; the mean over a reply's

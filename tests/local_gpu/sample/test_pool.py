@@ -12,7 +12,6 @@ import pytest
 from local_gpu.model.files import write_adapter
 from local_gpu.model.lora import fresh_adapter
 from local_gpu.sample.member import PoolOptions
-from local_gpu.sample.sampler import PoolSampler
 from tests.local_gpu.prompts import one, prompt
 from tests.support.backends import CONTEXT, VOCABULARY
 from tests.support.pools import SHAPE, Site, eventually, site
@@ -50,41 +49,6 @@ async def test_a_reply_in_flight_ends_on_its_version_which_waits_for_it(tmp_path
         await eventually(lambda: all("v1" not in s.adapters for s in place.servers))
         assert place.pool.live() == {"v2"}
         assert [s.log.most_running["v1"] for s in place.servers] == [0, 0]
-
-
-@pytest.mark.slow
-async def test_nothing_fails_while_versions_are_published_under_load(tmp_path: Path) -> None:
-    async with site(tmp_path, 3) as place:
-        current: list[PoolSampler] = [await place.publish("v0")]
-        drawn: list[tuple[str, tuple[int, ...], Completion]] = []
-        ended = asyncio.Event()
-
-        async def talk(salt: int) -> None:
-            """Turns of a conversation, each under the version that serves when it begins."""
-            tokens, turns = prompt(60 + 7 * salt, salt), 0
-            while not ended.is_set() or turns < 2:
-                sampler, params = current[0], SamplingParams(max_tokens=6)
-                async with aclosing(sampler.stream(tokens, params)) as stream:
-                    reply = Completion.collect([chunk async for chunk in stream], params)
-                drawn.append((sampler.ref, tokens, reply))
-                turns += 1
-                tokens = (*tokens, *reply.tokens, salt)[-300:]
-
-        async with asyncio.TaskGroup() as group:
-            for salt in range(8):
-                group.create_task(talk(salt))
-            for number in range(1, 4):
-                replaced, current[0] = current[0], await place.publish(f"v{number}")
-                await replaced.aclose()
-            await eventually(lambda: any(ref == "v3" for ref, _, _ in drawn))
-            ended.set()
-        await eventually(lambda: all(set(s.adapters) == {"v3"} for s in place.servers))
-        assert {ref for ref, _, _ in drawn} >= {"v0", "v3"}
-        assert max(place.errors(*reply) for reply in drawn[:: max(1, len(drawn) // 30)]) < 1e-4
-        for server in place.servers:
-            assert [c for c in server.log.changes if c[0] == "late"] == []
-            assert set(server.log.most_running.values()) == {0}
-            assert server.log.aborted == 0
 
 
 async def test_two_samplers_of_one_version_do_not_unload_under_one_another(tmp_path: Path) -> None:

@@ -211,6 +211,14 @@ async def test_a_server_that_cannot_load_a_version_leaves_and_the_others_serve_i
         place.servers[0].faults.refuses_loads = False
         await eventually(lambda: place.pool.away() == ())
         assert "v2" in place.servers[0].adapters
+        for server in place.servers:
+            server.faults.refuses_loads = True
+        with pytest.raises(BackendError, match="No server serves 'v3'") as refused:
+            await place.publish("v3")
+        assert not isinstance(refused.value, OutageError)
+        assert place.pool.away() == (), "the version is at fault"
+        assert place.pool.live() == {"v1", "v2"}
+        assert place.errors("v2", prompt(30), await one(new, prompt(30))) < 1e-4
 
 
 @pytest.mark.slow
@@ -223,21 +231,6 @@ async def test_a_server_that_hangs_does_not_hold_up_a_publish(tmp_path: Path) ->
         assert url == place.servers[0].url
         assert "not ready in 8 s" in error
         assert len((await one(new, prompt(30))).tokens) == 12
-
-
-async def test_a_version_that_no_server_loads_is_refused_and_the_old_one_goes_on(
-    tmp_path: Path,
-) -> None:
-    async with site(tmp_path) as place:
-        old = await place.publish("v1")
-        for server in place.servers:
-            server.faults.refuses_loads = True
-        with pytest.raises(BackendError, match="No server serves 'v2'") as refused:
-            await place.publish("v2")
-        assert not isinstance(refused.value, OutageError)
-        assert place.pool.away() == ()
-        assert place.pool.live() == {"v1"}
-        assert place.errors("v1", prompt(30), await one(old, prompt(30))) < 1e-4
 
 
 async def test_a_request_that_fails_everywhere_spares_the_last_servers(tmp_path: Path) -> None:
@@ -279,15 +272,9 @@ async def test_a_pool_can_be_closed_while_a_server_is_being_brought_back(tmp_pat
         await eventually(lambda: any(server.log.warmed for server in place.servers))
         async with asyncio.timeout(60):
             await place.pool.aclose()
-
-
-async def test_a_closed_pool_says_so_and_lets_its_samplers_close(tmp_path: Path) -> None:
-    async with site(tmp_path) as place:
-        sampler, folder = await place.publish("v1"), place.adapter("v2")
-        await place.pool.aclose()
         with pytest.raises(OutageError, match="are closed"):
             await one(sampler, prompt(20))
         with pytest.raises(OutageError, match="can be asked"):
-            await place.pool.open("v2", folder)
+            await place.publish("v2")
         await sampler.aclose()
         assert place.pool.live() == frozenset()

@@ -151,27 +151,6 @@ def test_value_logprobs_and_gradient_equal_autograd_through_full_logits(
     assert apart(gradient_of(server, client, path, data, loss), expected) < 2e-4
 
 
-def test_a_new_model_takes_the_place_of_the_one_before(client: Any) -> None:
-    def step(training: Any, salt: int) -> None:
-        data = [datum(sequence(20, salt), **entropy_arrays(20, 4, None))]
-        training.forward_backward(data, "cross_entropy")
-        training.optim_step(WARM).result(WAIT_S)
-
-    first = lora(client)
-    step(first, 1)
-    state = first.save_state("first").result(WAIT_S).path
-    with pytest.raises(tinker.RequestFailedError, match="no checkpoint"):
-        client.create_training_client_from_state(f"{state}-x").result(WAIT_S)
-    step(first, 2)  # it is there as long as no other has begun
-    step(lora(client, rank=2), 3)
-    with pytest.raises(tinker.APIStatusError, match="another model took its place") as gone:
-        step(first, 4)
-    assert gone.value.status_code == 410
-    again = client.create_training_client_from_state_with_optimizer(state).result(WAIT_S)
-    assert again.get_info().lora_rank == 4
-    step(again, 4)
-
-
 def test_a_head_that_was_trained_is_saved_and_sampled(server: TinkerServer, client: Any) -> None:
     """The SDK's own defaults are used."""
     training = client.create_lora_training_client(NAME, rank=4, seed=1).result(WAIT_S)
