@@ -258,6 +258,12 @@ async def test_a_server_that_is_not_up_yet_joins_later(tmp_path: Path) -> None:
         await eventually(lambda: pool.away() == ())
         assert "v1" in servers[1].adapters
         await pool.aclose()
+        with pytest.raises(OutageError, match="are closed"):
+            await one(sampler, prompt(20))
+        with pytest.raises(OutageError, match="can be asked"):
+            await place.publish("v2")
+        await sampler.aclose()
+        assert pool.live() == frozenset()
 
 
 async def test_a_pool_can_be_closed_while_a_server_is_being_brought_back(tmp_path: Path) -> None:
@@ -272,9 +278,3 @@ async def test_a_pool_can_be_closed_while_a_server_is_being_brought_back(tmp_pat
         await eventually(lambda: any(server.log.warmed for server in place.servers))
         async with asyncio.timeout(60):
             await place.pool.aclose()
-        with pytest.raises(OutageError, match="are closed"):
-            await one(sampler, prompt(20))
-        with pytest.raises(OutageError, match="can be asked"):
-            await place.publish("v2")
-        await sampler.aclose()
-        assert place.pool.live() == frozenset()
