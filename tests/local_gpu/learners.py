@@ -80,22 +80,22 @@ def peft_gradient(
     """
     write_adapter(folder, base, learning.shape, learning.adapter())
     whole = reference(model, folder, dtype)
-    for one in passes:
-        for datum in one.datums:
-            reference_loss(one.loss, rows(whole, datum), datum).backward()
+    for each in passes:
+        for datum in each.datums:
+            reference_loss(each.loss, rows(whole, datum), datum).backward()
     prefix = "base_model.model."
     named = {
         name.removeprefix(prefix).replace(".default.", "."): parameter.grad
         for name, parameter in whole.named_parameters()
         if parameter.grad is not None
     }
-    found = {name: named.pop(base.name_in_files(name)) for name in learning.adapter()}
+    gradients = {name: named.pop(base.name_in_files(name)) for name in learning.adapter()}
     assert not named, "no other parameter learns"
-    return found
+    return gradients
 
 
-def apart(one: Gradient, other: Gradient) -> float:
+def apart(first: Gradient, second: Gradient) -> float:
     """Distance of two gradients, relative to the second."""
-    assert one.keys() == other.keys()
-    a, b = (torch.cat([g[name].flatten().double() for name in sorted(g)]) for g in (one, other))
+    assert first.keys() == second.keys()
+    a, b = (torch.cat([g[name].flatten().double() for name in sorted(g)]) for g in (first, second))
     return float((a - b).norm() / b.norm())

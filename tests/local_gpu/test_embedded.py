@@ -27,7 +27,7 @@ from local_gpu.sample.routing import RecentPrompts
 from local_gpu.trainer import LocalTrainer
 from local_gpu.tree.body import Body
 from local_gpu.tree.kernels import SdpaKernel
-from tests.local_gpu.prompts import one, prompt
+from tests.local_gpu.prompts import prompt, sampled
 from tests.support.backends import VOCABULARY, held_requests, start_local
 from tests.support.inference_servers import tiny_base
 from tests.support.pools import Trainer, facts_of
@@ -71,7 +71,7 @@ async def test_logprobs_and_candidates_are_the_base_models(
 ) -> None:
     tokens, base = prompt(70), await trainer.base()
     for temperature in (0.0, 0.5, 1.0):  # candidates are told at 1 whatever is drawn
-        drawn = await one(base, tokens, temperature=temperature, student_topk=5)
+        drawn = await sampled(base, tokens, temperature=temperature, student_topk=5)
         rows = base_logits(tmp_path, tokens, drawn).log_softmax(-1)
         top = rows.topk(5)
         assert [list(row) for row in drawn.topk_ids] == top.indices.tolist()
@@ -85,7 +85,7 @@ async def test_logprobs_are_those_of_the_shaped_distribution(
     trainer: LocalTrainer, tmp_path: Path
 ) -> None:
     tokens, base = prompt(40), await trainer.base()
-    drawn = await one(base, tokens, temperature=0.7, top_p=0.8, top_k=20, max_tokens=30)
+    drawn = await sampled(base, tokens, temperature=0.7, top_p=0.8, top_k=20, max_tokens=30)
     logits = base_logits(tmp_path, tokens, drawn)
     for row, token, logprob in zip(logits, drawn.tokens, drawn.logprobs, strict=True):
         # By hand: temper, keep the 20 likeliest, then the fewest that reach 0.8; renormalise.
@@ -105,7 +105,7 @@ async def test_a_request_in_flight_keeps_its_version(trainer: LocalTrainer) -> N
         chunks = [await anext(stream) for _ in range(10)]
         await learn(trainer, tokens)
         new = await trainer.publish()
-        fresh = await one(new, tokens, max_tokens=60)
+        fresh = await sampled(new, tokens, max_tokens=60)
         chunks += [chunk async for chunk in stream]
     drawn = Completion.collect(chunks, params)
     assert await distance(old, tokens, drawn) < 1e-4
@@ -123,7 +123,7 @@ async def test_a_shared_prefix_is_not_computed_again_and_changes_no_logprob(
     first, *others = await sampler.sample(tokens, SamplingParams(max_tokens=60, seed=4), n=3)
     assert [c.cached_tokens for c in (first, *others)] == [0, 199, 199], "a prompt's last is not"
     longer = (*tokens, *first.tokens, *prompt(25, salt=7))
-    second = await one(sampler, longer, max_tokens=30)
+    second = await sampled(sampler, longer, max_tokens=30)
     assert second.cached_tokens == 259, "all whose keys were computed"
     assert await distance(sampler, longer, second) < 1e-4
 
@@ -133,12 +133,12 @@ async def test_a_reply_is_a_prefix_under_its_own_salt_only(trainer: LocalTrainer
     """Of prompts the contract says so."""
     sampler, tokens = await trainer.publish(), prompt(200)
     for salt in (None, "anna", "ben"):
-        drawn = await one(sampler, tokens, max_tokens=90, cache_salt=salt)
+        drawn = await sampled(sampler, tokens, max_tokens=90, cache_salt=salt)
         assert drawn.cached_tokens == 0
-    drawn = await one(sampler, tokens, max_tokens=90, cache_salt="anna", seed=8)
+    drawn = await sampled(sampler, tokens, max_tokens=90, cache_salt="anna", seed=8)
     further = (*tokens, *drawn.tokens, *prompt(9, salt=5))
     for salt in ("ben", "anna", None):
-        next_turn = await one(sampler, further, max_tokens=2, cache_salt=salt)
+        next_turn = await sampled(sampler, further, max_tokens=2, cache_salt=salt)
         assert next_turn.cached_tokens >= 200
         assert (next_turn.cached_tokens == 289) == (salt == "anna")
         assert await distance(sampler, further, next_turn) < 1e-4
@@ -152,7 +152,7 @@ async def test_a_forgotten_prompt_is_computed_for_no_new_version(trainer: LocalT
         if forgets:
             trainer.forget()
         sampler = await trainer.publish()
-        cached.append((await one(sampler, words, max_tokens=2)).cached_tokens)
+        cached.append((await sampled(sampler, words, max_tokens=2)).cached_tokens)
     assert cached[0] >= 224
     assert cached[1] == 0
 
@@ -160,15 +160,18 @@ async def test_a_forgotten_prompt_is_computed_for_no_new_version(trainer: LocalT
 async def test_a_seed_decides_a_completion_whoever_else_is_served(trainer: LocalTrainer) -> None:
     sampler, tokens = await trainer.base(), prompt(50)
     state = torch.get_rng_state()
-    alone = await one(sampler, tokens, seed=3)
+    alone = await sampled(sampler, tokens, seed=3)
     crowd = await asyncio.gather(
-        one(sampler, tokens, seed=3),
-        *(one(sampler, prompt(20 + 7 * i, salt=i), seed=i, temperature=i % 3) for i in range(6)),
-        one(sampler, tokens, seed=None),
+        sampled(sampler, tokens, seed=3),
+        *(
+            sampled(sampler, prompt(20 + 7 * i, salt=i), seed=i, temperature=i % 3)
+            for i in range(6)
+        ),
+        sampled(sampler, tokens, seed=None),
     )
     assert crowd[0].tokens == alone.tokens
     assert crowd[-1].tokens != alone.tokens
-    assert (await one(sampler, tokens, seed=None)).tokens != crowd[-1].tokens
+    assert (await sampled(sampler, tokens, seed=None)).tokens != crowd[-1].tokens
     assert torch.equal(torch.get_rng_state(), state), "nobody else's draws change"
 
 
@@ -184,13 +187,13 @@ async def test_more_requests_than_the_cache_holds_are_all_served_exactly(tmp_pat
         "base", small, facts_of(base), Trainer(base, tmp_path).score, RecentPrompts(), id
     )
     prompts = [prompt(90 + i, salt=i) for i in range(8)]
-    drawn = await asyncio.gather(*(one(sampler, p, max_tokens=100) for p in prompts))
+    drawn = await asyncio.gather(*(sampled(sampler, p, max_tokens=100) for p in prompts))
     for tokens, completion in zip(prompts, drawn, strict=True):
         assert len(completion.tokens) == 100
         assert await distance(sampler, tokens, completion) < 1e-4
     # The whole cache for one request, after others have left their rows in it.
     full = prompt(300, salt=9)
-    assert await distance(sampler, full, await one(sampler, full)) < 1e-4
+    assert await distance(sampler, full, await sampled(sampler, full)) < 1e-4
 
 
 async def test_a_short_prompt_passes_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +233,7 @@ async def quiet(sampler: LocalSampler) -> None:
 async def test_an_abandoned_request_frees_its_cache(trainer: LocalTrainer) -> None:
     sampler, tokens = await trainer.publish(), prompt(60)
     async with asyncio.TaskGroup() as group:
-        kept = group.create_task(one(sampler, tokens, max_tokens=100))
+        kept = group.create_task(sampled(sampler, tokens, max_tokens=100))
         stream = sampler.stream(prompt(40, 2), SamplingParams(max_tokens=1500))
         async with aclosing(stream):
             await anext(stream)
@@ -242,7 +245,10 @@ async def test_an_abandoned_request_frees_its_cache(trainer: LocalTrainer) -> No
     assert task.cancelled()
     await quiet(sampler)
     assert len(kept.result().tokens) == 100
-    for text, drawn in ((tokens, kept.result()), ((*tokens, 5), await one(sampler, (*tokens, 5)))):
+    for text, drawn in (
+        (tokens, kept.result()),
+        ((*tokens, 5), await sampled(sampler, (*tokens, 5))),
+    ):
         assert await distance(sampler, text, drawn) < 1e-4
 
 
@@ -257,11 +263,11 @@ async def test_a_failing_forward_pass_fails_its_requests_and_the_next_one_is_ser
     with monkeypatch.context() as patch:
         patch.setattr(embedded, "hidden", fail)
         results = await asyncio.gather(
-            *(one(sampler, prompt(40, salt=i)) for i in range(3)), return_exceptions=True
+            *(sampled(sampler, prompt(40, salt=i)) for i in range(3)), return_exceptions=True
         )
     assert [type(r) for r in results] == [SamplerError] * 3
     assert all("out of memory, say" in str(r) for r in results)
-    assert await distance(sampler, prompt(40), await one(sampler, prompt(40))) < 1e-4
+    assert await distance(sampler, prompt(40), await sampled(sampler, prompt(40))) < 1e-4
 
 
 async def test_numbers_that_are_not_finite_are_refused() -> None:
@@ -271,7 +277,7 @@ async def test_numbers_that_are_not_finite_are_refused() -> None:
     module.get_output_embeddings().weight = torch.nn.Parameter(broken, requires_grad=False)
     size = EngineSize(VOCABULARY, 320, 320)
     with pytest.raises(SamplerError, match="not finite"):
-        await one(Engine(module, size), prompt(40))
+        await sampled(Engine(module, size), prompt(40))
     ask = ScoreAsk.of(facts_of(base), prompt(40), 3, None, 0)
     with pytest.raises(SamplerError, match="not finite"):
         score(Passes(Body(SdpaKernel(), base.device), PassBudget(None)), module, [ask])
@@ -289,14 +295,14 @@ async def test_closing_frees_the_cache_without_a_garbage_collection(
 
     monkeypatch.setattr(embedded, "Row", Watched)
     sampler = await trainer.publish()
-    await one(sampler, prompt(40))
+    await sampled(sampler, prompt(40))
     await quiet(sampler)
     gc.disable()
     try:
         assert any(row() for row in rows)
         await sampler.aclose()
         assert not any(row() for row in rows)
-        await one(sampler, prompt(40))  # a late request leaves nothing, either
+        await sampled(sampler, prompt(40))  # a late request leaves nothing, either
         await quiet(sampler)
         assert not any(row() for row in rows)
     finally:

@@ -121,10 +121,10 @@ def test_what_samples_computes_what_learns(tmp_path: Path, family: str) -> None:
     assert any(layer.endswith("lm_head") for layer in layers)
     assert any("attn" in layer for layer in layers)
     with torch.no_grad():
-        wanted, found, plain = (
+        expected, sampling, plain = (
             module(input_ids=ids, use_cache=False).logits
             for module in (learns, samples, base.module)
         )
-    assert torch.allclose(found, wanted, rtol=ROUNDING, atol=ROUNDING)
-    assert not torch.allclose(found, plain, rtol=1e-3, atol=1e-3), "the adapter does something"
+    assert torch.allclose(sampling, expected, rtol=ROUNDING, atol=ROUNDING)
+    assert not torch.allclose(sampling, plain, rtol=1e-3, atol=1e-3), "the adapter does something"
     assert not any(hasattr(layer, "lora_A") for layer in samples.modules())

@@ -60,7 +60,7 @@ class Taught(NamedTuple):
     """A sample, and the prompt of its teacher."""
 
     sample: Sample
-    told: tuple[int, ...]
+    teacher_prompt: tuple[int, ...]
 
 
 async def drawn(
@@ -78,16 +78,18 @@ async def drawn(
         params = SamplingParams(length, seed=number, student_topk=k)
         (cut,) = await sampler.sample(prompt, params)
         done = replace(cut, stop_reason=StopReason.STOP)  # one that is cut is not reinforced
-        told = (*prompt, *hint)
+        behind = (*prompt, *hint)
         scores = await base.logprobs(
-            told + done.tokens, start=len(told), targets=done.topk_ids, top_k=k
+            behind + done.tokens, start=len(behind), targets=done.topk_ids, top_k=k
         )
         teacher = HintScores("", scores.logprobs, targets=scores.targets)
         if own:
             logprobs = scores.topk_logprobs
             teacher = replace(teacher, topk_ids=scores.topk_ids, topk_logprobs=logprobs)
         teaches = teacher if hinted else None
-        samples.append(Taught(Sample(number, number, 0, 0, 0, prompt, done, reward, teaches), told))
+        samples.append(
+            Taught(Sample(number, number, 0, 0, 0, prompt, done, reward, teaches), behind)
+        )
     return samples
 
 
@@ -117,8 +119,8 @@ def grads(model: Any, loss: Tensor) -> Gradient:
     return {name: grad.clone() for name, grad in named if grad is not None}
 
 
-def cosine(one: Gradient, other: Gradient) -> float:
-    a, b = (torch.cat([g[name].flatten() for name in one]) for g in (one, other))
+def cosine(first: Gradient, second: Gradient) -> float:
+    a, b = (torch.cat([g[name].flatten() for name in first]) for g in (first, second))
     return float(a @ b / (a.norm() * b.norm()))
 
 
@@ -150,22 +152,22 @@ async def test_the_papers_recipe_has_the_papers_gradient(
 ) -> None:
     trainer = await warmed(await start_local(tmp_path))
     try:
-        samples = [one.sample for one in await drawn(trainer, MIXED, HINT, 4)]
-        found = dict[str, Gradient]()
+        samples = [taught.sample for taught in await drawn(trainer, MIXED, HINT, 4)]
+        computed = dict[str, Gradient]()
         for recipe in ("paper", "default"):
             items = [BatchItem(sample) for sample in samples]
             cfg = Training.model_validate({"recipe": recipe})
             state = await trainer.save_state(recipe)
             prepared = build(method).prepare(items, cfg)
-            found[recipe], _ = await gradient(trainer, tmp_path, prepared.passes)
+            computed[recipe], _ = await gradient(trainer, tmp_path, prepared.passes)
             await trainer.load_state(state)
         exact = reference(tmp_path / "model", tmp_path / "before", torch.float64)
         wanted = grads(exact, papers_loss(exact, samples, rewards, hints))
     finally:
         await trainer.aclose()
-    assert cosine(found["paper"], wanted) == pytest.approx(1.0, abs=1e-6)
+    assert cosine(computed["paper"], wanted) == pytest.approx(1.0, abs=1e-6)
     if rewards:
-        assert cosine(found["default"], wanted) < 0.99
+        assert cosine(computed["default"], wanted) < 0.99
 
 
 # A hinted sample in one pass
@@ -173,10 +175,10 @@ async def test_the_papers_recipe_has_the_papers_gradient(
 
 def one_pass(model: Any, passes: Sequence[LossPass]) -> Tensor:
     total = doubles(0.0)
-    for one in passes:
-        for datum in one.datums:
+    for each in passes:
+        for datum in each.datums:
             rows = full_logprobs(model, datum.tokens)[datum.start - 1 :]
-            if one.loss == "ppo":
+            if each.loss == "ppo":
                 own = rows.gather(1, torch.tensor(datum.tokens[datum.start :])[:, None])[:, 0]
                 ratio = (own - doubles(datum.logprobs)).exp()
                 total = total + clipped(doubles(datum.advantages), ratio).sum()
@@ -186,9 +188,9 @@ def one_pass(model: Any, passes: Sequence[LossPass]) -> Tensor:
     return total
 
 
-def two_passes(model: Any, items: Sequence[BatchItem], found: Sequence[Advantages]) -> Tensor:
+def two_passes(model: Any, items: Sequence[BatchItem], raw: Sequence[Advantages]) -> Tensor:
     total = doubles(0.0)
-    for item, advantages in zip(items, found, strict=True):
+    for item, advantages in zip(items, raw, strict=True):
         sample, done = item.sample, item.sample.completion
         rows, own = student(model, sample)
         ratio = (own - doubles(done.logprobs)).exp()
@@ -217,7 +219,7 @@ def scored(model: Any, sample: Sample, stale: bool) -> BatchItem:
 async def test_one_pass_has_the_gradient_of_two(tmp_path: Path, stale: bool) -> None:
     trainer, method = await warmed(await start_local(tmp_path)), build("combine")
     try:
-        samples = [one.sample for one in await drawn(trainer, MIXED, HINT, 4)]
+        samples = [taught.sample for taught in await drawn(trainer, MIXED, HINT, 4)]
         await trainer.export_adapter(tmp_path / "now")
         exact = reference(tmp_path / "model", tmp_path / "now", torch.float64)
         items = [scored(exact, sample, stale) for sample in samples]
@@ -225,30 +227,30 @@ async def test_one_pass_has_the_gradient_of_two(tmp_path: Path, stale: bool) -> 
         computed, _ = await gradient(trainer, tmp_path, prepared.passes)
     finally:
         await trainer.aclose()
-    found, _ = method.advantages(items, CFG, None)
-    each = [corrected(item, one) for item, one in zip(items, found, strict=True)]
+    raw, _ = method.advantages(items, CFG, None)
+    each = [corrected(*pair) for pair in zip(items, raw, strict=True)]
     wanted = grads(exact, two_passes(exact, items, each))
     assert apart(grads(exact, one_pass(exact, prepared.passes)), wanted) < 1e-10
     assert apart(computed, wanted) < 1e-5
     hinted = sum(sample.teacher is not None for sample in samples)
-    assert [len(one.datums) for one in prepared.passes] == [len(samples) - hinted, hinted]
+    assert [len(each.datums) for each in prepared.passes] == [len(samples) - hinted, hinted]
 
 
 # Self-distillation
 
 
-def both(model: Any, one: Taught) -> tuple[Tensor, Tensor]:
+def both(model: Any, taught: Taught) -> tuple[Tensor, Tensor]:
     """The student's logprobs, with gradients, and the teacher's, (T, vocabulary) each."""
     with torch.no_grad(), model.disable_adapter():
-        teacher = rows_of(model, one.told, one.sample.completion.tokens)
-    return student(model, one.sample)[0], teacher
+        teacher = rows_of(model, taught.teacher_prompt, taught.sample.completion.tokens)
+    return student(model, taught.sample)[0], teacher
 
 
 def divergence(model: Any, batch: Sequence[Taught]) -> Tensor:
     """KL(student || teacher) at every position: the mean over a reply, over the batch."""
     total = doubles(0.0)
-    for one in batch:
-        own, teacher = both(model, one)
+    for taught in batch:
+        own, teacher = both(model, taught)
         total = total + (own.exp() * (own - teacher)).sum(-1).mean() / len(batch)
     return total
 
@@ -257,9 +259,9 @@ def documented(model: Any, items: Sequence[BatchItem], batch: Sequence[Taught]) 
     """The formulas of docs/methods.md, as a loss whose ratios are those of the model itself."""
     total = doubles(0.0)
     bound = math.log(1.28)
-    for item, one in zip(items, batch, strict=True):
+    for item, taught in zip(items, batch, strict=True):
         done = item.sample.completion
-        rows, teacher = both(model, one)
+        rows, teacher = both(model, taught)
         own = torch.tensor(done.topk_ids)
         before = doubles(done.topk_logprobs)
         gain = before.softmax(-1) * (teacher.gather(1, own) - before).clamp(-1, 1)
@@ -308,13 +310,15 @@ async def trained(
         batch = await drawn(trainer, REJECTED, hint, cfg.opd_topk, own=True)
         await trainer.export_adapter(folder / "now")
         exact = reference(folder / "model", folder / "now", torch.float64)
-        items = [aged(exact, one.sample) if stale else BatchItem(one.sample) for one in batch]
+        items = [
+            aged(exact, taught.sample) if stale else BatchItem(taught.sample) for taught in batch
+        ]
         prepared = method.prepare(items, cfg)
-        assert [one.loss for one in prepared.passes] == ["cross_entropy"], "no reward is trained"
-        found, _ = await gradient(trainer, folder, prepared.passes)
+        assert [each.loss for each in prepared.passes] == ["cross_entropy"], "no reward is trained"
+        computed, _ = await gradient(trainer, folder, prepared.passes)
     finally:
         await trainer.aclose()
-    return found, exact, items, batch
+    return computed, exact, items, batch
 
 
 METHODS = pytest.mark.parametrize("name", ["sdpo", "sdft"])
@@ -326,8 +330,8 @@ async def test_over_the_whole_vocabulary_and_unbounded_it_is_the_papers_gradient
 ) -> None:
     monkeypatch.setattr("tinker_claw.methods.passes.DISTILLED_NATS", 0.0)
     cfg = Training(opd_topk=VOCABULARY, recipe="paper")
-    found, exact, _, batch = await trained(tmp_path, name, cfg)
-    assert apart(found, grads(exact, divergence(exact, batch))) < 1e-5
+    computed, exact, _, batch = await trained(tmp_path, name, cfg)
+    assert apart(computed, grads(exact, divergence(exact, batch))) < 1e-5
 
 
 @METHODS
@@ -335,6 +339,6 @@ async def test_over_the_whole_vocabulary_and_unbounded_it_is_the_papers_gradient
 async def test_as_it_is_set_it_has_the_documented_gradient(
     tmp_path: Path, name: str, stale: bool
 ) -> None:
-    found, exact, items, batch = await trained(tmp_path, name, CFG, stale=stale)
-    assert apart(found, grads(exact, documented(exact, items, batch))) < 1e-5
-    assert cosine(found, grads(exact, divergence(exact, batch))) < 0.99
+    computed, exact, items, batch = await trained(tmp_path, name, CFG, stale=stale)
+    assert apart(computed, grads(exact, documented(exact, items, batch))) < 1e-5
+    assert cosine(computed, grads(exact, divergence(exact, batch))) < 0.99

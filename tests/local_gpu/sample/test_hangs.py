@@ -16,7 +16,7 @@ from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer
-from tests.local_gpu.prompts import one, prompt
+from tests.local_gpu.prompts import prompt, sampled
 from tests.support.inference_servers import (
     SLOW_S,
     Stoppable,
@@ -176,7 +176,7 @@ async def test_a_request_that_waits_too_long_goes_elsewhere_and_says_nothing_of_
         slow = place.servers[0]
         slow.faults.hangs = True
         for salt in range(2):  # one of both goes there first
-            assert len((await one(sampler, prompt(40, salt))).tokens) == 12
+            assert len((await sampled(sampler, prompt(40, salt))).tokens) == 12
         assert slow.log.prompts
         assert place.pool.away() == ()
 

@@ -12,7 +12,7 @@ import pytest
 from local_gpu.model.files import write_adapter
 from local_gpu.model.lora import fresh_adapter
 from local_gpu.sample.member import PoolOptions
-from tests.local_gpu.prompts import one, prompt
+from tests.local_gpu.prompts import prompt, sampled
 from tests.support.backends import CONTEXT, VOCABULARY
 from tests.support.pools import SHAPE, Site, eventually, site
 from tinker_claw.errors import (
@@ -40,7 +40,7 @@ async def test_a_reply_in_flight_ends_on_its_version_which_waits_for_it(tmp_path
             chunks = [await anext(stream) for _ in range(5)]
             new = await place.publish("v2")
             await old.aclose()
-            await asyncio.gather(*(one(new, prompt(40, salt)) for salt in range(4)))
+            await asyncio.gather(*(sampled(new, prompt(40, salt)) for salt in range(4)))
             assert place.pool.live() == {"v1", "v2"}  # its folder stays, too
             chunks += [chunk async for chunk in stream]
         drawn = Completion.collect(chunks, params)
@@ -63,7 +63,7 @@ async def test_two_samplers_of_one_version_do_not_unload_under_one_another(tmp_p
         await other.aclose()
         await eventually(lambda: all(("unload", "v2") in s.log.changes for s in place.servers))
         assert all("v1" in s.adapters for s in place.servers)
-        assert place.errors("v1", prompt(30), await one(serving, prompt(30))) < 1e-4
+        assert place.errors("v1", prompt(30), await sampled(serving, prompt(30))) < 1e-4
         await serving.aclose()
         await eventually(lambda: all("v1" not in s.adapters for s in place.servers))
 
@@ -76,7 +76,7 @@ async def test_a_request_after_closing_is_served_and_lets_the_adapter_go_again(
         await sampler.aclose()
         await eventually(lambda: not any(s.adapters for s in place.servers))
         place.servers[0].stop()  # which cannot load it
-        late = await asyncio.gather(*(one(sampler, prompt(30, salt)) for salt in range(4)))
+        late = await asyncio.gather(*(sampled(sampler, prompt(30, salt)) for salt in range(4)))
         for salt, drawn in enumerate(late):
             assert place.errors("v1", prompt(30, salt), drawn) < 1e-4
         await eventually(lambda: not any(s.adapters for s in place.servers))
@@ -92,7 +92,7 @@ async def test_a_reply_that_nobody_wants_any_more_ends_at_the_server(tmp_path: P
         await eventually(lambda: sum(s.log.aborted for s in place.servers) == 1)
         assert sum(s.log.running for s in place.servers) == 0
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(one(sampler, prompt(40), max_tokens=1500))
+            task = group.create_task(sampled(sampler, prompt(40), max_tokens=1500))
             await eventually(lambda: sum(s.log.running for s in place.servers) == 1)
             task.cancel()
         await eventually(lambda: sum(s.log.aborted for s in place.servers) == 2)
@@ -100,7 +100,7 @@ async def test_a_reply_that_nobody_wants_any_more_ends_at_the_server(tmp_path: P
 
 async def test_a_forgotten_prompt_is_sent_with_no_new_version(tmp_path: Path) -> None:
     async with site(tmp_path, 1) as place:
-        await one(await place.publish("v1"), said := prompt(600, salt=5))
+        await sampled(await place.publish("v1"), said := prompt(600, salt=5))
         place.pool.forget()
         await place.publish("v2")
         (server,) = place.servers
@@ -111,15 +111,15 @@ async def test_prefixes_are_computed_beforehand_and_used_by_salt(tmp_path: Path)
     async with site(tmp_path, 2) as place:
         first, system = await place.publish("v1"), prompt(1100, salt=5)
         for n in range(2):
-            await one(first, (*system, *prompt(50, n)), cache_salt="anna")
+            await sampled(first, (*system, *prompt(50, n)), cache_salt="anna")
         second = await place.publish("v2")
         for server in place.servers:
             assert server.log.salts["v2", system[:1024]] == {"anna"}
         asked = (*system, *prompt(50, 8))
-        stranger = await one(second, asked, max_tokens=2, cache_salt="ben")
+        stranger = await sampled(second, asked, max_tokens=2, cache_salt="ben")
         assert stranger.cached_tokens == 0
         # All but the last pass, of which the engine keeps nothing where one token ends a request.
-        assert (await one(second, asked, max_tokens=2, cache_salt="anna")).cached_tokens >= 512
+        assert (await sampled(second, asked, max_tokens=2, cache_salt="anna")).cached_tokens >= 512
 
 
 async def test_the_next_turn_goes_where_the_last_one_was(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ async def test_the_next_turn_goes_where_the_last_one_was(tmp_path: Path) -> None
         for turn in range(3):
             for i in ((0, 1, 2), (2, 0, 1), (1, 2, 0))[turn]:  # not in turn
                 tokens = conversations[i]
-                drawn = await one(sampler, tokens, max_tokens=4)
+                drawn = await sampled(sampler, tokens, max_tokens=4)
                 assert turn == 0 or drawn.cached_tokens >= 512
                 conversations[i] = (*tokens, *drawn.tokens, *prompt(30, salt=turn + i))
         assert asked(place, "v1") == [3, 3, 3]
@@ -149,15 +149,15 @@ async def test_what_cannot_be_served_is_refused_before_any_server_is_asked(tmp_p
         sampler = await place.pool.base()
         before = [len(s.log.prompts) + len(s.log.warmed) for s in place.servers]
         with pytest.raises(ContextLengthError, match="1000"):
-            await one(sampler, prompt(989))
+            await sampled(sampler, prompt(989))
         with pytest.raises(RequestError, match="empty"):
-            await one(sampler, ())
+            await sampled(sampler, ())
         with pytest.raises(SamplerError, match="tokenizer"):  # some servers die of it
-            await one(sampler, (1, VOCABULARY))
+            await sampled(sampler, (1, VOCABULARY))
         with pytest.raises(SamplerError, match="outside"):
             await sampler.logprobs((1, 2, 3), start=1, targets=[(1,), (VOCABULARY,)])
         assert [len(s.log.prompts) + len(s.log.warmed) for s in place.servers] == before
-        assert len((await one(sampler, prompt(988))).tokens) == 12
+        assert len((await sampled(sampler, prompt(988))).tokens) == 12
 
 
 async def test_an_adapter_on_the_head_is_refused_before_any_server_is_asked(tmp_path: Path) -> None:
@@ -189,10 +189,10 @@ async def test_a_trainer_that_is_busy_or_away_holds_up_no_version(tmp_path: Path
         await place.publish("v1")
         place.trainer.busy = asyncio.Event()
         old = await place.publish("v0")
-        assert len((await one(old, prompt(20))).tokens) == 12
+        assert len((await sampled(old, prompt(20))).tokens) == 12
         place.trainer.busy.set()
         place.trainer.fault = OutageError("The device failed: CUDA error.")
         old = await place.publish("v00")
         assert place.pool.away() == ()
         assert "CUDA error" in sentences[-1]
-        assert len((await one(old, prompt(20))).tokens) == 12
+        assert len((await sampled(old, prompt(20))).tokens) == 12
