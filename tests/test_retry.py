@@ -43,31 +43,22 @@ class Fails:
         return self.asked
 
 
-async def test_a_call_is_asked_again_until_it_answers() -> None:
-    fails = Fails(4)
-    assert await Backoff(0, 0).call(fails, TimeoutError) == 5
-
-
-async def test_the_last_failure_is_raised_when_attempts_are_used_up() -> None:
-    with pytest.raises(TimeoutError, match="3"):
-        await Backoff(0, 0, attempts=3).call(Fails(9), TimeoutError)
-
-
-async def test_no_attempt_begins_after_the_time_is_over() -> None:
-    fails = Fails(9)
-    with pytest.raises(TimeoutError, match="1"):
-        await Backoff(0, 0, within_s=0.0).call(fails, TimeoutError)
-    assert fails.asked == 1
-
-
-async def test_another_error_is_raised_at_once() -> None:
-    fails = Fails(9, KeyError)
-    with pytest.raises(KeyError):
-        await Backoff(0, 0).call(fails, TimeoutError)
-    assert fails.asked == 1
-
-
-async def test_two_calls_at_the_same_time_count_for_themselves() -> None:
+async def test_a_call_is_asked_again_until_it_answers_or_attempts_are_used_up() -> None:
+    assert await Backoff(0, 0).call(Fails(4), TimeoutError) == 5
     backoff = Backoff(0, 0, attempts=3)
     both = asyncio.gather(*(backoff.call(Fails(2), TimeoutError) for _ in range(2)))
-    assert await both == [3, 3]
+    assert await both == [3, 3], "each counts for itself"
+    with pytest.raises(TimeoutError, match="3"):
+        await backoff.call(Fails(9), TimeoutError)
+
+
+@pytest.mark.parametrize(
+    ("backoff", "error"), [(Backoff(0, 0, within_s=0.0), TimeoutError), (Backoff(0, 0), KeyError)]
+)
+async def test_no_attempt_follows_the_end_of_the_time_or_another_error(
+    backoff: Backoff, error: type[Exception]
+) -> None:
+    fails = Fails(9, error)
+    with pytest.raises(error, match="1"):
+        await backoff.call(fails, TimeoutError)
+    assert fails.asked == 1

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import training, training_report
 from benchmarks.smoke import Shape, distance, grown_adapter, random_base
 from benchmarks.training_peers import LossRows, Padded
 from benchmarks.training_reference import true_gradients
-from benchmarks.training_run import Measurement
 from benchmarks.training_shapes import Batches, Preset, batches
-from benchmarks.training_sides import Gradients, Ours, Settings, Side, everywhere
+from benchmarks.training_sides import Ours, Settings, Side, everywhere
 from benchmarks.training_work import Work, causal_pairs, flops
 from local_gpu.model.lora import LoraShape
 from local_gpu.tree.kernels import MergedKernel
-from tinker_claw.types import Datum
 
 RANK = 4
 PRESET = Preset(Shape(2, 64, 160, 4, 2, 16, 257), Batches(3, 96, 40, (24, 60), long=70))
@@ -70,16 +65,6 @@ def test_work_is_what_each_side_computes(figures: training_report.Figures) -> No
     assert work["head-off"] == replace(work["ours"], head_rows=apart)
     assert work["peft-1"] == work["peft"] == Work(408, 3 * causal_pairs(136), 408, 2, False)
     assert {row.useful_tokens for row in rows.values()} == {apart}
-
-
-def test_figures_are_printed_and_written(figures: training_report.Figures) -> None:
-    written = json.loads(json.dumps(training_report.document(figures)))
-    assert written["cases"]["unshared"][0]["useful_tokens_per_s"] > 0
-    out = io.StringIO()
-    shown = Console(width=140, file=out)
-    training_report.show(figures, shown)
-    text = out.getvalue()
-    assert text.count(training.SIDES["peft-rows"]) == 3
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -133,34 +118,3 @@ def test_positions_of_advantage_zero_add_nothing() -> None:
     common = settings()
     plain = Ours("", common).gradients([datum])
     assert distance(Ours("", common).gradients([grown]), plain) < 1e-6
-
-
-class Greedy:
-    """A side that has memory for one sample only."""
-
-    name = "greedy"
-
-    def step(self, datums: Sequence[Datum]) -> Work:
-        raise torch.OutOfMemoryError("no room")
-
-    def gradients(self, datums: Sequence[Datum]) -> Gradients:
-        return true_gradients(settings(), datums, torch.float32)
-
-
-def test_a_side_without_room_is_a_row_that_says_so() -> None:
-    common, datums = settings(), batches(PRESET)["shared"]
-    run = Measurement(
-        common,
-        PRESET.shape,
-        {"greedy": Greedy, "peft": lambda: Padded("peft", common, rows=1)},
-        repeat=2,
-        ceiling=1e9,
-        say=lambda line: None,
-    )
-    greedy, peft = run.case(
-        "shared", datums, (datums, true_gradients(common, datums, torch.float64))
-    )
-    assert (greedy.failed, greedy.seconds, greedy.share) == ("out of memory", [], None)
-    assert peft.failed is None
-    assert len(peft.seconds) == 2
-    assert peft.peak_bytes is not None

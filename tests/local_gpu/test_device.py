@@ -12,14 +12,12 @@ import pytest
 import torch
 
 from local_gpu.device import device_fault, out_of_memory
-from local_gpu.halves import ScoreAsk
 from local_gpu.ranks.remote import RankedLearning
 from local_gpu.trainer import LocalTrainer
 from tests.support.backends import start_local
 from tests.support.clients import talking
 from tests.support.ledger import check, one, read
 from tests.support.lives import Fate, life, until
-from tests.support.local_reference import rl_datum
 from tests.support.ranks import (
     ADAM,
     PASSES,
@@ -31,26 +29,19 @@ from tests.support.ranks import (
     same_report,
 )
 from tinker_claw.errors import BackendError, ConfigError, OutageError, StepError
-from tinker_claw.types import Datum, LossPass
 
 ILLEGAL = (
     "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be "
     "asynchronously reported at some other API call"
 )
-ILL = [
-    torch.AcceleratorError(ILLEGAL),
-    RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"),
-]
-"""Device errors, by class and by message."""
+ILL = torch.AcceleratorError(ILLEGAL)
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ILLEGAL,
-        "CUDA error: uncorrectable ECC error encountered",
         "CUDA error: unspecified launch failure",
-        "CUDA error: device-side assert triggered",
         "CUDA driver error: unknown error",
         "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`",
         "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
@@ -67,23 +58,23 @@ def test_what_a_device_says_is_known_by_class_and_by_words(words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "no_room"),
     [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        torch.AcceleratorError("CUDA error: out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        torch.AcceleratorError("CUDA error: invalid configuration argument"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),
-        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
-        StepError("a user wrote: CUDA error: an illegal memory access was encountered"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (torch.AcceleratorError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), True),
+        (torch.AcceleratorError("CUDA error: invalid configuration argument"), False),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"), False),
+        (StepError("a user wrote: CUDA error: an illegal memory access was encountered"), False),
     ],
     ids=str,
 )
-def test_no_room_and_wrong_questions_are_not_the_devices_fault(error: Exception) -> None:
+def test_no_room_and_wrong_questions_are_not_the_devices_fault(
+    error: Exception, no_room: bool
+) -> None:
     assert device_fault(error) is None
-    if "memory. " in str(error):
-        assert isinstance(error, RuntimeError)
-        assert out_of_memory(error)
+    assert isinstance(error, StepError) or out_of_memory(error) == no_room
 
 
 Starts = Callable[..., AbstractAsyncContextManager[LocalTrainer]]
@@ -109,18 +100,17 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starts:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", ILL, ids=["by class", "by words"])
 async def test_a_device_that_fails_ends_its_process_and_a_new_one_goes_on(
-    trainer: Starts, tmp_path: Path, error: Exception
+    trainer: Starts, tmp_path: Path
 ) -> None:
-    async with trainer(error, well=2, ill=2) as local:
+    async with trainer(ILL, well=2, ill=2) as local:
         ref = await local.save_state("good")
         await local.train_step(PASSES[:1], ADAM)
         await local.load_state(ref)
         assert len(lives(tmp_path / "sick")) == 1, "what went well is undone in the same process"
         await local.train_step(PASSES[:1], ADAM)
         for _ in range(2):
-            with pytest.raises(OutageError, match=str(error)[:40]):
+            with pytest.raises(OutageError, match="illegal memory access"):
                 await local.train_step(PASSES[:1], ADAM)
             assert not alive(lives(tmp_path / "sick")[-1])
             with pytest.raises(OutageError, match="load a state first"):
@@ -137,23 +127,9 @@ async def test_a_device_that_fails_ends_its_process_and_a_new_one_goes_on(
 
 
 @pytest.mark.slow
-async def test_scores_that_a_device_owes_are_an_outage_and_come_from_a_new_process(
-    trainer: Starts, tmp_path: Path
-) -> None:
-    async with trainer(ILL[0], well=0, ill=1) as local:
-        base = await local.base()
-        with pytest.raises(OutageError, match="illegal memory access"):
-            await base.logprobs((5, 6, 7), start=1)
-        core = one_process(tmp_path / "model", tmp_path / "root")
-        (expected,) = core.score(None, [ScoreAsk.of(core.facts, (5, 6, 7), 1, None, 0)])
-        scored = await base.logprobs((5, 6, 7), start=1)
-        assert scored.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-
-
-@pytest.mark.slow
 async def test_whoever_meets_the_consequence_is_told_the_cause(trainer: Starts) -> None:
     """A teacher's scores may meet the failure, and the next step its consequence."""
-    async with trainer(ILL[0], well=1, ill=1) as local:
+    async with trainer(ILL, well=1, ill=1) as local:
         ref = await local.save_state("good")
         await local.train_step(PASSES[:1], ADAM)
         base = await local.base()
@@ -168,27 +144,9 @@ async def test_whoever_meets_the_consequence_is_told_the_cause(trainer: Starts) 
 
 
 @pytest.mark.slow
-async def test_a_step_that_failed_is_undone_without_loading_the_base_again(
-    trainer: Starts, tmp_path: Path
-) -> None:
-    bad = rl_datum(20, 9, 5)
-    bad = Datum(bad.tokens, bad.start, bad.logprobs, (float("nan"),) * len(bad.advantages))
-    async with trainer(ILL[0], well=100, ill=1) as local:
-        ref = await local.save_state("good")
-        for _ in range(2):
-            with pytest.raises(StepError, match="loss is nan"):
-                await local.train_step([LossPass("ppo", (bad,))], ADAM)
-            await local.load_state(ref)
-        core = one_process(tmp_path / "model", tmp_path / "root")
-        core.read_state(tmp_path / "run" / "states" / ref)
-        same_report(await local.train_step(PASSES[:1], ADAM), core.step(PASSES[:1], ADAM))
-        assert len(lives(tmp_path / "sick")) == 1
-
-
-@pytest.mark.slow
 async def test_ranks_that_do_not_start_again_are_an_outage(trainer: Starts, tmp_path: Path) -> None:
     """The device may be gone for hours; the ranks started before with the same settings."""
-    async with trainer(ILL[0], well=0, ill=1) as local:
+    async with trainer(ILL, well=0, ill=1) as local:
         ref = await local.save_state("good")
         with pytest.raises(OutageError):
             await local.train_step(PASSES[:1], ADAM)
@@ -212,7 +170,7 @@ def test_the_product_serves_while_its_device_fails_and_blames_no_sample(tmp_path
     )
     # The gate would ask the device, too, and take some of what it is prescribed.
     flags = ("--batch-size", "2", "--learning-rate", "1e-3", "--lora-rank", "4", "--gate", "off")
-    env = prescribe(sick, ILL[0], well=4, ill=2)
+    env = prescribe(sick, ILL, well=4, ill=2)
     with life(data, *flags, fate=fate, env=env) as running, talking(running.url) as who:
         assert running.serves()
         who.wanted.set()

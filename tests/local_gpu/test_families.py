@@ -8,34 +8,35 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM
 
 from local_gpu.config import LocalConfig
 from local_gpu.halves import ScoreAsk
 from local_gpu.learn.learning import LearningCore
-from local_gpu.learn.losses import records_of
-from local_gpu.learn.passes import PassBudget, Passes
-from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.export import export_merged
 from local_gpu.model.files import read_adapter, write_adapter
 from local_gpu.model.load import open_base
-from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter
+from local_gpu.model.lora import BaseModel, fresh_adapter
 from local_gpu.plan.memory import model_size
 from local_gpu.trainer import LocalTrainer
-from local_gpu.tree.body import Body
-from local_gpu.tree.kernels import SdpaKernel
-from tests.support.backends import VOCABULARY
+from tests.local_gpu.learners import (
+    SHAPE,
+    STILL,
+    apart,
+    gradient,
+    learner,
+    peft_gradient,
+    warm,
+)
 from tests.support.local_reference import (
     full_logprobs,
     reference,
-    reference_loss,
     rl_datum,
     sequence,
     warmed,
@@ -46,7 +47,6 @@ from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
 
 # peft asks transformers by an old name.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-SHAPE = LoraShape(rank=4, alpha=8)
 STEM = sequence(24, 5)
 
 
@@ -68,13 +68,6 @@ def opened(family: Family, folder: Path) -> tuple[Path, BaseModel]:
     return model, open_base(str(model), device="cpu", dtype="float32", threads=1)
 
 
-def adapter_of(base: BaseModel) -> dict[str, torch.Tensor]:
-    """An adapter with values in both halves, so that both have gradients."""
-    draw = torch.Generator().manual_seed(5)
-    fresh = fresh_adapter(base, SHAPE, seed=0)
-    return {n: t + 0.1 * torch.randn(t.shape, generator=draw) for n, t in fresh.items()}
-
-
 def core_of(model: Path, folder: Path, **settings: Any) -> LearningCore:
     """A learner after one step, so that its adapter changes the output."""
     config = LocalConfig(model=str(model), root=folder, rank=4, alpha=8, threads=1, **settings)
@@ -85,7 +78,7 @@ def core_of(model: Path, folder: Path, **settings: Any) -> LearningCore:
         threads=1,
         quantization=config.quantization,
     )
-    core = LearningCore(config, base, say=_unheard)
+    core = LearningCore(config, base, say=[].append)
     core.step([LossPass("ppo", datums())], Adam(learning_rate=0.02))
     return core
 
@@ -93,10 +86,6 @@ def core_of(model: Path, folder: Path, **settings: Any) -> LearningCore:
 def scores(core: LearningCore, adapter: Path | None, tokens: Sequence[int]) -> torch.Tensor:
     (read,) = core.score(adapter, [ScoreAsk.of(core.facts, tokens, 1, None, 0)])
     return torch.tensor(read.logprobs)
-
-
-def _unheard(sentence: str) -> None:
-    """Ignore which kernel was chosen."""
 
 
 @torch.no_grad()
@@ -107,35 +96,13 @@ def plain(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
 
 def learns_exactly(model: Path, base: BaseModel, folder: Path, *, checkpointing: bool) -> None:
     """Compare logprobs and gradients with the reference."""
-    learner = LoraOptimizer(
-        base,
-        SHAPE,
-        adapter_of(base),
-        passes=Passes(Body(SdpaKernel(), base.device, packs=base.packs), PassBudget(None)),
-        context_tokens=base.context_tokens,
-        checkpointing=checkpointing,
-    )
-    passes = [LossPass("ppo", datums())]
-    (wanted,) = records_of(passes, vocabulary=VOCABULARY, context_tokens=256)
-    scored = learner.forward_backward(wanted)
-    got = learner._masters.gradient
-
-    write_adapter(folder, base, SHAPE, learner.adapter())
-    peft_model = reference(model, folder)
-    for datum, ours in zip(datums(), scored, strict=True):
-        rows = full_logprobs(peft_model, datum.tokens)[datum.start - 1 :]
-        reference_loss("ppo", rows, datum).backward()
-        picked = rows[torch.arange(len(rows)), torch.tensor(datum.tokens[datum.start :])]
-        assert torch.allclose(ours.logprobs[:, 0], picked.detach(), atol=1e-4)
-    named = dict(peft_model.named_parameters())
-    names = [base.name_in_files(name) for name in learner.adapter()]
-    theirs = torch.cat(
-        [
-            named[f"base_model.model.{name.replace('.weight', '.default.weight')}"].grad.flatten()
-            for name in names
-        ]
-    )
-    assert float((got - theirs).norm() / theirs.norm()) < 1e-4
+    learning, passes = learner(base, checkpointing=checkpointing), [LossPass("ppo", datums())]
+    expected = peft_gradient(base, learning, model, folder, passes)
+    assert apart(gradient(learning, passes), expected) < 1e-4
+    peft_model, report = reference(model, folder), learning.step(passes, STILL)
+    for datum, ours in zip(datums(), report.logprobs[0], strict=True):
+        theirs = plain(peft_model, datum.tokens)[datum.start - 1 :]
+        assert ours == pytest.approx(theirs.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
@@ -169,21 +136,19 @@ def test_a_family_that_would_be_computed_wrongly_is_refused(
         fresh_adapter(opened(family, tmp_path)[1], SHAPE, seed=0)
 
 
-@pytest.mark.parametrize("method", ["awq", "mxfp4"])
 def test_weights_that_are_quantised_already_are_refused_before_they_are_loaded(
-    method: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     model = tiny_of(FAMILIES["Qwen3"], tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
-    settings = {"quant_method": method, "bits": 4, "group_size": 32}
+    settings = {"quant_method": "awq", "bits": 4, "group_size": 32}
     (model / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
     (model / "model.safetensors").unlink()
-    told = rf"\({method.upper()}\).* learns on whole weights.*AWQ.*were made from"
     for refused in (
         lambda: open_base(str(model), device="cpu", dtype="float32", threads=1),
         lambda: model_size(str(model)),
     ):
-        with pytest.raises(ConfigError, match=rf"{told}.*\(gpt-oss\).* a copy in bfloat16"):
+        with pytest.raises(ConfigError, match="AWQ"):
             refused()
 
 
@@ -192,10 +157,8 @@ async def test_what_does_not_pack_learns_and_scores_but_is_sampled_elsewhere(
 ) -> None:
     model = tiny_of(FAMILIES["Qwen3.5, text"], tmp_path / "model")
     core = core_of(model, tmp_path)
-    assert core.facts.notes == (
-        f"{model} has linear_attention layers: its samples are computed one by one, without "
-        "shared prefixes, which is correct and slower.",
-    )
+    (note,) = core.facts.notes
+    assert "one by one" in note
     core.write_adapter(tmp_path / "one")
     told = scores(core, tmp_path / "one", STEM)
     assert torch.allclose(told, plain(reference(model, tmp_path / "one"), STEM), atol=1e-4)
@@ -208,23 +171,7 @@ async def test_what_does_not_pack_learns_and_scores_but_is_sampled_elsewhere(
     assert set(core.facts.notes) <= set(said), "the log says why"
 
 
-def test_what_does_not_pack_has_passes_of_one_sequence() -> None:
-    """It shares nothing, so that two would take twice the memory."""
-    body = Body(SdpaKernel(), torch.device("cpu"), packs=False)
-    sequences = [torch.tensor(datum.tokens) for datum in datums()]
-    seen: list[list[int]] = []
-
-    def compute(part: Sequence[int], *_: object) -> Sequence[int]:
-        seen.append(list(part))
-        return part
-
-    passes = Passes(body, PassBudget(65_536))
-    module = SimpleNamespace(config=Qwen3Config())
-    passes.run(module, [(one, ()) for one in sequences], compute, undo=lambda: None)
-    assert sorted(seen) == [[0], [1], [2], [3]]
-
-
-@pytest.mark.parametrize("name", ["Qwen2.5", "Mistral", "Qwen3-MoE"])
+@pytest.mark.parametrize("name", ["Qwen2.5", "Qwen3-MoE"])
 async def test_what_packs_is_sampled_in_this_process_as_it_is_scored(
     name: str, tmp_path: Path
 ) -> None:
@@ -244,8 +191,7 @@ async def test_experts_and_routers_stay_as_they_are_and_it_is_said(tmp_path: Pat
     trainer = await LocalTrainer.start(config, said.append)
     await trainer.export_adapter(tmp_path / "one")
     await trainer.aclose()
-    wanted = f"{model} is a mixture of experts: LoRA is on k_proj, o_proj, q_proj, v_proj; experts"
-    assert [sentence for sentence in said if sentence.startswith(wanted)]
+    assert any("is a mixture of experts" in sentence for sentence in said)
     written = json.loads((tmp_path / "one" / "adapter_config.json").read_text())
     assert sorted(written["target_modules"]) == ["k_proj", "o_proj", "q_proj", "v_proj"]
     assert not written["target_parameters"]
@@ -255,7 +201,7 @@ async def test_experts_and_routers_stay_as_they_are_and_it_is_said(tmp_path: Pat
 def test_an_adapter_names_each_layer_as_the_checkpoint_does(family: Family, tmp_path: Path) -> None:
     """Servers load a checkpoint by its own names, and skip an adapter's other names."""
     model, base = opened(family, tmp_path)
-    given = adapter_of(base)
+    given = warm(base)
     write_adapter(tmp_path, base, SHAPE, given)
     with safe_open(model / "model.safetensors", "pt") as file:
         weights = set(file.keys())

@@ -40,23 +40,6 @@ def gate(a: Tensor, b: Tensor) -> Tensor:
     return a * a.sigmoid() * b
 
 
-class Crooked(torch.autograd.Function):
-    """A kernel with the right output, and half of a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(a, b)
-        return torch.nn.functional.silu(a) * b
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        a, b = ctx.saved_tensors
-        with torch.enable_grad():
-            given = [t.detach().requires_grad_() for t in (a, b)]
-            found = torch.autograd.grad(gate(*given), given, grads[0])
-        return found[0] / 2, found[1]
-
-
 def broken(*_: Any) -> Tensor:
     raise RuntimeError("no kernel image is available\nfor this device")
 
@@ -102,7 +85,7 @@ def test_what_is_right_is_taken_and_stays_in_clones_with_adapters(base: BaseMode
     adapter = {n: t + 0.01 for n, t in fresh_adapter(base, shape, seed=0).items()}
     plain, plain_lora = logits(base.module), logits(with_lora(base, shape, adapter))
     names = list(base.module.state_dict())
-    assert told_by(base, library(gate)) == "Norms and gates are liger-kernel's."
+    assert "liger" in told_by(base, library(gate))
     assert list(base.module.state_dict()) == names
     assert not any(getattr(module, "in_place", False) for module in base.module.modules())
     for module, right in ((base.module, plain), (with_lora(base, shape, adapter), plain_lora)):
@@ -116,20 +99,18 @@ def test_what_is_right_is_taken_and_stays_in_clones_with_adapters(base: BaseMode
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
-        (lambda a, b: gate(a, b) * 1.001, "its output of Qwen3MLP is off by"),
-        (lambda a, b: gate(b, a), "its output of Qwen3MLP is off by"),
-        (Crooked.apply, "its gradient of Qwen3MLP is off by"),
-        (broken, "RuntimeError: no kernel image is available."),
-        (lambda a, b: gate(a, b) * torch.nan, "its output of Qwen3MLP is off by nan"),
-        (lambda a, b: gate(a, b).double(), "its output of Qwen3MLP is torch.float64"),
+        (lambda a, b: gate(a, b) * 1.001, "output of Qwen3MLP is off"),
+        (lambda a, b: gate(a.detach() + (a - a.detach()) / 2, b), "gradient of Qwen3MLP is off"),
+        (broken, "no kernel image"),
+        (lambda a, b: gate(a, b) * torch.nan, "off by nan"),
+        (lambda a, b: gate(a, b).double(), "float64"),
     ],
 )
 def test_what_is_wrong_is_left_out_and_the_model_s_own_go_on(
     wrong: Gate, problem: str, base: BaseModel
 ) -> None:
     right = logits(base.module)
-    told = told_by(base, library(wrong))
-    assert told.startswith(f"Norms and gates are PyTorch's own: {problem}")
+    assert problem in told_by(base, library(wrong))
     calls.clear()
     torch.testing.assert_close(logits(base.module), right)
     assert calls == []
@@ -137,7 +118,7 @@ def test_what_is_wrong_is_left_out_and_the_model_s_own_go_on(
 
 def test_bfloat16_may_round_as_the_model_does(base: BaseModel) -> None:
     half = replace(base, module=base.module.to(torch.bfloat16), dtype=torch.bfloat16)
-    assert told_by(half, library(gate)) == "Norms and gates are liger-kernel's."
+    assert "liger" in told_by(half, library(gate))
 
 
 def test_without_the_library_the_model_s_own_go_on(
@@ -146,7 +127,6 @@ def test_without_the_library_the_model_s_own_go_on(
     monkeypatch.setattr("transformers.integrations.liger.is_liger_kernel_available", lambda: False)
     said: list[str] = []
     fuse(base.module, dtype=base.dtype, say=said.append)
-    (sentence,) = said
-    assert sentence.startswith("Norms and gates are PyTorch's own: ImportError: ")
+    assert "ImportError" in said[0]
     monkeypatch.setattr("local_gpu.learn.learning.fuse", lambda *_, **__: pytest.fail("on a CPU"))
     LearningCore(LocalConfig(model="m", root=tmp_path), base, say=said.append)

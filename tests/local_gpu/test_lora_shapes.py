@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,9 +14,6 @@ from peft.utils.integrations import init_empty_weights
 from transformers import AutoModelForCausalLM
 
 from local_gpu.learn import head
-from local_gpu.learn.losses import records_of
-from local_gpu.learn.passes import PassBudget, Passes
-from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.export import export_merged
 from local_gpu.model.files import read_adapter, read_state, write_adapter, write_state
 from local_gpu.model.load import open_base
@@ -25,18 +21,13 @@ from local_gpu.model.lora import (
     BaseModel,
     LoraShape,
     for_sampling,
-    fresh_adapter,
-    lora_targets,
     with_lora,
 )
-from local_gpu.tree.body import Body
-from local_gpu.tree.kernels import SdpaKernel
+from tests.local_gpu.learners import apart, gradient, learner, peft_gradient, warm
 from tests.support.backends import VOCABULARY, tiny_model
 from tests.support.local_reference import (
     entropy_datum,
-    full_logprobs,
     reference,
-    reference_loss,
     rl_datum,
 )
 from tests.support.models import FAMILIES, tiny_of
@@ -65,31 +56,6 @@ def opened(model: Path) -> BaseModel:
     return open_base(str(model), device="cpu", dtype="float32", threads=1)
 
 
-def warm(base: BaseModel, shape: LoraShape) -> dict[str, torch.Tensor]:
-    """An adapter with values in both halves, so that both have gradients."""
-    draw = torch.Generator().manual_seed(5)
-    fresh = fresh_adapter(base, shape, seed=0)
-    return {n: t + 0.1 * torch.randn(t.shape, generator=draw) for n, t in fresh.items()}
-
-
-def optimizer(base: BaseModel, shape: LoraShape) -> LoraOptimizer:
-    return LoraOptimizer(
-        base,
-        shape,
-        warm(base, shape),
-        passes=Passes(Body(SdpaKernel(), base.device), PassBudget(None)),
-        context_tokens=base.context_tokens,
-        checkpointing=False,
-    )
-
-
-def gradient(learner: LoraOptimizer) -> dict[str, torch.Tensor]:
-    for one in records_of(PASSES, vocabulary=VOCABULARY, context_tokens=10_000):
-        learner.forward_backward(one)
-    masters: Any = learner._masters
-    return {name: masters._part(masters.gradient, name).double() for name in masters._copies}
-
-
 @pytest.mark.parametrize("tied", TIED)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_gradient_is_autograds_through_full_logits(
@@ -98,20 +64,10 @@ def test_the_gradient_is_autograds_through_full_logits(
     monkeypatch.setattr(head, "_CHUNK_ELEMENTS", 7 * VOCABULARY)  # several chunks a record
     model = tiny_model(tmp_path / "model", tie_word_embeddings=TIED[tied])
     base, wanted = opened(model), SHAPES[shape]
-    (tmp_path / "adapter").mkdir()
-    write_adapter(tmp_path / "adapter", base, wanted, warm(base, wanted))
-    exact = reference(model, tmp_path / "adapter", torch.float64)
-    for one in PASSES:
-        for datum in one.datums:
-            rows = full_logprobs(exact, datum.tokens)[datum.start - 1 :]
-            reference_loss(one.loss, rows, datum).backward()
-    expected = {
-        name.removeprefix("base_model.model.").replace(".default.", "."): p.grad
-        for name, p in exact.named_parameters()
-        if p.grad is not None
-    }
-    got = gradient(optimizer(base, wanted))
-    assert got.keys() == expected.keys()
+    (folder := tmp_path / "adapter").mkdir()
+    learning = learner(base, wanted)
+    expected = peft_gradient(base, learning, model, folder, PASSES, torch.float64)
+    got = gradient(learning, PASSES)
     assert ("lm_head.lora_B.weight" in got) == wanted.head
     for name, tensor in expected.items():
         assert tensor.norm() > 0
@@ -140,64 +96,35 @@ def test_peft_and_the_merged_model_give_our_logits(tmp_path: Path, shape: str, t
 
 def test_a_state_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     base = opened(tiny_model(tmp_path / "model"))
-    one, two = optimizer(base, ALL), optimizer(base, ALL)
+    one, two = learner(base, ALL), learner(base, ALL)
     adam = Adam(learning_rate=0.01)
     one.step(PASSES, adam)
     write_state(tmp_path / "states" / "a", base, ALL, one.state())
     two.load(read_state(tmp_path / "states" / "a", base, ALL))
-    for learner in (one, two):
-        learner.step(PASSES, adam)
-    first, second = one.adapter(), two.adapter()
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    for learning in (one, two):
+        learning.step(PASSES, adam)
+    assert apart(one.adapter(), two.adapter()) == 0
     with pytest.raises(BackendError, match="has LoRA on the head, unlike"):
         read_state(tmp_path / "states" / "a", base, replace(ALL, head=False))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_has_lora_on_all_layers_and_on_the_head_where_asked(
-    tmp_path: Path, family: str
-) -> None:
-    base = opened(tiny_of(FAMILIES[family], tmp_path / "model"))
-    for shape in SHAPES.values():
-        paths = {name.partition(".lora_")[0] for name in fresh_adapter(base, shape, seed=0)}
-        assert any(path.endswith("lm_head") for path in paths) == shape.head
-        assert any("attn" in path for path in paths)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_what_samples_computes_what_learns(tmp_path: Path, family: str) -> None:
+    """Also while peft builds elsewhere: it changes for the whole process how parameters are
+    assigned to modules, a while at a time."""
     base = opened(tiny_of(FAMILIES[family], tmp_path / "model"))
-    shape = LoraShape(4, 8, head=True)
     ids = torch.arange(1, 12)[None] % base.vocabulary
-    learns = with_lora(base, shape, warm(base, shape))
-    samples = for_sampling(with_lora(base, shape, warm(base, shape)))
-    with torch.no_grad():
-        wanted = learns(input_ids=ids, use_cache=False).logits
-        found = samples(input_ids=ids, use_cache=False).logits
-        plain = base.module(input_ids=ids, use_cache=False).logits
-    assert torch.allclose(found, wanted, rtol=ROUNDING, atol=ROUNDING)
-    assert not torch.allclose(found, plain, rtol=1e-3, atol=1e-3), "the adapter does something"
-    assert not any(hasattr(layer, "lora_A") for layer in samples.modules())
-
-
-def test_what_samples_keeps_its_values_while_peft_builds_elsewhere(tmp_path: Path) -> None:
-    """peft changes for the whole process how parameters are assigned to modules, a while at a
-    time."""
-    base = opened(tiny_of(FAMILIES["Qwen3"], tmp_path / "model"))
-    shape = LoraShape(4, 8)
-    ids = torch.arange(1, 12)[None] % base.vocabulary
-    learns = with_lora(base, shape, warm(base, shape))
-    samples = with_lora(base, shape, warm(base, shape))
+    learns, samples = (with_lora(base, ALL, warm(base, ALL)) for _ in range(2))
     with init_empty_weights():
         samples = for_sampling(samples)
+    layers = {name.partition(".lora_")[0] for name in warm(base, ALL)}
+    assert any(layer.endswith("lm_head") for layer in layers)
+    assert any("attn" in layer for layer in layers)
     with torch.no_grad():
-        wanted = learns(input_ids=ids, use_cache=False).logits
-        found = samples(input_ids=ids, use_cache=False).logits
-    assert torch.allclose(found, wanted, rtol=ROUNDING, atol=ROUNDING)
-
-
-def test_lora_targets_of_gpt2() -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    small = GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=4)
-    assert lora_targets(GPT2LMHeadModel(small)) == ["c_attn", "c_fc", "c_proj"]
+        expected, sampling, plain = (
+            module(input_ids=ids, use_cache=False).logits
+            for module in (learns, samples, base.module)
+        )
+    assert torch.allclose(sampling, expected, rtol=ROUNDING, atol=ROUNDING)
+    assert not torch.allclose(sampling, plain, rtol=1e-3, atol=1e-3), "the adapter does something"
+    assert not any(hasattr(layer, "lora_A") for layer in samples.modules())

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from local_gpu.trainer import LocalTrainer
+from tests.local_gpu.learners import Gradient
 from tests.support.backends import start_local
 from tests.support.local_reference import (
     RL_LOSSES,
@@ -41,7 +42,6 @@ READABLE = Adam(RATE, beta1=0.0, beta2=0.0, eps=EPS, grad_clip_norm=0.0)
 ROUNDING = 5e-6
 """Relative rounding error of float32: plain autograd in float32 is up to 1.7e-6 off for one
 tensor."""
-Gradient = dict[str, torch.Tensor]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -12,19 +13,17 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from local_gpu.halves import Facts, ScoreAsk
-from local_gpu.learn.losses import records_of
-from local_gpu.learn.passes import PassBudget, Passes
 from local_gpu.learn.scores import score
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.export import export_merged
 from local_gpu.model.files import write_adapter
 from local_gpu.model.load import open_base
-from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, with_lora
+from local_gpu.model.lora import BaseModel, with_lora
 from local_gpu.model.vision import Vision, paint
-from local_gpu.tree.body import Body
 from local_gpu.tree.kernels import MergedKernel
 from local_gpu.tree.prefix_tree import grow
-from tests.support.local_reference import reference, reference_loss
+from tests.local_gpu.learners import SHAPE, apart, gradient, learner, peft_gradient, warm
+from tests.support.local_reference import reference
 from tests.support.models import tiny_qwen3_vl
 from tests.support.pictures import picture
 from tinker_claw.errors import AlignmentError, StepError
@@ -32,7 +31,6 @@ from tinker_claw.images import Image
 from tinker_claw.types import Datum, Images, LossPass, PlacedImage
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-SHAPE = LoraShape(rank=4, alpha=8)
 ONE, TWO = (Image(picture(*size), "").clean() for size in ((96, 64), (64, 128)))
 TURNED = Image(picture(64, 96), "").clean()
 """As many tokens as `ONE`, in another shape."""
@@ -55,33 +53,13 @@ def vision(base: BaseModel) -> Vision:
     return found
 
 
-def drawn_adapter(base: BaseModel) -> dict[str, torch.Tensor]:
-    """Both halves with values, so that both have gradients."""
-    draw = torch.Generator().manual_seed(5)
-    fresh = fresh_adapter(base, SHAPE, seed=0)
-    return {n: t + 0.05 * torch.randn(t.shape, generator=draw) for n, t in fresh.items()}
-
-
-def optimizer(
-    base: BaseModel, vision: Vision | None, *, tokens: int | None = None, checkpoint: bool = False
-) -> LoraOptimizer:
-    return LoraOptimizer(
-        base,
-        SHAPE,
-        drawn_adapter(base),
-        passes=Passes(Body(MergedKernel(), base.device), PassBudget(tokens), vision=vision),
-        context_tokens=base.context_tokens,
-        checkpointing=checkpoint,
-    )
-
-
 def text(length: int, salt: int) -> tuple[int, ...]:
     return tuple((salt * 17 + i * i * 5 + i * salt) % 500 for i in range(length))
 
 
 def test_the_vision_half_is_loaded_while_adapters_are_put_on_the_other(base: BaseModel) -> None:
     """As when a version is published during the first request with an image."""
-    adapter, loaded = drawn_adapter(base), Event()
+    adapter, loaded = warm(base), Event()
 
     def build() -> None:
         while not loaded.is_set():
@@ -136,15 +114,6 @@ def batch(vision: Vision) -> list[Datum]:
     ]  # fmt: skip
 
 
-def gradient(learner: LoraOptimizer, datums: list[Datum]) -> dict[str, torch.Tensor]:
-    (wanted,) = records_of(
-        [LossPass("ppo", tuple(datums))], vocabulary=100_000, context_tokens=10_000
-    )
-    learner.forward_backward(wanted)
-    flat, masters = learner._masters.gradient, learner._masters
-    return {name: flat[span].clone() for name, span in masters._spans.items()}
-
-
 def whole_logprobs(vision: Vision, model: Any, datum: Datum) -> torch.Tensor:
     """transformers' own forward pass over pixels, ids and kinds."""
     ids = torch.tensor([datum.tokens])
@@ -160,37 +129,32 @@ def whole_logprobs(vision: Vision, model: Any, datum: Datum) -> torch.Tensor:
     return logits[0, datum.start - 1 : -1].float().log_softmax(-1)
 
 
+def learning(base: BaseModel, vision: Vision | None, **settings: Any) -> LoraOptimizer:
+    return learner(base, kernel=MergedKernel(), vision=vision, **settings)
+
+
+def ppo(*datums: Datum) -> list[LossPass]:
+    return [LossPass("ppo", datums)]
+
+
 def test_gradients_are_those_of_the_whole_model(
     model: Path, base: BaseModel, vision: Vision, tmp_path: Path
 ) -> None:
-    datums = batch(vision)[:-1]
-    learner = optimizer(base, vision)
-    got = gradient(learner, datums)
-    write_adapter(tmp_path, base, SHAPE, learner.adapter())
-    whole = reference(model, tmp_path)
-    for datum in datums:
-        reference_loss("ppo", whole_logprobs(vision, whole, datum), datum).backward()
-    wanted = {
-        name.removeprefix("base_model.model.").replace(".default", ""): parameter.grad
-        for name, parameter in whole.named_parameters()
-        if parameter.requires_grad
-    }
-    assert {base.name_in_files(name) for name in got} == wanted.keys()
-    for name, mine in got.items():
-        theirs = wanted[base.name_in_files(name)]
-        assert theirs is not None
-        assert float((mine - theirs.flatten()).norm() / theirs.norm()) < 1e-5, name
+    passes, one = ppo(*batch(vision)[:-1]), learning(base, vision)
+    rows = partial(whole_logprobs, vision)
+    wanted = peft_gradient(base, one, model, tmp_path, passes, rows=rows)
+    for name, mine in gradient(one, passes).items():
+        assert apart({name: mine}, {name: wanted[name]}) < 1e-5, name
 
 
 @pytest.mark.parametrize(("tokens", "checkpoint"), [(1, False), (200, False), (None, True)])
 def test_however_it_is_cut_the_gradient_is_the_same(
     base: BaseModel, vision: Vision, tokens: int | None, checkpoint: bool
 ) -> None:
-    datums = batch(vision)
-    one = gradient(optimizer(base, vision), datums)
-    other = gradient(optimizer(base, vision, tokens=tokens, checkpoint=checkpoint), datums)
-    for name, mine in one.items():
-        assert float((mine - other[name]).norm() / mine.norm()) < 1e-5, name
+    passes = ppo(*batch(vision))
+    one = gradient(learning(base, vision), passes)
+    other = gradient(learning(base, vision, tokens=tokens, checkpointing=checkpoint), passes)
+    assert apart(one, other) < 1e-5
 
 
 def test_prefixes_are_shared_behind_the_same_images_only(base: BaseModel, vision: Vision) -> None:
@@ -218,20 +182,20 @@ def test_each_image_of_a_batch_is_looked_at_once(
         return pixels(images)
 
     monkeypatch.setattr(vision, "pixels", counted)
-    gradient(optimizer(base, vision, tokens=1), batch(vision))
+    gradient(learning(base, vision, tokens=1), ppo(*batch(vision)))
     assert sorted(seen) == sorted([ONE, TWO, TURNED])
 
 
 def test_scores_are_those_of_the_whole_model(
     model: Path, base: BaseModel, vision: Vision, tmp_path: Path
 ) -> None:
-    learner = optimizer(base, vision)
-    write_adapter(tmp_path, base, SHAPE, learner.adapter())
+    one = learning(base, vision)
+    write_adapter(tmp_path, base, SHAPE, one.adapter())
     whole = reference(model, tmp_path)
     facts = Facts(base.vocabulary, base.context_tokens)
     datums = batch(vision)[:-1]
     asks = [ScoreAsk.of(facts, d.tokens, d.start, None, 2, d.images) for d in datums]
-    scored = score(learner.passes, learner.module, asks)
+    scored = score(one.passes, one.module, asks)
     for datum, read in zip(datums, scored, strict=True):
         with torch.no_grad():
             rows = whole_logprobs(vision, whole, datum)
@@ -243,7 +207,7 @@ def test_scores_are_those_of_the_whole_model(
 def test_the_merged_model_sees_as_the_adapter_over_the_whole_model_does(
     model: Path, base: BaseModel, vision: Vision, tmp_path: Path
 ) -> None:
-    write_adapter(tmp_path, base, SHAPE, drawn_adapter(base))
+    write_adapter(tmp_path, base, SHAPE, warm(base))
     export_merged(str(model), tmp_path, tmp_path / "merged")
     merged = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged").eval()
     (datum, *_), whole = batch(vision), reference(model, tmp_path)
@@ -257,11 +221,11 @@ def test_images_that_do_not_fit_are_named(base: BaseModel, vision: Vision) -> No
     (image,) = datum.images
     with pytest.raises(AlignmentError, match="does not stand before the first loss token"):
         replace(datum, images=(replace(image, at=6),))
-    learner = optimizer(base, vision)
+    one = learning(base, vision)
     with pytest.raises(StepError, match=r"an image stands at 5\.\.11, where it cannot"):
-        gradient(learner, [replace(datum, images=(image, image))])
+        gradient(one, ppo(replace(datum, images=(image, image))))
     short = replace(image, tokens=image.tokens - 1)
     with pytest.raises(StepError, match="takes 6 tokens, and not 5"):
-        gradient(learner, [replace(datum, images=(short,))])
+        gradient(one, ppo(replace(datum, images=(short,))))
     with pytest.raises(StepError, match="reads text only"):
-        gradient(optimizer(base, None), [datum])
+        gradient(learning(base, None), ppo(datum))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from copy import copy
 from itertools import chain
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ from local_gpu.model.lora import clone
 from local_gpu.plan.memory import DEFAULT_TOKENS, ModelSize, counted
 from local_gpu.trainer import LocalTrainer
 from local_gpu.tree import kernels
-from tests.support.backends import CONTEXT, VOCABULARY, start_local, tiny_model
+from tests.support.backends import start_local, tiny_model
 from tests.support.local_reference import (
     WARM,
     adapter_of,
@@ -35,10 +35,9 @@ from tests.support.local_reference import (
     reference,
     reference_loss,
     rl_datum,
-    sequence,
     warmed,
 )
-from tinker_claw.errors import BackendError, ConfigError, ModelFileError, StepError
+from tinker_claw.errors import BackendError, ClawError, ConfigError, ModelFileError
 from tinker_claw.types import Adam, LossPass
 
 # peft 0.21 reads a property that transformers 5.23 has renamed.
@@ -102,61 +101,44 @@ async def test_memory_that_is_free_goes_back_to_the_system_with_a_step(
     assert len(in_use) == 30
 
 
-async def test_a_step_without_datums_or_with_an_unknown_loss_is_refused(
-    trainer: LocalTrainer,
-) -> None:
-    with pytest.raises(StepError, match="no datums"):
-        await trainer.train_step([LossPass("ppo", ())], WARM)
-    unknown: Any = "dpo"
-    with pytest.raises(StepError, match=r"'dpo'.*cross_entropy"):
-        await trainer.train_step([LossPass(unknown, (rl_datum(9, 3, 1),))], WARM)
-
-
 PLENTY, TIGHT = 1 << 40, 1 << 24
 """Free bytes with which activations are kept, or computed again."""
 
 
-async def test_checkpointed_activations_give_the_same_step(
+async def test_checkpointed_activations_are_computed_again_and_give_the_same_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    calls: list[int] = []
+    counts: list[int] = []
+    attend = kernels.attend
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        return attend(*arguments)
+
+    monkeypatch.setattr(kernels, "attend", counted)
     adapters: list[dict[str, Any]] = []
     for free in (PLENTY, TIGHT):
         monkeypatch.setattr(learning, "free_bytes", lambda free=free: free)
         folder = tmp_path / str(free)
         trainer = await start_local(folder)
+        before = len(calls)
         for salt in (1, 2):
             await trainer.train_step([LossPass("ppo", (rl_datum(60, 20, salt),))], WARM)
+        counts.append(len(calls) - before)
         adapters.append(await adapter_of(trainer, folder / "export"))
         await trainer.aclose()
     plain, checkpointed = adapters
     assert all(torch.equal(plain[name], checkpointed[name]) for name in plain)
-
-
-async def test_checkpointing_computes_activations_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = 0
-    count = kernels.attend
-
-    def counted(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return count(*arguments)
-
-    monkeypatch.setattr(kernels, "attend", counted)
-    seen: list[int] = []
-    for free in (PLENTY, TIGHT):
-        monkeypatch.setattr(learning, "free_bytes", lambda free=free: free)
-        trainer = await start_local(tmp_path / str(free))
-        calls = 0
-        await trainer.train_step([LossPass("ppo", (rl_datum(20, 5, 1),))], WARM)
-        seen.append(calls)
-        await trainer.aclose()
-    assert seen[1] == 2 * seen[0]
+    assert counts[1] == 2 * counts[0]
 
 
 async def test_old_states_are_pruned_but_never_the_one_that_was_loaded(tmp_path: Path) -> None:
+    draft = tmp_path / "run" / "adapters" / ".draft-x1"
+    draft.mkdir(parents=True)
+    (draft / "adapter_model.safetensors").write_bytes(b"half")
     trainer = await start_local(tmp_path, keep_states=2)
+    assert not draft.exists(), "what a killed process left half written"
     loaded = await trainer.save_state("origin")
     await trainer.load_state(loaded)
     refs = [await trainer.save_state(f"step {i}") for i in range(4)]
@@ -179,45 +161,6 @@ async def test_old_adapters_are_pruned_but_never_one_that_is_open(tmp_path: Path
     with pytest.raises(BackendError):
         await trainer.open(published[0].ref)
     await trainer.aclose()
-
-
-async def test_what_a_killed_process_left_half_written_is_swept(tmp_path: Path) -> None:
-    draft = tmp_path / "run" / "adapters" / ".draft-x1"
-    draft.mkdir(parents=True)
-    (draft / "adapter_model.safetensors").write_bytes(b"half")
-    trainer = await start_local(tmp_path)
-    assert not draft.exists()
-    await trainer.aclose()
-
-
-async def test_a_published_adapter_loads_in_peft_with_its_scale(tmp_path: Path) -> None:
-    for alpha in (2, 16):
-        trainer = await warmed(await start_local(tmp_path, rank=4, alpha=alpha))
-        sampler = await trainer.publish()
-        model = reference(tmp_path / "model", tmp_path / "run" / "adapters" / sampler.ref)
-        tokens = sequence(30, 6)
-        got = await sampler.logprobs(tokens, start=1, top_k=VOCABULARY)
-        rows = full_logprobs(model, tokens).detach()
-        assert model.peft_config["default"].lora_alpha / model.peft_config["default"].r == alpha / 4
-        for i, (ids, values) in enumerate(zip(got.topk_ids, got.topk_logprobs, strict=True)):
-            assert values == pytest.approx(rows[i, list(ids)].tolist(), abs=1e-4)
-        with model.disable_adapter():
-            assert (full_logprobs(model, tokens) - rows).abs().max() > 0.01
-        await trainer.aclose()
-
-
-async def test_the_seed_alone_decides_the_first_adapter(tmp_path: Path) -> None:
-    state = torch.get_rng_state()
-    adapters = []
-    for seed in (1, 1, 2):
-        trainer = await start_local(tmp_path, seed=seed)
-        adapters.append(await adapter_of(trainer, tmp_path / "out"))
-        await trainer.aclose()
-    same = [torch.equal(adapters[0][n], adapters[1][n]) for n in adapters[0]]
-    other = [torch.equal(adapters[0][n], adapters[2][n]) for n in adapters[0] if "lora_A" in n]
-    assert all(same)
-    assert not any(other)
-    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_a_clone_shares_every_tensor_and_no_module(tmp_path: Path) -> None:
@@ -253,7 +196,7 @@ async def test_an_adapter_of_another_base_or_a_broken_one_is_refused(tmp_path: P
     with pytest.raises(BackendError, match="another rank"):
         await narrow.load_state(state)
     louder = await start_local(tmp_path, alpha=16)
-    with pytest.raises(BackendError, match="rank 4 and alpha 8, and here they are 4 and 16"):
+    with pytest.raises(BackendError, match="alpha"):
         await louder.load_state(state)
     await louder.aclose()
     weights = tmp_path / "run" / "adapters" / ref / "adapter_model.safetensors"
@@ -265,71 +208,84 @@ async def test_an_adapter_of_another_base_or_a_broken_one_is_refused(tmp_path: P
     await narrow.aclose()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("file", ["adapter_model.safetensors", "optimizer.safetensors"])
-async def test_a_state_that_is_not_finite_is_refused(
-    tmp_path: Path, file: str, value: float
-) -> None:
+async def test_a_state_that_is_not_finite_is_refused(tmp_path: Path, file: str) -> None:
     """What was loaded before goes on."""
     trainer = await warmed(await start_local(tmp_path))
     state = await trainer.save_state("s")
     published = await trainer.publish()
-    for folder in ("states", "adapters"):
-        for path in (tmp_path / "run" / folder).glob(f"*/{file}"):
-            tensors = load_file(path)
-            with safe_open(path, "pt") as opened:
-                metadata = opened.metadata()
-            name = max(name for name in tensors if tensors[name].dim() > 1)
-            tensors[name][0, 0] = value
-            save_file(tensors, path, metadata)
-    said = "corrupt or incomplete: .* has values that are not finite"
-    with pytest.raises(BackendError, match=said):
+    for path in (tmp_path / "run").rglob(file):
+        tensors = load_file(path)
+        with safe_open(path, "pt") as opened:
+            metadata = opened.metadata()
+        name = max(name for name in tensors if tensors[name].dim() > 1)
+        tensors[name][0, 0] = float("nan")
+        save_file(tensors, path, metadata)
+    with pytest.raises(BackendError, match="not finite"):
         await trainer.load_state(state)
     if file.startswith("adapter"):
-        with pytest.raises(BackendError, match=said):
+        with pytest.raises(BackendError, match="not finite"):
             await trainer.open(published.ref)
     await trainer.publish()
     await trainer.aclose()
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "inconsistent", "sliding"])
-async def test_a_model_that_cannot_be_used_is_a_sentence(tmp_path: Path, damage: str) -> None:
-    folder = tmp_path / "model"
-    if damage == "sliding":
-        layers = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}
-        tiny_model(folder, use_sliding_window=True, **layers)
-    elif damage == "inconsistent":
-        config = json.loads((tiny_model(folder) / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
-    elif damage != "missing":
-        tiny_model(folder)
-        weights = folder / "model.safetensors"
-        weights.write_bytes(weights.read_bytes()[:1000] if damage == "truncated" else b"")
-    error = ConfigError if damage == "sliding" else ModelFileError
-    with pytest.raises(error, match="model"):
-        await LocalTrainer.start(LocalConfig(model=str(folder), root=tmp_path))
-
-
-async def test_weights_missing_from_the_model_files_are_noticed(tmp_path: Path) -> None:
-    folder = tiny_model(tmp_path / "model")
+def changed(folder: Path, **settings: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
-    larger = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
-    (folder / "config.json").write_text(json.dumps(config | larger))
-    with pytest.raises(ModelFileError, match=r"layers\.2"):
-        await LocalTrainer.start(LocalConfig(model=str(folder), root=tmp_path))
+    (folder / "config.json").write_text(json.dumps(config | settings))
 
 
-async def test_an_adapter_is_not_taken_for_its_base(tmp_path: Path) -> None:
-    folder = tiny_model(tmp_path / "model")
-    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
-    with pytest.raises(ModelFileError, match="is an adapter, no model"):
-        await LocalTrainer.start(LocalConfig(model=str(folder), root=tmp_path))
+MODELS: dict[str, tuple[Callable[[Path], object], type[ClawError], str]] = {
+    "no files": (rmtree, ModelFileError, "model"),
+    "truncated": (
+        lambda folder: os.truncate(folder / "model.safetensors", 1000),
+        ModelFileError,
+        "model",
+    ),
+    "a layer is missing": (
+        lambda folder: changed(folder, num_hidden_layers=3, layer_types=["full_attention"] * 3),
+        ModelFileError,
+        r"layers\.2",
+    ),
+    "settings that contradict one another": (
+        lambda folder: changed(folder, num_hidden_layers=3),
+        ModelFileError,
+        "model",
+    ),
+    "an adapter": (
+        lambda folder: (folder / "adapter_config.json").write_text("{}"),
+        ModelFileError,
+        "is an adapter, no model",
+    ),
+    "a window that this sampler does not know": (
+        lambda folder: changed(
+            folder,
+            use_sliding_window=True,
+            sliding_window=8,
+            layer_types=["full_attention", "sliding_attention"],
+        ),
+        ConfigError,
+        "sliding",
+    ),
+}
 
 
-async def test_a_device_that_cannot_hold_it_is_a_sentence(tmp_path: Path) -> None:
-    config = LocalConfig(model=str(tiny_model(tmp_path / "m")), root=tmp_path, device="meta")
-    with pytest.raises(BackendError, match="cannot be loaded on device 'meta'"):
-        await LocalTrainer.start(config)
+@pytest.mark.parametrize("fault", MODELS)
+async def test_a_model_that_cannot_be_used_is_refused(tmp_path: Path, fault: str) -> None:
+    spoil, error, word = MODELS[fault]
+    spoil(tiny_model(tmp_path / "model"))
+    with pytest.raises(error, match=word):
+        await LocalTrainer.start(LocalConfig(model=str(tmp_path / "model"), root=tmp_path))
+
+
+async def test_a_device_that_is_not_there_or_cannot_hold_it_is_refused(tmp_path: Path) -> None:
+    for device, error in (
+        ("cuda:7", ConfigError),
+        ("toaster", ConfigError),
+        ("meta", BackendError),
+    ):
+        with pytest.raises(error, match=device):
+            await start_local(tmp_path, device=device)
 
 
 async def test_a_folder_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -342,44 +298,6 @@ async def test_a_folder_that_cannot_be_written_leaves_nothing_behind(tmp_path: P
     await trainer.aclose()
     with pytest.raises(BackendError, match="closed"):
         await trainer.publish()
-
-
-async def test_the_event_loop_runs_on_during_a_step(trainer: LocalTrainer) -> None:
-    ticks = 0
-
-    async def tick(until: asyncio.Task[Any]) -> None:
-        nonlocal ticks
-        while not until.done():
-            await asyncio.sleep(0.001)
-            ticks += 1
-
-    passes = [LossPass("ppo", tuple(rl_datum(200, 20, i) for i in range(8)))]
-    async with asyncio.TaskGroup() as group:
-        step = group.create_task(trainer.train_step(passes, WARM))
-        group.create_task(tick(step))
-    assert ticks > 3
-
-
-async def test_a_device_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
-    for device in ("cuda:7", "toaster"):
-        with pytest.raises(ConfigError, match=device):
-            await start_local(tmp_path, device=device)
-
-
-async def test_the_context_is_the_less_of_model_and_setting(tmp_path: Path) -> None:
-    for settings, expected in (
-        ({}, CONTEXT),
-        ({"context_tokens": 500}, 500),
-        ({"context_tokens": 10**6}, CONTEXT),
-    ):
-        trainer = await start_local(tmp_path, **settings)
-        assert (await trainer.capabilities()).context_tokens == expected
-        await trainer.aclose()
-
-
-def test_settings_out_of_range_are_named() -> None:
-    with pytest.raises(ConfigError, match="rank is 0"):
-        LocalConfig(model="m", root=Path("r"), rank=0)
 
 
 async def test_over_a_bfloat16_base_versions_are_in_its_format_and_states_are_not(

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +21,7 @@ from tinker_claw.methods.advantages import (
     topk_advantages,
     unproposed_advantages,
 )
-from tinker_claw.methods.base import Evidence, Method, Prepared, require, student_topk
+from tinker_claw.methods.base import Evidence, Prepared, require, student_topk
 from tinker_claw.methods.passes import BatchItem, reward_parts
 from tinker_claw.types import (
     Capabilities,
@@ -90,10 +89,10 @@ def hinted(logprobs: tuple[float, ...], targets: tuple[tuple[float, ...], ...]) 
     return HintScores(hint="be brief", logprobs=logprobs, targets=targets)
 
 
-class TestRewards:
-    def test_batch_mean_centres_on_the_verdicts_only(self) -> None:
-        assert reward_advantages([1, -1, -1, None]) == pytest.approx([4 / 3, -2 / 3, -2 / 3, 0.0])
+TEACHER = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
 
+
+class TestRewards:
     def test_where_all_agree_a_quarter_is_kept_of_acceptance_and_nothing_of_rejection(self) -> None:
         assert reward_advantages([1, 1, None]) == [0.25, 0.25, 0.0]
         assert reward_advantages([-1, -1, None]) == [0.0, 0.0, 0.0]
@@ -115,6 +114,8 @@ class TestRewards:
         cfg = Training(recipe="paper")
         found, _ = build("binary").advantages([BatchItem(one) for one in samples], cfg, None)
         assert [one.tokens for one in found] == [[1.0] * 2, [-1.0] * 2, [1.0] * 2, [0.0] * 2]
+        grouped = [sample(n, reward=r, bucket=(1, 0)) for n, r in enumerate((2.0, 0.0))]
+        assert reward_parts(grouped, cfg) == [1.0, -1.0], "groups are standardised all the same"
 
     def test_a_rejection_says_the_less_of_a_token_the_surer_it_was(self) -> None:
         own = [math.log(0.5), math.log(0.96), math.log(0.1), 0.0]
@@ -129,13 +130,6 @@ class TestRewards:
         assert all(0 <= a / advantage <= 1 for a in found)
         by_surety = [a for _, a in sorted(zip(own, found, strict=True))]
         assert by_surety == sorted(found), "the surer, the less is it pushed down"
-
-    def test_a_weight_counts_in_the_mean_and_in_the_push(self) -> None:
-        # mean = (0.5 + 1 - 1) / 2.5 = 0.2
-        found = reward_advantages([1, 1, -1], [0.5, 1.0, 1.0])
-        assert found == pytest.approx([0.4, 0.8, -1.2])
-        assert sum(found) == pytest.approx(0.0)
-        assert reward_advantages([1, 1], [0.5, 1.0]) == [0.125, 0.25]
 
     def test_the_verdicts_weight_scales_the_advantage(self) -> None:
         goes_on, rejected = sample(0, reward=1, weight=0.3), sample(1, reward=-1)
@@ -202,20 +196,13 @@ class TestGroups:
     def test_bucket_of_one_stays_raw_and_one_that_agrees_adds_nothing(self) -> None:
         assert group_advantages([0.75], [(1, 0)]) == [0.75]
         assert group_advantages([0.1 + 0.2, 0.3, 0.3], [(1, 0)] * 3) == [0.0, 0.0, 0.0]
+        assert group_advantages([0.0, 2.0, None], [(1, 0)] * 3) == [-1.0, 1.0, 0.0]
         items = [BatchItem(sample(n, reward=1.0, bucket=(1, 0))) for n in range(2)]
         items.append(BatchItem(sample(3, reward=-1.0, bucket=(1, 1))))
         (ppo,) = prepare("binary", items, CFG).passes
         (datum,) = ppo.datums
         wanted = [-others(q) / (2 * 3) for q in (-1.0, -2.0)]
         assert datum.advantages == pytest.approx(wanted), "B is the true count"
-
-    def test_zero_is_a_reward_and_none_is_not(self) -> None:
-        assert group_advantages([0.0, 2.0, None], [(1, 0)] * 3) == [-1.0, 1.0, 0.0]
-
-    def test_in_the_papers_recipe_groups_are_standardised_all_the_same(self) -> None:
-        samples = [sample(n, reward=r, bucket=(1, 0)) for n, r in enumerate((2.0, 0.0))]
-        cfg = CFG.model_copy(update={"recipe": "paper"})
-        assert reward_parts(samples, cfg) == [1.0, -1.0]
 
     @given(
         st.lists(
@@ -276,10 +263,6 @@ class TestDistillation:
         expected = [0.75 * math.log(0.5), 0.25 * math.log(2.0)]
         assert topk_advantages(teacher, own, 1.0) == pytest.approx(expected)
 
-    def test_topk_gives_alternatives_positive_weight(self) -> None:
-        rejected, alternative = topk_advantages([-6.0, -0.1], [-0.1, -3.0], 1.0)
-        assert rejected < 0 < alternative
-
     def test_the_teachers_own_candidates_are_raised_by_its_probability_and_never_lowered(
         self,
     ) -> None:
@@ -305,28 +288,6 @@ class TestStaleSamples:
     def test_weight(self, advantage: float, drift: float, expected: float) -> None:
         weight = stale_weight(advantage, -1.0 + drift, -1.0)
         assert weight == pytest.approx(expected)
-
-    def test_cross_entropy_with_these_weights_has_the_clipped_objectives_gradient(self) -> None:
-        torch.manual_seed(0)
-        logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
-        behaviour = (logits.detach() + 0.25 * torch.randn(6, dtype=torch.float64)).log_softmax(-1)
-        advantages = torch.tensor([0.4, -0.3, 0.2, -0.5], dtype=torch.float64)
-        ids = torch.arange(4)
-
-        logp = logits.log_softmax(-1)
-        rho = (logp - behaviour)[ids].exp()
-        exact = torch.maximum(-advantages * rho, -advantages * rho.clamp(0.8, 1.28)).sum()
-        (wanted,) = torch.autograd.grad(exact, logits)
-
-        weights = torch.tensor(
-            [
-                stale_weight(a.item(), logp[i].item(), behaviour[i].item())
-                for i, a in enumerate(advantages)
-            ],
-            dtype=torch.float64,
-        )
-        (got,) = torch.autograd.grad(-(logits.log_softmax(-1)[ids] * weights).sum(), logits)
-        torch.testing.assert_close(got, wanted)
 
     def test_stale_token_with_a_large_ratio_is_left_out(self) -> None:
         now = TokenLogprobs(start=3, logprobs=(-1.0 + 0.8, -2.0))
@@ -365,8 +326,7 @@ class TestPasses:
             assert set(ppo.datums[0].advantages) == {1 / (10 * 2)}
 
     def test_opd_topk_sends_signed_weights_at_the_students_candidates(self) -> None:
-        teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
-        (ce,) = prepare("opd", [BatchItem(sample(reward=-1, teacher=teacher))], CFG).passes
+        (ce,) = prepare("opd", [BatchItem(sample(reward=-1, teacher=TEACHER))], CFG).passes
         assert ce.loss == "cross_entropy"
         assert ce.datums[0].targets == ((7, 17), (8, 18))
         w = 1 / (1 + math.exp(-1.0))
@@ -377,7 +337,7 @@ class TestPasses:
 
     def test_what_the_student_no_longer_proposes_is_raised_where_the_teacher_does(self) -> None:
         teacher = replace(
-            hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0))),
+            TEACHER,
             topk_ids=((17, 40), (50, 8)),  # 17 and 8 are the student's own, too
             topk_logprobs=((-1.0, math.log(0.5)), (math.log(0.1), -2.0)),
         )
@@ -408,19 +368,17 @@ class TestPasses:
         assert ce.datums[0].weights[0][2] == pytest.approx(weight * 0.61 / 2, rel=1e-2)
 
     def test_opd_ignores_the_verdict(self) -> None:
-        teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
         good, bad = (
-            prepare("opd", [BatchItem(sample(reward=r, teacher=teacher))], CFG).passes
+            prepare("opd", [BatchItem(sample(reward=r, teacher=TEACHER))], CFG).passes
             for r in (1, -1)
         )
         assert good == bad
 
     def test_combine_puts_a_hinted_sample_into_one_pass_with_its_reward(self) -> None:
-        teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
         items = [
             BatchItem(sample(1, reward=1)),
-            BatchItem(sample(2, reward=-1, teacher=teacher)),
-            BatchItem(sample(3, reward=None, teacher=teacher)),
+            BatchItem(sample(2, reward=-1, teacher=TEACHER)),
+            BatchItem(sample(3, reward=None, teacher=TEACHER)),
         ]
         cfg = CFG.model_copy(update={"w_rl": 2.0, "w_opd": 0.5})
         ppo, ce = prepare("combine", items, cfg).passes
@@ -433,11 +391,6 @@ class TestPasses:
         assert hint.targets == ((7, 17), (8, 18))
         halves = prepare("combine", items, cfg.model_copy(update={"w_opd": 1.0})).passes[1]
         assert ce.datums[0].weights[0][1] == pytest.approx(halves.datums[0].weights[0][1] / 2)
-
-    def test_hint_without_verdict_carries_no_reward(self) -> None:
-        teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
-        passes = prepare("combine", [BatchItem(sample(reward=None, teacher=teacher))], CFG).passes
-        assert [p.loss for p in passes] == ["cross_entropy"]
 
     def test_combine_in_token_mode_sums_into_one_pass(self) -> None:
         teacher = hinted((-0.5, -9.0), ())
@@ -452,12 +405,6 @@ class TestPasses:
         teacher = hinted((-3.0, -3.0), ((-2.0, -1.0),))
         with pytest.raises(AlignmentError, match="every position"):
             prepare("opd", [BatchItem(sample(teacher=teacher))], CFG)
-
-    def test_result_does_not_depend_on_order(self) -> None:
-        items = [BatchItem(sample(i, reward=r)) for i, r in enumerate((1, -1, -1))]
-        (forward,) = prepare("binary", items, CFG).passes
-        (backward,) = prepare("binary", items[::-1], CFG).passes
-        assert forward.datums == backward.datums[::-1]
 
 
 def now(role: str, text: str) -> NextState:
@@ -496,44 +443,6 @@ class TestTeachers:
         if name in reasons:
             assert why == (None if told else reasons[name])
 
-    @pytest.mark.parametrize("name", ["sdpo", "sdft"])
-    def test_only_the_teacher_counts_at_the_students_candidates(self, name: str) -> None:
-        # Own logprobs -1, -2 and, of the second candidates, -2, -3. Their weights: 1/(1+1/e), rest.
-        teacher = hinted((-3.0, -3.0), ((-1.25, -1.5), (-9.0, -2.5)))
-        (ce,) = prepare(name, [BatchItem(sample(reward=-1, teacher=teacher))], CFG).passes
-        assert ce.loss == "cross_entropy"
-        assert ce.datums[0].targets == ((7, 17), (8, 18))
-        first, second = 0.7310585786300049, 0.2689414213699951
-        expected = [(first * -0.25 / 2, second * 0.5 / 2), (first * -1.0 / 2, second * 0.5 / 2)]
-        assert [list(row) for row in ce.datums[0].weights] == [
-            pytest.approx(list(row)) for row in expected
-        ]
-
-    def test_over_all_tokens_and_unbounded_it_is_the_papers_gradient(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """KL(student || teacher) of SDFT and SDPO, by autograd; k = V, C = 0."""
-        torch.manual_seed(1)
-        logits = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
-        teacher = torch.randn(2, 5, dtype=torch.float64).log_softmax(-1)
-        student = logits.log_softmax(-1)
-        divergence = (student.exp() * (student - teacher)).sum() / 2  # the mean over tokens
-        (wanted,) = torch.autograd.grad(divergence, logits)
-
-        own = logits.detach().log_softmax(-1).tolist()
-        done = replace(
-            sample().completion,
-            topk_ids=((0, 1, 2, 3, 4),) * 2,
-            topk_logprobs=tuple(tuple(row) for row in own),
-        )
-        scores = hinted((-1.0, -1.0), tuple(tuple(row) for row in teacher.tolist()))
-        item = BatchItem(replace(sample(teacher=scores), completion=done))
-        monkeypatch.setattr("tinker_claw.methods.passes.DISTILLED_NATS", 0.0)
-        (ce,) = prepare("sdpo", [item], CFG).passes
-        weights = torch.tensor(ce.datums[0].weights, dtype=torch.float64)
-        (got,) = torch.autograd.grad(-(logits.log_softmax(-1) * weights).sum(), logits)
-        torch.testing.assert_close(got, wanted)
-
     def test_what_the_teacher_rules_out_leaves_every_weight_finite_without_a_bound(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -550,21 +459,6 @@ class TestTeachers:
             found = [a for row in datum.weights for a in row] + [*datum.advantages]
             assert found
             assert all(map(math.isfinite, found)), mode
-
-    def test_text_is_named_as_data_at_its_place(self) -> None:
-        for method in METHODS.values():
-            if method.teaching is not None:
-                assert method.teaching.words.format(hint="{hint}") == method.teaching.words
-                assert method.teaching.words.startswith("\n\n")
-                assert method.teaching.words.endswith(": {hint}"), "replies copy a bracket"
-
-    def test_a_record_without_what_its_weight_is_for_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="go together"):
-            Method("x", "nothing", frozenset(), distill=1.0)
-
-    def test_a_method_that_is_not_there_is_refused_with_those_that_are(self) -> None:
-        with pytest.raises(ConfigError, match=r"no method 'sft'; choose combine, "):
-            build("sft")
 
 
 class TestAdmission:

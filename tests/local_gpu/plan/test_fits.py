@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 from transformers import Qwen3Config
 
-from local_gpu.plan.fits import Demand, Fit, cure, reckon, streams
+from local_gpu.plan.fits import Demand, Fit, cure, reckon
 from local_gpu.plan.layout import Gpu, Layout, Wanted, plan
 from local_gpu.plan.memory import (
     GIB,
     ModelSize,
-    base_bytes,
-    checkpoint_bytes,
     layer_bytes,
     model_size,
     token_bytes,
@@ -132,19 +130,6 @@ def test_the_page_shows_what_the_doctor_says(folders: dict[str, str]) -> None:
     assert wrong == re.sub(r"\s+", " ", shown)
 
 
-def test_sizes_are_those_of_the_models(sizes: dict[str, ModelSize]) -> None:
-    """Hand-counted: body 36 (4096 (4096 2 + 1024 2) + 3 4096 12288), head and embeddings."""
-    eight = sizes["8B"]
-    assert eight.linear == 36 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 12_288)
-    norms = 36 * (2 * 4096 + 2 * 128) + 4096
-    assert eight.parameters == eight.linear + 2 * 151_936 * 4096 + norms
-    assert eight.lora * 32 == 87_293_952, "LoRA of rank 32 on all linear layers but the head"
-    assert eight.kv_bytes == 147_456
-    assert (eight.context_tokens, eight.vocabulary) == (40_960, 151_936)
-    assert sizes["4B"].parameters == pytest.approx(4.02e9, rel=0.01), "a tied head counts once"
-    assert sizes["32B"].parameters == pytest.approx(32.8e9, rel=0.01)
-
-
 def test_sizes_agree_with_a_loaded_model(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -158,23 +143,13 @@ def test_no_weights_are_needed_but_a_config_is(tmp_path: Path) -> None:
         model_size(str(tmp_path))
 
 
-def test_memory_per_token(sizes: dict[str, ModelSize]) -> None:
-    """36 layers' inputs of 4096 are 0.295 MB; one layer that goes backwards holds 0.172 MB."""
-    eight = sizes["8B"]
-    assert checkpoint_bytes(eight) == 36 * 4096 * 2 == 294_912
-    assert layer_bytes(eight) == 172_032
-    assert token_bytes(eight, checkpointing=True) == 294_912 + 1.5 * 172_032
-    without = token_bytes(eight, checkpointing=False)
-    assert without == pytest.approx(6.2e6 + 1.5 * 172_032, rel=0.01)
-
-
 @pytest.mark.parametrize("experts", [0, 4])
 def test_the_formula_of_a_layer_is_what_a_layer_saves(tmp_path: Path, experts: int) -> None:
     """The formula is compared with what autograd keeps of a token, in a real layer with LoRA in
     bfloat16."""
     import torch
     from peft import LoraConfig, inject_adapter_in_model
-    from transformers import Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
     settings: dict[str, Any] = {
         **{"vocab_size": 64, "hidden_size": 256, "intermediate_size": 768},
@@ -184,12 +159,12 @@ def test_the_formula_of_a_layer_is_what_a_layer_saves(tmp_path: Path, experts: i
     if experts:
         settings |= {"num_experts": 16, "num_experts_per_tok": experts}
         shape: Any = Qwen3MoeConfig(**settings, moe_intermediate_size=128)
-        module: Any = Qwen3MoeForCausalLM._from_config(shape, experts_implementation="grouped_mm")
     else:
         shape = Qwen3Config(**settings)
-        module = Qwen3ForCausalLM(shape)
     shape.save_pretrained(tmp_path)
-    module = module.to(torch.bfloat16).requires_grad_(False)
+    how = {"experts_implementation": "grouped_mm"} if experts else {}
+    module: Any = AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16, **how)
+    module.requires_grad_(False)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"] if experts else "all-linear"
     lora = LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM")
     inject_adapter_in_model(lora, module)
@@ -216,14 +191,6 @@ def test_the_formula_of_a_layer_is_what_a_layer_saves(tmp_path: Path, experts: i
     assert 0.97 * reckoned <= saved <= 1.3 * reckoned, "and 1.5 times that is what is set aside"
 
 
-def test_four_bits(sizes: dict[str, ModelSize]) -> None:
-    """4.127 bits a weight, scales and theirs included; embeddings and head stay in bfloat16."""
-    eight = sizes["8B"]
-    rest = eight.parameters - eight.linear
-    assert base_bytes(eight, "none") == 2 * eight.parameters
-    assert base_bytes(eight, "4bit") == pytest.approx(eight.linear * 4.127 / 8 + 2 * rest, rel=1e-4)
-
-
 @pytest.mark.parametrize("gib", [80, 140])
 def test_8b_on_one_gpu_learns_and_samples(sizes: dict[str, ModelSize], gib: float) -> None:
     fit = fitted(demand(sizes["8B"]), gpus(1, gib))
@@ -232,13 +199,12 @@ def test_8b_on_one_gpu_learns_and_samples(sizes: dict[str, ModelSize], gib: floa
     assert kv_tokens(fit) >= 40_960
     (share,) = fit.shares
     assert 0 <= left(fit) < 0.02 * gib * GIB, "what is there is used"
-    sampler = sum(p.size for p in share.parts[-4:] if "activations" not in p.what)
-    assert fit.sampler_memory is not None
-    assert sampler == pytest.approx(fit.sampler_memory * gib * GIB, rel=1e-3)
-    assert kv_tokens(fit) * sizes["8B"].kv_bytes == pytest.approx(share.parts[-1].size, rel=1e-6)
     assert fit.sampler_cache == share.parts[-1].size, "a server takes no more, whatever it finds"
-    learner = sum(p.size for p in share.parts) - sampler
-    assert fit.learner_memory == pytest.approx(learner / (gib * GIB), abs=0.01)
+    assert kv_tokens(fit) * sizes["8B"].kv_bytes == pytest.approx(fit.sampler_cache, rel=1e-6)
+    assert fit.sampler_memory is not None
+    assert fit.learner_memory is not None
+    used = sum(part.size for part in share.parts) / (gib * GIB)
+    assert fit.learner_memory + fit.sampler_memory == pytest.approx(used, abs=0.01)
     assert fit.learner_memory + fit.sampler_memory <= 1
 
 
@@ -248,29 +214,20 @@ def test_8b_on_eight_gpus(sizes: dict[str, ModelSize]) -> None:
     The last are 2.5 GiB, 110,592 bytes for each of 2048 tokens and 16 for each of 128 x 151,936
     logits.
     """
-    layout = plan(Wanted(gpus=8))
-    fit = reckon(layout, gpus(8, 80), demand(sizes["8B"]))
+    fit = reckon(plan(Wanted(gpus=8)), gpus(8, 80), demand(sizes["8B"]))
     assert fit.short == ()
     assert (fit.shard, fit.sampler_memory) == (False, 0.9)
     assert (fit.sampler_cache, fit.learner_memory) == (None, None), "nobody else is on their GPUs"
     fixed = 2 * sizes["8B"].parameters + 4 * 2 * 87_293_952 + 2.5 * GIB
     fixed += 2048 * 110_592 + 128 * 151_936 * 16
     assert kv_tokens(fit) == int((0.9 * 80 * GIB - fixed) / 147_456)
+    assert fit.streams == kv_tokens(fit) // 4096 // 8 * 8 == 88
+    shared = fitted(demand(sizes["8B"]), gpus(1, 80))
+    assert 16 <= shared.streams < fit.streams, "there what learns has half of it"
     assert fit.micro_batch_tokens == 32_768, "more at once is no faster"
     (room,) = (part for part in fit.shares[0].parts if part.what.startswith("activations"))
     token = token_bytes(sizes["8B"], checkpointing=True)
     assert room.size == pytest.approx(1.1 * 40_960 * token), "one sample, and a tenth of margin"
-    assert any("11.8 contexts of 32k" in line for line in fit.lines())
-
-
-def test_a_server_computes_as_many_streams_as_its_cache_has_room_for(
-    sizes: dict[str, ModelSize],
-) -> None:
-    assert [streams(cached) for cached in (0, 100_000, 200_000, 10**7)] == [16, 24, 48, 128]
-    alone = reckon(plan(Wanted(gpus=8)), gpus(8, 80), demand(sizes["8B"]))
-    assert alone.streams == kv_tokens(alone) // 4096 // 8 * 8 == 88
-    shared = fitted(demand(sizes["8B"]), gpus(1, 80))
-    assert 16 <= shared.streams < alone.streams, "there what learns has half of it"
 
 
 def test_32b_is_split_and_sampled_by_pairs(sizes: dict[str, ModelSize]) -> None:
@@ -331,12 +288,6 @@ def test_the_figures_in_a_settings_file_are_what_is_reckoned(
 def test_openclaw_can_be_served_from_every_settings_file(file: Path) -> None:
     context = load(["--config", str(file)]).run.context_tokens
     assert context is None or too_small(context) is None
-
-
-def test_there_is_a_file_for_every_usual_machine() -> None:
-    names = {file.stem for file in FOR_GPUS}
-    assert {"1x24GB-4bit", "1x80GB", "1xH200", "2x80GB", "4x80GB", "8x80GB"} <= names
-    assert "remote-samplers" in names
 
 
 def fitted(what: Demand, there: list[Gpu]) -> Fit:

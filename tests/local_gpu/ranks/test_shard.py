@@ -114,16 +114,6 @@ def test_a_loss_that_fails_on_one_rank_voids_the_step_and_nobody_waits(
     same_report(many.step(PASSES, ADAM), one.step(PASSES, ADAM))
 
 
-@pytest.mark.slow
-def test_an_adapter_of_another_rank_is_refused(
-    many: RankedLearning, model: Path, tmp_path: Path
-) -> None:
-    other = one_process(model, tmp_path / "root", rank=2)
-    other.write_adapter(tmp_path / "narrow")
-    with pytest.raises(BackendError, match="rank"):
-        many.score(tmp_path / "narrow", [])
-
-
 def test_only_the_layers_are_cut_and_nothing_keeps_them_whole(model: Path, tmp_path: Path) -> None:
     base = open_base(str(model), device="cpu", dtype="auto", threads=1)
     layers = [weakref.ref(p) for p in base.module.model.layers.parameters()]

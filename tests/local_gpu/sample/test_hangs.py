@@ -16,6 +16,7 @@ from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer
+from tests.local_gpu.prompts import prompt, sampled
 from tests.support.inference_servers import (
     SLOW_S,
     Stoppable,
@@ -65,10 +66,6 @@ async def beside(
             await pool.aclose()
 
 
-def prompt(salt: int) -> tuple[int, ...]:
-    return tuple((salt * 29 + i * i * 3 + i * salt) % 64 for i in range(40))
-
-
 @dataclass
 class Reply:
     """A reply that is continued where it breaks off, as the gateway does."""
@@ -107,7 +104,7 @@ async def test_replies_go_on_elsewhere_and_the_server_comes_back_with_every_vers
 ) -> None:
     async with beside(stopped, tmp_path, 1) as place:
         sampler = await place.publish("v1")
-        replies = [Reply(sampler, prompt(salt), 60) for salt in range(6)]
+        replies = [Reply(sampler, prompt(40, salt), 60) for salt in range(6)]
         async with asyncio.timeout(AT_MOST_S), asyncio.TaskGroup() as group:
             for reply in replies[:4]:
                 group.create_task(reply.run())
@@ -137,7 +134,7 @@ async def test_a_server_that_only_pauses_keeps_its_requests(
 ) -> None:
     async with beside(stopped, tmp_path, 0, deadlines=replace(PATIENT, answer_s=2)) as place:
         sampler = await place.publish("v1")
-        reply = Reply(sampler, prompt(1), 40)
+        reply = Reply(sampler, prompt(40, 1), 40)
         async with asyncio.timeout(AT_MOST_S), asyncio.TaskGroup() as group:
             group.create_task(reply.run())
             await reply.began.wait()
@@ -157,7 +154,9 @@ async def test_a_server_that_computes_for_others_does_not_hang(tmp_path: Path) -
     async with site(tmp_path, 1, options=options) as place:
         sampler, (server,) = await place.publish("v1"), place.servers
         server.faults.slow_s = 0.1
-        async with aclosing(sampler.stream(prompt(1), SamplingParams(max_tokens=400))) as stream:
+        async with aclosing(
+            sampler.stream(prompt(40, 1), SamplingParams(max_tokens=400))
+        ) as stream:
             await anext(stream)
             server.faults.hangs = True  # whoever comes now gets no turn
             asked = len(server.log.warmed)
@@ -177,30 +176,9 @@ async def test_a_request_that_waits_too_long_goes_elsewhere_and_says_nothing_of_
         slow = place.servers[0]
         slow.faults.hangs = True
         for salt in range(2):  # one of both goes there first
-            (drawn,) = await sampler.sample(prompt(salt), SamplingParams(max_tokens=5))
-            assert len(drawn.tokens) == 5
+            assert len((await sampled(sampler, prompt(40, salt))).tokens) == 12
         assert slow.log.prompts
         assert place.pool.away() == ()
-
-
-@pytest.mark.slow
-async def test_an_engine_that_hangs_is_noticed_though_its_http_side_answers(tmp_path: Path) -> None:
-    async with site(tmp_path, 2, options=QUICK, deadlines=SOON) as place:
-        sampler = await place.publish("v1")
-        for server in place.servers:
-            server.faults.slow_s = SLOW_S
-        sick = place.servers[0]
-        sick.faults.hangs = True
-        async with asyncio.timeout(AT_MOST_S):
-            drawn = await asyncio.gather(
-                *(sampler.sample(prompt(salt), SamplingParams(max_tokens=5)) for salt in range(2))
-            )
-        assert [len(one.tokens) for (one,) in drawn] == [5, 5]
-        ((url, why),) = place.pool.away()
-        assert url == sick.url
-        assert "hangs" in why
-        sick.faults.hangs = False
-        await eventually(lambda: place.pool.away() == ())
 
 
 async def test_one_that_nobody_asks_is_noticed_and_whoever_runs_it_is_told_until_it_is_back(

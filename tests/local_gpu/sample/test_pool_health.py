@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from local_gpu.sample.member import Member, PoolOptions
+from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer
+from tests.local_gpu.prompts import prompt, sampled
 from tests.support.inference_servers import MODEL, InferenceServer, inference_servers, tiny_base
 from tests.support.pools import FAST, TEXT, Site, Trainer, eventually, facts_of, site
 from tinker_claw.errors import BackendError, OutageError
@@ -22,15 +21,6 @@ from tinker_claw.types import Completion, SamplingParams
 
 SLOW_TO_RETURN = PoolOptions(returns=Backoff(600, 600), look_s=600)
 """Options with which a server that leaves does not return during a test."""
-
-
-def prompt(length: int, salt: int = 1) -> tuple[int, ...]:
-    return tuple((salt * 29 + i * i * 3 + i * salt) % 64 for i in range(length))
-
-
-async def one(sampler: Sampler, tokens: tuple[int, ...], **params: Any) -> Completion:
-    settings: dict[str, Any] = {"max_tokens": 12, "seed": 4} | params
-    return (await sampler.sample(tokens, SamplingParams(**settings)))[0]
 
 
 async def streamed(sampler: Sampler, tokens: tuple[int, ...]) -> Completion:
@@ -46,7 +36,7 @@ def had(server: InferenceServer) -> int:
 async def home(place: Site, sampler: Sampler, tokens: tuple[int, ...]) -> InferenceServer:
     """Server of a conversation, at which it continues."""
     before = [had(server) for server in place.servers]
-    await one(sampler, tokens)
+    await sampled(sampler, tokens)
     return next(s for s, n in zip(place.servers, before, strict=True) if had(s) > n)
 
 
@@ -55,9 +45,9 @@ async def test_a_busy_server_passes_a_request_on_and_stays(tmp_path: Path) -> No
         sampler, tokens = await place.publish("v1"), prompt(520)
         busy = await home(place, sampler, tokens)
         busy.faults.status = 429
-        assert len((await one(sampler, tokens)).tokens) == 12
+        assert len((await sampled(sampler, tokens)).tokens) == 12
         busy.faults.status = None
-        assert len((await one(sampler, prompt(520, 2))).tokens) == 12
+        assert len((await sampled(sampler, prompt(520, 2))).tokens) == 12
         assert place.pool.away() == ()
 
 
@@ -67,12 +57,12 @@ async def test_a_busy_server_that_is_the_only_one_is_an_outage_that_says_so(tmp_
         sampler, (busy,) = await place.publish("v1"), place.servers
         busy.faults.status = 429
         with pytest.raises(OutageError, match=r"No server can be asked: .* answers HTTP 429"):
-            await one(sampler, prompt(30))
+            await sampled(sampler, prompt(30))
         looked = len(busy.log.warmed)
         await eventually(lambda: len(busy.log.warmed) >= looked + 2)
         assert place.pool.away() == ()
         busy.faults.status = None
-        assert len((await one(sampler, prompt(30))).tokens) == 12
+        assert len((await sampled(sampler, prompt(30))).tokens) == 12
 
 
 @pytest.mark.slow
@@ -95,23 +85,11 @@ async def test_another_server_takes_what_fails_before_the_first_token(
         assert had(sick) == before + (ends != "gone")  # it was asked, and
         assert [url for url, _ in place.pool.away()] == [sick.url]
         for salt in range(2, 6):  # left at once: these would spread over both
-            await one(sampler, prompt(520, salt), max_tokens=1)
+            await sampled(sampler, prompt(520, salt), max_tokens=1)
         assert had(sick) == before + (ends != "gone")
         assert not any(name == "v1" for name, _ in sick.log.warmed[warmed:])
         if ends == "gone":
             sick.start()
-
-
-async def test_another_server_takes_a_late_request_that_cannot_be_loaded(tmp_path: Path) -> None:
-    async with site(tmp_path, options=SLOW_TO_RETURN) as place:
-        sampler = await place.publish("v1")
-        await sampler.aclose()
-        await eventually(lambda: not any(server.adapters for server in place.servers))
-        place.servers[0].stop()
-        for salt in range(2):
-            drawn = await one(sampler, prompt(30, salt))
-            assert place.errors("v1", prompt(30, salt), drawn) < 1e-4
-        place.servers[0].start()
 
 
 @pytest.mark.parametrize("fault", ["breaks_after", "ends_after"])
@@ -135,7 +113,7 @@ async def test_a_reply_that_breaks_off_is_an_outage_and_goes_on_elsewhere(
         assert len(got) == 5
         before = had(sick)
         # As the gateway does it.
-        rest = await one(sampler, (*tokens, *got), max_tokens=15)
+        rest = await sampled(sampler, (*tokens, *got), max_tokens=15)
         assert len(rest.tokens) == 15
         assert place.errors("v1", (*tokens, *got), rest) < 1e-4
         assert had(sick) == before
@@ -147,7 +125,7 @@ async def test_a_server_that_comes_back_has_every_version_in_use_again(tmp_path:
         dead = place.servers[0]
         dead.stop()
         for salt in range(4):
-            assert place.errors("v2", prompt(30, salt), await one(new, prompt(30, salt))) < 1e-4
+            assert place.errors("v2", prompt(30, salt), await sampled(new, prompt(30, salt))) < 1e-4
         newest = await place.publish("v3")  # while it is away
         await old.aclose()
         dead.log.changes.clear()
@@ -157,7 +135,7 @@ async def test_a_server_that_comes_back_has_every_version_in_use_again(tmp_path:
         place.servers[1].stop()
         for sampler in (new, newest):
             tokens = prompt(30)
-            assert place.errors(sampler.ref, tokens, await one(sampler, tokens)) < 1e-4
+            assert place.errors(sampler.ref, tokens, await sampled(sampler, tokens)) < 1e-4
         place.servers[1].start()
 
 
@@ -179,7 +157,7 @@ async def test_a_server_that_was_restarted_unnoticed_is_noticed_by_what_it_lacks
         sampler, tokens = await place.publish("v1"), prompt(520)
         restarted = await home(place, sampler, tokens)
         restarted.restart()
-        assert place.errors("v1", tokens, await one(sampler, tokens)) < 1e-4
+        assert place.errors("v1", tokens, await sampled(sampler, tokens)) < 1e-4
         assert ("late", "v1") in restarted.log.changes
         await eventually(lambda: "v1" in restarted.adapters)
 
@@ -191,7 +169,7 @@ async def test_a_server_full_of_episodes_is_well_and_takes_a_new_version(tmp_pat
         sampler, (server,) = await place.publish("v1"), place.servers
         server.faults.full = True
         async with asyncio.TaskGroup() as group:
-            episode = group.create_task(one(sampler, prompt(520)))
+            episode = group.create_task(sampled(sampler, prompt(520)))
             await asyncio.sleep(3)
             assert place.pool.away() == ()
             await place.publish("v2")
@@ -205,9 +183,9 @@ async def test_an_outage_of_all_names_them_and_ends_by_itself(tmp_path: Path) ->
         for server in place.servers:
             server.stop()
         with pytest.raises(OutageError):
-            await one(sampler, tokens)
+            await sampled(sampler, tokens)
         with pytest.raises(OutageError, match=r"No server.*away for \d+ s \(.*cannot") as told:
-            await one(sampler, tokens)
+            await sampled(sampler, tokens)
         assert all(server.url in str(told.value) for server in place.servers)
         with pytest.raises(OutageError):
             await place.publish("v2")
@@ -216,7 +194,7 @@ async def test_an_outage_of_all_names_them_and_ends_by_itself(tmp_path: Path) ->
             server.start()
         await eventually(lambda: place.pool.away() == ())
         assert all(set(server.adapters) == {"v1"} for server in place.servers)
-        assert place.errors("v1", tokens, await one(sampler, tokens)) < 1e-4
+        assert place.errors("v1", tokens, await sampled(sampler, tokens)) < 1e-4
 
 
 async def test_a_server_that_cannot_load_a_version_leaves_and_the_others_serve_it(
@@ -229,10 +207,18 @@ async def test_a_server_that_cannot_load_a_version_leaves_and_the_others_serve_i
         ((url, error),) = place.pool.away()
         assert url == place.servers[0].url
         assert "cannot load" in error
-        assert place.errors("v2", prompt(30), await one(new, prompt(30))) < 1e-4
+        assert place.errors("v2", prompt(30), await sampled(new, prompt(30))) < 1e-4
         place.servers[0].faults.refuses_loads = False
         await eventually(lambda: place.pool.away() == ())
         assert "v2" in place.servers[0].adapters
+        for server in place.servers:
+            server.faults.refuses_loads = True
+        with pytest.raises(BackendError, match="No server serves 'v3'") as refused:
+            await place.publish("v3")
+        assert not isinstance(refused.value, OutageError)
+        assert place.pool.away() == (), "the version is at fault"
+        assert place.pool.live() == {"v1", "v2"}
+        assert place.errors("v2", prompt(30), await sampled(new, prompt(30))) < 1e-4
 
 
 @pytest.mark.slow
@@ -244,22 +230,7 @@ async def test_a_server_that_hangs_does_not_hold_up_a_publish(tmp_path: Path) ->
         ((url, error),) = place.pool.away()
         assert url == place.servers[0].url
         assert "not ready in 8 s" in error
-        assert len((await one(new, prompt(30))).tokens) == 12
-
-
-async def test_a_version_that_no_server_loads_is_refused_and_the_old_one_goes_on(
-    tmp_path: Path,
-) -> None:
-    async with site(tmp_path) as place:
-        old = await place.publish("v1")
-        for server in place.servers:
-            server.faults.refuses_loads = True
-        with pytest.raises(BackendError, match="No server serves 'v2'") as refused:
-            await place.publish("v2")
-        assert not isinstance(refused.value, OutageError)
-        assert place.pool.away() == ()
-        assert place.pool.live() == {"v1"}
-        assert place.errors("v1", prompt(30), await one(old, prompt(30))) < 1e-4
+        assert len((await sampled(new, prompt(30))).tokens) == 12
 
 
 async def test_a_request_that_fails_everywhere_spares_the_last_servers(tmp_path: Path) -> None:
@@ -269,7 +240,7 @@ async def test_a_request_that_fails_everywhere_spares_the_last_servers(tmp_path:
         for server in place.servers:  # which have been looked at
             server.faults.status = 500
         with pytest.raises(OutageError, match="HTTP 500"):
-            await one(sampler, prompt(30))
+            await sampled(sampler, prompt(30))
         assert sorted(had(server) for server in place.servers) == [0, 1, 1, 1]
         assert len(place.pool.away()) == 3
 
@@ -282,21 +253,17 @@ async def test_a_server_that_is_not_up_yet_joins_later(tmp_path: Path) -> None:
         pool = await PoolServing.start(connected, facts_of(tiny_base()), trainer.score, TEXT, FAST)
         place = Site(pool, trainer, servers, tmp_path)
         sampler = await place.publish("v1")
-        assert len((await one(sampler, prompt(20))).tokens) == 12
+        assert len((await sampled(sampler, prompt(20))).tokens) == 12
         servers[1].start()
         await eventually(lambda: pool.away() == ())
         assert "v1" in servers[1].adapters
         await pool.aclose()
-
-
-async def test_a_pool_of_servers_that_are_all_away_does_not_start(tmp_path: Path) -> None:
-    with inference_servers(tiny_base(), 1) as servers:
-        servers[0].stop()
-        connected = [VllmServer(server.url) for server in servers]
-        trainer = Trainer(tiny_base(), tmp_path)
-        with pytest.raises(OutageError, match="cannot be reached"):
-            await PoolServing.start(connected, facts_of(tiny_base()), trainer.score, TEXT, FAST)
-        servers[0].start()
+        with pytest.raises(OutageError, match="are closed"):
+            await sampled(sampler, prompt(20))
+        with pytest.raises(OutageError, match="can be asked"):
+            await place.publish("v2")
+        await sampler.aclose()
+        assert pool.live() == frozenset()
 
 
 async def test_a_pool_can_be_closed_while_a_server_is_being_brought_back(tmp_path: Path) -> None:
@@ -307,32 +274,7 @@ async def test_a_pool_can_be_closed_while_a_server_is_being_brought_back(tmp_pat
             server.faults.breaks_after = 0
             server.restart()
         with pytest.raises(OutageError):
-            await one(sampler, prompt(20))
+            await sampled(sampler, prompt(20))
         await eventually(lambda: any(server.log.warmed for server in place.servers))
         async with asyncio.timeout(60):
             await place.pool.aclose()
-
-
-async def test_a_closed_pool_says_so_and_lets_its_samplers_close(tmp_path: Path) -> None:
-    async with site(tmp_path) as place:
-        sampler, folder = await place.publish("v1"), place.adapter("v2")
-        await place.pool.aclose()
-        with pytest.raises(OutageError, match="are closed"):
-            await one(sampler, prompt(20))
-        with pytest.raises(OutageError, match="can be asked"):
-            await place.pool.open("v2", folder)
-        await sampler.aclose()
-        assert place.pool.live() == frozenset()
-
-
-def test_who_fails_again_is_asked_ever_later() -> None:
-    none: Any = None
-    options = PoolOptions(returns=Backoff(first_s=100, longest_s=3000))
-    member = Member(0, VllmServer("http://127.0.0.1:1"), none, none, options)
-    member.leave("broken")
-    assert member.away
-    waits: list[int] = []
-    for _ in range(7):
-        waits.append(round((member.away.next_at - time.monotonic()) / 100))
-        member.failed_again("still broken")
-    assert waits == [1, 2, 4, 8, 16, 30, 30]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from local_gpu.sample.routing import BLOCK, REQUEST_COST, Prefix, RecentPrompts, Routes, keys_of
 
 IDLE = {0: 0, 1: 0, 2: 0}
@@ -21,30 +19,6 @@ def sent(
     server = routes.choose(name, keys, len(prompt), in_flight)
     routes.note(name, keys, len(prompt), server)
     return server
-
-
-def test_a_prompt_that_goes_on_shares_the_keys_of_what_was_there() -> None:
-    first = text(1000)
-    longer = (*first, *text(400, 5))
-    assert len(keys_of(first)) == 3
-    assert keys_of(longer)[:3] == keys_of(first) == keys_of(list(first))
-    other = (first[0] + 1, *first[1:])  # one token, at the very beginning
-    assert not set(keys_of(other)) & set(keys_of(first))
-    assert keys_of(first[: BLOCK - 1]) == []
-
-
-def test_a_conversation_stays_where_it_began() -> None:
-    routes, prompt = Routes(), text(3000)
-    where = sent(routes, prompt, IDLE)
-    for turn in range(1, 6):
-        sent(routes, text(3000, salt=turn), IDLE)  # others come and go
-        prompt = (*prompt, *text(700, salt=100 + turn))
-        assert sent(routes, prompt, IDLE) == where
-
-
-def test_new_conversations_spread_over_idle_servers() -> None:
-    routes = Routes()
-    assert sorted(sent(routes, text(3000, salt=s), IDLE) for s in range(6)) == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_conversation_moves_when_its_server_is_busier_by_more_than_its_prompt_is_worth() -> None:
@@ -71,22 +45,6 @@ def test_what_one_version_has_cached_is_nothing_to_another() -> None:
     routes.forget_name("v1")
     busy = dict.fromkeys(IDLE, 0) | {where: 1}
     assert routes.choose("v1", keys_of(prompt), 5000, busy) != where
-
-
-def test_a_server_that_began_anew_has_nothing_cached() -> None:
-    routes, prompt = Routes(), text(5000)
-    where = sent(routes, prompt, IDLE)
-    busy = {server: int(server == where) for server in IDLE}
-    assert routes.choose("v1", keys_of(prompt), 5000, busy) == where
-    routes.forget_server(where)
-    assert routes.choose("v1", keys_of(prompt), 5000, busy) != where
-
-
-def test_a_server_out_of_the_rotation_is_not_chosen() -> None:
-    routes, prompt = Routes(), text(5000)
-    where = sent(routes, prompt, IDLE)
-    rest = {server: 5 for server in IDLE if server != where}
-    assert routes.choose("v1", keys_of(prompt), 5000, rest) in rest
 
 
 def test_what_was_not_asked_for_in_a_long_time_is_forgotten() -> None:
@@ -126,29 +84,6 @@ def test_a_prompt_is_known_where_it_was_computed_last() -> None:
     assert seen.prefixes(4, server=1) == [Prefix(here), Prefix(there)]
 
 
-def test_only_recent_prompts_of_a_block_and_more_are_known() -> None:
-    many = [text(BLOCK, salt) for salt in range(8)]
-    assert recent(*many, text(BLOCK - 1, 9)).prefixes(9) == [Prefix(p) for p in many[:1:-1]]
-
-
-def test_a_prompt_is_looked_up_from_its_end_and_no_further_than_all_have_it() -> None:
-    class Counted(list[int]):
-        looked = 0
-
-        def __getitem__(self, at: Any) -> Any:
-            self.looked += 1
-            return super().__getitem__(at)
-
-    routes, shared, prompt = Routes(), text(2000), text(20_000)
-    for server in IDLE:
-        routes.note("v1", keys_of(shared), len(shared), server)
-    routes.note("v1", keys_of(prompt), len(prompt), 1)
-    for tokens in (prompt, (*shared, *text(3000, 1))):
-        keys = Counted(keys_of(tokens))
-        routes.choose("v1", keys, len(tokens), IDLE)
-        assert keys.looked == len(keys) - len(keys_of(shared)) + 1
-
-
 def test_what_one_salt_has_is_nothing_to_another() -> None:
     routes, prompt = Routes(), text(10 * BLOCK)
     assert not set(keys_of(prompt, "anna")) & {*keys_of(prompt, "ben"), *keys_of(prompt)}
@@ -157,10 +92,3 @@ def test_what_one_salt_has_is_nothing_to_another() -> None:
     routes.note("v1", keys_of(prompt, "anna"), 3000, where)
     assert routes.choose("v1", keys_of((*prompt, 1), "anna"), 3000, idle) == where
     assert routes.choose("v1", keys_of(prompt, "ben"), 3000, idle) != where
-
-
-def test_a_prompt_is_kept_with_its_salt() -> None:
-    seen, system = RecentPrompts(), text(4 * BLOCK)
-    for salt in ("anna", "ben"):
-        seen.note(system, keys_of(system, salt), salt)
-    assert seen.prefixes(4) == [Prefix(system, "ben"), Prefix(system, "anna")]

@@ -31,18 +31,6 @@ def connected(server: TinkerServer) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    with wire_server(tmp_path_factory.mktemp("wire")) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: TinkerServer) -> Iterator[Any]:
-    with connected(server) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
 def rest(server: TinkerServer) -> Any:
     return tinker.RestClient(base_url=server.url, api_key=KEY)
 
@@ -101,16 +89,6 @@ def test_a_path_is_given_once_even_after_its_checkpoint_was_deleted(client: Any,
         rest.delete_checkpoint_from_tinker_path(path).result(WAIT_S)
     with pytest.raises(tinker.RequestFailedError, match="overwrite is True"):
         training.save_state("another", overwrite=True).result(WAIT_S)
-    step(training)
-
-
-def test_weights_are_not_loaded_into_a_model_that_is_there(client: Any) -> None:
-    """The SDK warns of it."""
-    training = lora(client)
-    path = training.save_state("here").result(WAIT_S).path
-    legacy = training._load_state_impl(path, optimizer=True, weights_access_token=None)
-    with pytest.raises(tinker.RequestFailedError, match="create_training_client_from_state"):
-        legacy.result(WAIT_S)
     step(training)
 
 

@@ -14,18 +14,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from local_gpu.learn.passes import PassBudget, Passes
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.load import load_base
-from local_gpu.model.lora import BaseModel, LoraShape, adapter_parameters, fresh_adapter, with_lora
+from local_gpu.model.lora import adapter_parameters, with_lora
 from local_gpu.tree.body import Body
 from local_gpu.tree.cuts import cut
 from local_gpu.tree.kernels import Kernel, MergedKernel, SdpaKernel
 from local_gpu.tree.prefix_tree import MIN_SHARED, grow
+from tests.local_gpu.learners import SHAPE, STILL, apart, gradient, learner, warm
 from tests.support.backends import VOCABULARY, tiny_model
 from tinker_claw.types import Adam, Datum, LossPass
 
-SHAPE = LoraShape(rank=4, alpha=8)
 Tokens = tuple[int, ...]
 Turn = tuple[Tokens, int]
 """Prompt and reply, and where the reply starts."""
@@ -77,22 +76,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("chains"))
 
 
-def opened(model: Path, dtype: torch.dtype) -> tuple[BaseModel, dict[str, Tensor]]:
-    base = load_base(str(model), device=CPU, dtype=dtype)
-    draw = torch.Generator().manual_seed(5)
-    fresh = fresh_adapter(base, SHAPE, seed=0)
-    return base, {n: t + 0.1 * torch.randn(t.shape, generator=draw) for n, t in fresh.items()}
-
-
 def exact_gradient(model: Path, body: Body, turns: list[Turn], passes: list[list[int]]) -> Tensor:
     """Gradient in float64 of signed weights on the logprobs of all replies."""
-    base, adapter = opened(model, torch.float64)
+    base = load_base(str(model), device=CPU, dtype=torch.float64)
     for name, norm in list(base.module.named_modules()):
         if type(norm).__name__ == "Qwen3RMSNorm":  # computed in float32, whatever it is given
             exact = torch.nn.RMSNorm(norm.weight.shape, eps=norm.variance_epsilon)
             exact.weight = norm.weight
             base.module.set_submodule(name, exact)
-    module = with_lora(base, SHAPE, adapter)
+    module = with_lora(base, SHAPE, warm(base))
     copies = list(adapter_parameters(module).values())
     for copy in copies:
         copy.requires_grad_(True)
@@ -141,45 +133,32 @@ def datums(turns: list[Turn], loss: str) -> tuple[Datum, ...]:
     return tuple(made)
 
 
-def learner(model: Path, kernel: Kernel, tokens: int | None) -> LoraOptimizer:
-    base, adapter = opened(model, torch.float32)
-    return LoraOptimizer(
-        base,
-        SHAPE,
-        adapter,
-        passes=Passes(Body(kernel, CPU), PassBudget(tokens)),
-        context_tokens=10_000,
-        checkpointing=False,
-    )
+def learning(model: Path, kernel: Kernel, tokens: int | None) -> LoraOptimizer:
+    base = load_base(str(model), device=CPU, dtype=torch.float32)
+    return learner(base, kernel=kernel, tokens=tokens)
 
 
-@CASES
 @KERNELS
 @pytest.mark.parametrize("loss", ["ppo", "cross_entropy"])
 def test_a_step_in_float32_is_that_of_samples_one_by_one(
-    model: Path, kernel: Kernel, loss: Any, case: str
+    model: Path, kernel: Kernel, loss: Any
 ) -> None:
-    """Also where the batch is cut into passes, and in logprobs, loss and moments."""
-    wanted = [LossPass(loss, datums(batch(case), loss))]
-    still = Adam(learning_rate=0.0, beta1=0.0, grad_clip_norm=0.0)
-    found: list[Tensor] = []
-    reports: list[Any] = []
-    for tokens in (1, None, 150):
-        one = learner(model, kernel, tokens)
-        reports.append(one.step(wanted, still))
-        moments = one.state().moments
-        first = [moments[name] for name in sorted(moments) if name.endswith(".exp_avg")]
-        found.append(torch.cat([tensor.flatten() for tensor in first]))
-    for got, report in zip(found[1:], reports[1:], strict=True):
-        assert float((got - found[0]).norm() / found[0].norm()) < 1e-5
-        assert report.losses == pytest.approx(reports[0].losses, rel=1e-5)
-        for a, b in zip(report.logprobs[0], reports[0].logprobs[0], strict=True):
+    """Also where the batch is cut into passes, and in logprobs and loss."""
+    wanted = [LossPass(loss, datums(batch("mixed"), loss))]
+    alone = learning(model, kernel, 1)
+    right, expected = alone.step(wanted, STILL), gradient(alone, wanted)
+    for tokens in (None, 150):
+        packed = learning(model, kernel, tokens)
+        report = packed.step(wanted, STILL)
+        assert apart(gradient(packed, wanted), expected) < 1e-5
+        assert report.losses == pytest.approx(right.losses, rel=1e-5)
+        for a, b in zip(report.logprobs[0], right.logprobs[0], strict=True):
             assert a == pytest.approx(b, abs=1e-5)
 
 
 def computed(model: Path, turns: list[Turn], tokens: int | None) -> list[int]:
     """Tokens that each pass of a step computes."""
-    one, seen = learner(model, MergedKernel(), tokens), list[int]()
+    one, seen = learning(model, MergedKernel(), tokens), list[int]()
     one.module.model.layers[0].register_forward_pre_hook(
         lambda module, args: seen.append(args[0].shape[1])
     )

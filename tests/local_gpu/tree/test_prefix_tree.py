@@ -13,11 +13,6 @@ from tests.support.local_reference import SETTINGS, batches, tensors
 least_shared = st.sampled_from([1, 2, 4, 32])
 
 
-def forks(sequences: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
-    """Sequences that no other one begins with."""
-    return {s for s in sequences if not any(o != s and o[: len(s)] == s for o in sequences)}
-
-
 def seen_by_row(tree: PrefixTree) -> list[set[int]]:
     """Rows that each row may attend to, by its segment's ancestors."""
     found: list[set[int]] = []
@@ -46,44 +41,6 @@ def test_each_sequence_is_spelt_by_its_rows_and_sees_its_own_prefix_only(
 
 
 @SETTINGS
-@given(batches(), least_shared)
-def test_a_row_is_seen_from_itself_to_the_end_of_its_subtree(
-    sequences: list[list[int]], least: int
-) -> None:
-    tree = grow(tensors(sequences), least=least)
-    ends = [s.subtree for s in tree.segments for _ in range(s.first, s.last)]
-    for query, seen in enumerate(seen_by_row(tree)):
-        assert seen == {k for k, end in enumerate(ends) if k <= query < end}
-
-
-@SETTINGS
-@given(batches(), least_shared)
-def test_segments_stand_end_to_end_below_their_ancestors(
-    sequences: list[list[int]], least: int
-) -> None:
-    tree = grow(tensors(sequences), least=least)
-    at = 0
-    known: list[tuple[int, int]] = []
-    for segment in tree.segments:
-        assert segment.first == at < segment.last <= segment.subtree <= len(tree.tokens)
-        assert set(segment.ancestors) <= set(known)
-        assert segment.position == sum(last - first for first, last in segment.ancestors)
-        assert not segment.ancestors or segment.ancestors[-1][1] <= segment.first
-        at = segment.last
-        known.append((segment.first, segment.last))
-        users = forks(
-            {
-                tuple(s)
-                for s, rows in zip(sequences, tree.rows, strict=True)
-                if segment.first in rows.tolist()
-            }
-        )
-        assert users
-        assert len(users) == 1 or segment.last - segment.first >= least
-    assert at == len(tree.tokens)
-
-
-@SETTINGS
 @given(batches())
 def test_every_shared_prefix_is_computed_once_and_none_where_sharing_is_off(
     sequences: list[list[int]],
@@ -102,26 +59,6 @@ def test_equal_sequences_are_computed_once_however_short(length: int) -> None:
     tree = grow([torch.arange(length)] * 3)
     assert tree.tokens.tolist() == list(range(length))
     assert [rows.tolist() for rows in tree.rows] == [list(range(length))] * 3
-
-
-@SETTINGS
-@given(batches(), least_shared)
-def test_no_segment_has_a_single_segment_below_it(sequences: list[list[int]], least: int) -> None:
-    tree = grow(tensors(sequences), least=least)
-    parents = [s.ancestors[-1] for s in tree.segments if s.ancestors]
-    assert all(parents.count(one) > 1 for one in parents)
-    assert len(tree.segments) < 2 * len(forks({tuple(s) for s in sequences}))
-
-
-@SETTINGS
-@given(batches(), least_shared)
-def test_a_sequence_that_another_begins_with_adds_no_row(
-    sequences: list[list[int]], least: int
-) -> None:
-    whole = grow(tensors(sequences), least=least)
-    alone = grow(tensors([list(s) for s in forks({tuple(s) for s in sequences})]), least=least)
-    assert torch.equal(whole.tokens, alone.tokens)
-    assert whole.segments == alone.segments
 
 
 def test_a_session_of_a_thousand_turns_is_one_segment() -> None:
