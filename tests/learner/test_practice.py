@@ -366,7 +366,7 @@ async def test_long_anchors_weigh_no_more_than_their_share_of_the_replies(tmp_pa
         return (*OBEYS[:1] * 7, STOP) if REQUEST[0] in prompt else told_base(prompt)
 
     trainer = Learns(base=at_length)
-    async with after_practice(tmp_path, trainer) as o:
+    async with after_practice(tmp_path, trainer):
         weights = dict[int, float]()
         for datum in trainer.steps[0][0].datums:
             length = len(datum.tokens) - datum.start
