@@ -11,7 +11,7 @@ import pytest
 from examples.judge_check import real
 from examples.judge_check.cases import read_lines
 from examples.judge_check.real import read_cases, read_talks, wilson
-from tests.lab.labels import agreement, draw, follow_ups
+from tests.lab.labels import follow_ups
 
 TALKS = [
     {"id": "abc_0", "conversations": [("human", "Name a tree."), ("gpt", "Oak.")]},
@@ -74,22 +74,6 @@ def test_request_and_reply_stand_before_the_message(
         ("", "Hello.", "Hi.", "goes_on"),
     ]
     assert [one.asks_hint for one in found] == [True, False]
-
-
-def test_the_draw_leaves_out_what_another_reader_drew() -> None:
-    talk = [{"from": side, "value": f"{n} {side}"} for n in range(300) for side in ("human", "gpt")]
-    talks = {"a": talk, "b": talk[:-2]}
-    places = follow_ups(talks)
-    shared = places[:100]
-    drawn = draw(talks, shared)
-    assert len({*drawn}) == len(drawn) == 450
-    assert not {*drawn} & {*shared}
-    assert drawn == draw(talks, shared)
-
-
-def test_agreement_by_chance_counts_nothing() -> None:
-    assert agreement([("a", "a"), ("b", "b")]) == (1.0, 1.0)
-    assert agreement([("a", "a"), ("a", "b"), ("b", "a"), ("b", "b")]) == (0.5, 0.0)
 
 
 def test_a_share_has_its_interval() -> None:
