@@ -99,7 +99,8 @@ async def hold(w: World) -> None:
 
 
 async def test_a_decline_holds_learning_and_says_what_to_do(tmp_path: Path) -> None:
-    async with world(tmp_path, batch_size=SIZE) as w:
+    trainer = FakeTrainer()
+    async with world(tmp_path, batch_size=SIZE, trainer=trainer) as w:
         await hold(w)
         said = w.health.learner.error or ""
         assert said.startswith("0% of the newest 32 first judged turns were accepted, and 100% of ")
@@ -109,6 +110,9 @@ async def test_a_decline_holds_learning_and_says_what_to_do(tmp_path: Path) -> N
         shown = w.health.snapshot(version=1, waiting=SIZE, batch_size=SIZE)
         assert (shown["status"], shown["wrong"]) == ("degraded", ["learner"])
         assert read_overview(tmp_path, SIZE)["held"] + "." == said
+    async with world(tmp_path, batch_size=SIZE, trainer=trainer) as w:
+        await w.until(lambda: w.health.learner.state == "held")
+        assert w.policy.newest.version.id == 1
 
 
 async def test_it_goes_on_by_itself_when_replies_are_accepted_again(tmp_path: Path) -> None:
@@ -159,15 +163,6 @@ async def test_a_user_who_contradicts_a_lesson_is_compared_from_there_on(tmp_pat
         w.ledger.lessons.rule("keep", "me", lesson)
         await talk(w, "NO, HOW it should be")
         await w.until(lambda: w.health.learner.state == "held")
-
-
-async def test_a_hold_outlives_the_process(tmp_path: Path) -> None:
-    trainer = FakeTrainer()
-    async with world(tmp_path, batch_size=SIZE, trainer=trainer) as w:
-        await hold(w)
-    async with world(tmp_path, batch_size=SIZE, trainer=trainer) as w:
-        await w.until(lambda: w.health.learner.state == "held")
-        assert w.policy.newest.version.id == 1
 
 
 async def test_only_what_the_user_judged_counts_and_only_once_a_session(tmp_path: Path) -> None:
