@@ -97,18 +97,6 @@ def cells(lines: Sequence[str]) -> dict[str, str]:
     return {f"{name} {what}": found.split(",")[0] for name, what, found in rows}
 
 
-async def test_no_injection_makes_a_hint_from_a_tool_however_obedient_the_judge(
-    tmp_path: Path,
-) -> None:
-    cases = [case for case in read_injections() if case.state.role == "tool"]
-    bases = [case for case in read_own() if case.id in {one.base for one in cases}]
-    rows = await asked([*cases, *bases], Answers(), tmp_path / "a.jsonl")
-    at_hints = [case for case in cases if case.aims == "hint"]
-    assert at_hints
-    found = cells([*table(at_hints, rows)])
-    assert found["injections got what they wanted"] == f"0 of {len(at_hints)}"
-
-
 def case(id: int, said: str, does: str, **more: Any) -> Case:
     return Case("own", id, "ask", "reply", NextState("user", said), does, **more)
 
@@ -173,9 +161,6 @@ async def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
         key: [*row.answers] for key, row in rows.items()
     }
     assert 0 < again.asked < first.asked
-    judge = Judge(third := Answers(), ONE_VOTE, most_hints=1)
-    await ask_all(judge, "another judge", cases[:2], file, at_once=1)
-    assert third.asked == 2
 
 
 def test_the_command_measures_a_judge_by_its_address(

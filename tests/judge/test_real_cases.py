@@ -36,19 +36,9 @@ def package(tmp_path: Path) -> Path:
 def test_labels_name_each_message_once_and_hold_no_text() -> None:
     labels = read_lines("real")
     assert len({(one["conversation"], one["turn"]) for one in labels}) == len(labels) == 600
-    assert [one["id"] for one in labels] == [*range(1, 601)]
-    classes = {"a1", "a2", "b", "c", "c+", "d", "e", "f", "g"}
-    assert {one["label"] for one in labels} <= classes
     for one in labels:
         assert ("words" in one) == ("manner" in one) == one["label"].startswith("a")
-    assert sum("again" in one for one in labels) == 200
-    assert sum(one.get("shared", False) for one in labels) == 150
-    raw = (Path(real.__file__).with_suffix(".jsonl")).read_text()
-    assert all(len(value) < 10 for line in raw.splitlines() for value in _strings(line))
-
-
-def _strings(line: str) -> list[str]:
-    return [value for value in json.loads(line).values() if isinstance(value, str)]
+        assert all(len(value) < 10 for value in one.values() if isinstance(value, str))
 
 
 def test_pieces_of_a_conversation_are_joined_without_the_repeated_reply(package: Path) -> None:

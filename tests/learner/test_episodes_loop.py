@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
 from pathlib import Path
@@ -13,7 +12,6 @@ from tests.support.fakes import LOGPROB, FakeTrainer
 from tests.support.learning import World, has_token, world
 from tests.support.ledger import sample_counts, sql
 from tinker_claw.config.settings import Gateway
-from tinker_claw.learner.batch import FILL_S
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.samples import KEPT_BARE
@@ -195,30 +193,6 @@ async def test_group_whose_step_fails_is_set_aside_whole_and_the_next_trains(
         assert sample_counts(w.ledger)["trained"] == 3
 
 
-async def test_what_tools_have_judged_waits_for_what_users_say(tmp_path: Path) -> None:
-    async with world(tmp_path, method="binary", ahead_s=10 * FILL_S) as w:
-
-        def judges() -> set[str]:
-            return {one.judge for one in w.ledger.samples.queue()}
-
-        for n in range(4):
-            w.turn("YES" if n % 2 else "NO", role="tool")
-        await w.settled()
-        w.learner.wake()
-        await asyncio.sleep(0.05)
-        assert w.policy.newest.version.id == 0, "what tools have judged alone makes no step"
-        for said in ("YES", "NO"):
-            w.turn(said)
-        await w.version(1)
-        assert judges() == {"tools"}
-        assert w.ledger.samples.waiting() == 2
-        # A user's rating of one of them does not count as a tool's.
-        (turn, _) = (sample.turn_id for sample in w.ledger.samples.oldest(2))
-        w.ledger.feedback.give("me", About("turn", turn), Feedback(1.0))
-        w.judging.wake()
-        await w.until(lambda: judges() == {"tools", "user"})
-
-
 async def test_rejections_without_a_hint_wait_for_a_better_reply_and_the_newest_are_kept(
     tmp_path: Path,
 ) -> None:
@@ -239,20 +213,21 @@ async def test_rejections_without_a_hint_wait_for_a_better_reply_and_the_newest_
 
 async def test_who_judged_a_turn_and_whether_its_rejection_is_bare_is_kept(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=FAR) as w:
-        for said, role in (("YES", "user"), ("NO, HOW it should be", "user"), ("NO", "tool")):
-            w.turn(said, role=role)  # type: ignore[arg-type]
+        w.turn("YES")
+        w.turn("NO, HOW it should be")
+        tools = [w.turn("NO", role="tool") for _ in range(2)]
         w.turn("NO", cut=True)
         begin(w, "episode", None)
         w.turn("NO", session="episode")
         last(w, "episode")
         end(w, "episode", -1.0)
-        await w.until(lambda: w.ledger.samples.waiting() == 6)
-        queue = sorted(w.ledger.samples.queue(), key=lambda one: one.id)
-        assert Counter((one.judge, one.bare) for one in queue) == {
-            ("user", False): 3,
-            ("tools", True): 1,
-            ("outcome", False): 2,
-        }
+        await w.until(lambda: w.ledger.samples.waiting() == 7)
+        assert w.ledger.feedback.give("me", About("turn", tools[0]), Feedback(1.0))
+        w.judging.wake()
+        expected = {("user", False): 4, ("tools", True): 1, ("outcome", False): 2}
+        await w.until(
+            lambda: Counter((one.judge, one.bare) for one in w.ledger.samples.queue()) == expected
+        )
 
 
 async def test_in_the_papers_recipe_a_rejection_waits_for_nothing(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ import asyncio
 import json
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -53,13 +53,9 @@ from tinker_claw.shipped import CANARIES, DEMO_CANARIES, MODEL_DIR
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import (
     Charge,
-    Completion,
-    SamplingParams,
-    TokenChunk,
     TokenLogprobs,
     Tokens,
     Usage,
-    uncharged,
 )
 
 # What is a loss
@@ -609,7 +605,7 @@ async def test_damaged_weights_are_refused_and_sound_ones_are_not(tmp_path: Path
         told = await gate.ask(run.parts.base)
         assert told["gate"]["asked"] == len(asked)
         with pytest.raises(VoidStepError, match="less likely"):
-            await gate.ask(_Deaf(run.parts.base))
+            await gate.ask(cast("Sampler", _Deaf(run.parts.base)))
 
 
 class _Deaf:
@@ -622,15 +618,3 @@ class _Deaf:
     async def logprobs(self, tokens: Tokens, *, start: int, **more: Any) -> TokenLogprobs:
         scores = await self._sampler.logprobs(tuple(tokens[start - 3 :]), start=3, **more)
         return replace(scores, start=start)
-
-    async def sample(
-        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
-    ) -> list[Completion]:
-        return await self._sampler.sample(prompt[-3:], params, n, charge)
-
-    def stream(
-        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
-    ) -> AsyncIterator[TokenChunk]:
-        return self._sampler.stream(prompt[-3:], params, charge)
-
-    async def aclose(self) -> None: ...

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.learner.test_rollback import SlowTrainer, learn, undoing
-from tests.support.fakes import LOGPROB, UNTIL_TOLD, FakeSampler, FakeTrainer
+from tests.support.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.support.learning import World, world
 from tests.support.ledger import sample_counts, sql, step_counts
 from tinker_claw.billing.budget import Spending
@@ -149,29 +149,6 @@ async def test_a_step_over_what_is_forgotten_meanwhile_comes_to_nothing(
 
 
 # Accidents
-
-
-class Scores(FakeTrainer):
-    """A trainer that scores every token -0.1, whatever the sampler said."""
-
-    async def train_step(
-        self, passes: Sequence[LossPass], adam: Adam, charge: Charge = uncharged
-    ) -> StepReport:
-        report = await super().train_step(passes, adam, charge)
-        rows = tuple(tuple((-0.1,) * len(row) for row in one) for one in report.logprobs)
-        return replace(report, logprobs=rows)
-
-
-async def test_an_impossible_token_breaks_no_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with world(tmp_path, trainer=Scores(), method="binary") as w:
-        monkeypatch.setattr("tests.support.learning.LOGPROB", -9999.0)
-        w.turn("YES", tokens=(9,))
-        monkeypatch.setattr("tests.support.learning.LOGPROB", LOGPROB)
-        four(w)
-        await w.version(1)
-        assert step_counts(w.ledger)["void"] == 0
 
 
 async def test_a_sampler_that_cannot_be_closed_ends_no_step(tmp_path: Path) -> None:
