@@ -184,9 +184,9 @@ async def test_an_answer_by_the_schema_is_asked_for_and_read() -> None:
     ], "evidence first"
     assert schemas[1]["schema"]["properties"]["does"]["enum"] == [*EFFECTS]
     for body, asked in zip(picky.bodies, schemas, strict=True):
-        assert asked["schema"]["required"] == [*asked["schema"]["properties"]]
-        told = body["messages"][0]["content"]
-        assert all(f"\n{name}: " in told for name in asked["schema"]["properties"])
+        names = [*asked["schema"]["properties"]]
+        assert asked["schema"]["required"] == names
+        assert all(f"\n{name}: " in body["messages"][0]["content"] for name in names)
 
 
 async def test_further_headers_are_sent_and_may_replace_the_key() -> None:
