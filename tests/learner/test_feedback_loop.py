@@ -280,7 +280,7 @@ async def test_sdft_takes_a_reply_that_was_praised_outright_for_its_example(
 ) -> None:
     async with world(tmp_path, method="sdft", batch_size=MANY) as w:
         corrected = w.turn("NO", session="s")
-        await w.until(lambda: w.why_refused(corrected) is not None or rewards(w))
+        await w.until(lambda: w.why_refused(corrected) is not None or bool(rewards(w)))
         better = w.turn("YES", session="s", reply="like this")
         sql_connection(w.ledger).execute("DELETE FROM next_states WHERE turn_id = ?", (better,))
         say(w, better, 1)

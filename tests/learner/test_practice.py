@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -412,7 +413,7 @@ async def test_a_run_that_comes_to_nothing(
     tmp_path: Path, base: Behaviour_, gate: type[Gate] | None, optimizer_steps: int
 ) -> None:
     trainer = Learns(base=base)
-    refuses = gate and (lambda parts: gate(parts, ()))
+    refuses = functools.partial(gate, canaries=()) if gate else None
     async with after_practice(tmp_path, trainer, gate=refuses) as o:
         assert o.steps()[0]["void"] == Void.UNLEARNED
         assert len(trainer.rates) == optimizer_steps

@@ -220,7 +220,7 @@ async def test_hints_that_the_model_seldom_follows_are_not_taught(tmp_path: Path
     ],
 )
 async def test_hints_are_taught_where_nothing_shows_that_they_are_not_understood(
-    tmp_path: Path, times: int, settings: dict[str, str]
+    tmp_path: Path, times: int, settings: dict[str, Any]
 ) -> None:
     async with world(tmp_path, batch_size=ENOUGH, **settings) as w:
         await asked_again(w, "NO, HOW it should be", times)

@@ -148,7 +148,9 @@ def test_episode_of_no_group_goes_by_its_own_outcome_of_which_zero_is_one(told: 
     told.look()
     assert told.queued() == {("a", 0): 0.0}
     late = Feedback(1.0, final=True)
-    assert told.ledger.feedback.give("me", About("session", "a"), late).unused
+    answer = told.ledger.feedback.give("me", About("session", "a"), late)
+    assert answer is not None
+    assert answer.unused
     text = " ".join(explained(sql(told.ledger), turn, text=True))
     assert "outcome 0 · reward 0" in text, "the one that counted"
     (sample,) = told.ledger.samples.oldest(99)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,7 +142,8 @@ def test_a_turn_is_a_sample_at_most_once(ledger: Ledger) -> None:
 def test_step_that_was_left_open_is_void_before_the_next_one_begins(ledger: Ledger) -> None:
     version = ledger.steps.newest_version()
     assert version is not None
-    samples, done = queue(ledger, 2), {"state_ref": "s", "sampler_ref": "p", "metrics": {}}
+    samples = queue(ledger, 2)
+    done: dict[str, Any] = {"state_ref": "s", "sampler_ref": "p", "metrics": {}}
     first = ledger.steps.begin(version.id, samples)
     assert ledger.steps.void_unfinished() == [first]
     second = ledger.steps.begin(version.id, samples)
