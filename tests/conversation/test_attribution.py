@@ -192,6 +192,8 @@ NOTE = "<system-reminder>\nToday is Sunday.\n</system-reminder>\n"
         ),
         ([NOTE, NOTE, "<command-name>/compact</command-name>\n", "hello"], "hello"),
         ([f"{NOTE}hello"], "hello"),
+        (["hello", NOTE, "again"], "hello\nagain"),
+        (["<environment_context>\n  <cwd>/home</cwd>\n</environment_context>"], ""),
         (["# AGENTS.md instructions for /x\n\n<INSTRUCTIONS>\nBe brief.\n</INSTRUCTIONS>"], ""),
         (["Fix it.\n\nTo suggest changes to a file you MUST return all of it."], "Fix it."),
         (["So?\n\nReply in English.\n"], "So?"),

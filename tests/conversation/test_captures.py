@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.captures import FILE, Captured, load
+from tests.support.captures import Captured, load
 from tests.support.gateways import MODEL, gateway, spell
 from tests.support.ledger import sql
 from tests.support.pictures import seeing_renderer
-from tinker_claw.conversation.classify import identify
-from tinker_claw.formats.chat import parse_chat
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState
 
@@ -174,39 +172,6 @@ def test_the_table_is_complete() -> None:
     assert len(rows) == 60
 
 
-def test_the_file_is_small_and_requests_share_what_the_real_ones_share() -> None:
-    assert FILE.stat().st_size < 400_000
-    first, second, *_ = captured("acceptance")
-    assert 40_000 < len(first.encoded()) < 42_000
-    for name in ("tools", "prompt_cache_key"):
-        assert first.body[name] == second.body[name]
-    assert first.body["messages"][:2] == second.body["messages"][:2]
-    systems = {one.body["messages"][0]["content"] for one in captured("gateway_side")}
-    assert len(systems) == 9
-    surfaces = [system for system in systems if system.startswith("<!-- openclaw:")]
-    assert len({system[:2000] for system in surfaces}) > 1
-
-
-@pytest.mark.parametrize("scenario", TABLE)
-def test_requests_are_recognised(scenario: str) -> None:
-    for row, one in zip(TABLE[scenario], captured(scenario), strict=True):
-        identity = identify(parse_chat(one.encoded()), one.headers)
-        assert (identity.call, identity.kind, identity.key) == (row.call, row.kind, row.session)
-
-
-def test_without_affinity_all_are_recognised_alike_and_sessions_are_the_same() -> None:
-    names = set[tuple[str, str]]()
-    for row, one in [(r, o) for s in TABLE for r, o in zip(TABLE[s], captured(s), strict=True)]:
-        bare = unnamed(one)
-        identity = identify(parse_chat(bare.encoded()), bare.headers)
-        assert (identity.call, identity.kind) == (row.call, row.kind), one.name
-        names.add((row.session, identity.key))
-    with_affinity, without = zip(*names, strict=True)
-    assert len(set(with_affinity)) == len(set(without)) == len(names), "one name for one name"
-    # A session with a name of its own keeps it; a cron job has only its Runtime line.
-    assert {pair for pair in names if pair[0] != pair[1]} == {(CRON, CRON_JOB)}
-
-
 @pytest.mark.parametrize("affinity", [True, False], ids=["", "without affinity"])
 @pytest.mark.parametrize("scenario", TABLE)
 async def test_conversations_are_followed(
@@ -238,7 +203,7 @@ async def test_conversations_are_followed(
             )
             for row, one in zip(rows, requests, strict=True)
         ]
-        if not affinity:
+        if not affinity:  # a cron job has only its Runtime line; a name of its own is kept
             got = [replace(row, session=CRON) if row.session == CRON_JOB else row for row in got]
         wanted = TABLE[scenario]
         assert [_shortened(row, like) for row, like in zip(got, wanted, strict=True)] == wanted

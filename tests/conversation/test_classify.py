@@ -48,7 +48,6 @@ from tinker_claw.conversation.harnesses import HARNESSES
 from tinker_claw.conversation.history import (
     Conversation,
     digest,
-    ends,
     find_next_state,
     reply_digest,
     same,
@@ -114,6 +113,9 @@ def test_the_evidence_for_a_session_has_an_order() -> None:
     del body["prompt_cache_key"]
     assert told(body).key == "s"
     assert told(body).reason.endswith("session from the Runtime line")
+    assert told(PLAIN | {"prompt_cache_key": "user:1"}).key == "user:1", "taken as it is"
+    assert told(PLAIN, session_id="a:2").key == "a:2"
+    assert told(PLAIN | {"prompt_cache_key": ""}).key == told(PLAIN).key, "none is named"
 
 
 def test_a_session_stays_one_when_it_is_compacted_or_affinity_is_switched_on() -> None:
@@ -129,12 +131,6 @@ def test_a_session_stays_one_when_it_is_compacted_or_affinity_is_switched_on() -
     long = "x" * 70
     cut = told(openclaw("hi", line=runtime(session_id=long)), session_id=f"{long}:0"[:64])
     assert cut.key == long
-
-
-def test_what_another_program_calls_a_session_is_taken_as_it_is() -> None:
-    assert told(PLAIN | {"prompt_cache_key": "user:1"}).key == "user:1"
-    assert told(PLAIN, session_id="a:2").key == "a:2"
-    assert told(PLAIN | {"prompt_cache_key": ""}).key == told(PLAIN).key, "none is named"
 
 
 def test_an_answer_that_is_asked_for_again_without_a_system_prompt_is_of_its_session() -> None:
@@ -173,12 +169,6 @@ def test_a_runtime_line_that_the_user_pastes_does_not_count() -> None:
     assert of_another.key.startswith("opening:")
 
 
-def test_an_isolated_cron_job_has_a_session_without_an_id() -> None:
-    line = runtime("agent:main:cron:77", session_id=None)
-    identity = told(openclaw("[cron:77 job] do it", line=line))
-    assert (identity.key, identity.kind) == ("agent:main:cron:77", Kind.SIDE)
-
-
 def test_codex_names_its_threads_and_a_thread_of_its_own_is_no_turn_of_its_user() -> None:
     tree = PLAIN | {"prompt_cache_key": "root"}
     asked = told(tree, **{"session-id": "root", "thread-id": "root"})
@@ -202,6 +192,16 @@ def test_a_trace_is_taken_only_from_a_well_formed_header() -> None:
     assert told(PLAIN, **TRACE).trace == trace
     for bad in ("", "x", f"00-{trace}-1-01", f"00-{'0' * 32}-4c2579d44019cb92-01", "00-é-1-01"):
         assert told(PLAIN, traceparent=bad).trace is None
+
+
+def test_headers_of_a_turns_type_and_of_a_sessions_end() -> None:
+    for says, kind in ((" Main ", Kind.MAIN), ("side", Kind.SIDE)):
+        assert told(PLAIN, x_turn_type=says).kind is kind
+        assert told(PLAIN, x_turn_type=says).reason.startswith("X-Turn-Type says so")
+    with pytest.raises(RequestError):
+        told(PLAIN, x_turn_type="middle")
+    assert told(PLAIN, x_session_done="TRUE").done
+    assert not told(PLAIN, x_session_done="0").done
 
 
 SDK = {"user-agent": "OpenAI/JS 7.15.0"}
@@ -348,27 +348,36 @@ TYPED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+MAIN = {
+    RequestKind.USER,
+    RequestKind.TOOL,
+    RequestKind.RETRY,
+    RequestKind.REASK,
+    RequestKind.CLIENT,
+    RequestKind.VERDICT,
+}
+
+
 @pytest.mark.parametrize(
     ("call", "body", "headers"), [c[:1] + c[2:] for c in CALLS], ids=[c[1] for c in CALLS]
 )
 def test_every_kind_of_call_is_recognised(
     call: RequestKind, body: dict[str, Any], headers: dict[str, str]
 ) -> None:
-    identity = told(body, **headers)
-    assert (identity.call, identity.kind) == (call, call.kind), identity.reason
-    main = call in (
-        RequestKind.USER,
-        RequestKind.TOOL,
-        RequestKind.RETRY,
-        RequestKind.REASK,
-        RequestKind.CLIENT,
-        RequestKind.VERDICT,
-    )
-    assert identity.kind == (Kind.MAIN if main else Kind.SIDE)
-    assert identity.reason.startswith(f"{call}: ")
+    """No header makes a side call trainable, one makes any call a side call, and no reason quotes
+    what was said."""
+    kind = Kind.MAIN if call in MAIN else Kind.SIDE
+    for says in ({}, {"x_turn_type": "main"}):
+        identity = told(body, **headers, **says)
+        assert (identity.call, identity.kind) == (call, kind), identity.reason
+        if kind is Kind.SIDE or not says:
+            assert identity.reason.startswith(f"{call}: ")
+    assert told(body, **headers, x_turn_type="side").kind is Kind.SIDE
+    secret = json.loads(json.dumps(body).replace("hi", "geheim"))
+    assert "geheim" not in told(secret, **headers).reason
 
 
-def test_no_kind_of_call_is_left_out() -> None:
+def test_kinds_of_calls_have_a_case_each() -> None:
     assert {call for call, *_ in CALLS} == set(RequestKind)
 
 
@@ -386,35 +395,6 @@ def test_a_user_of_another_program_may_say_anything() -> None:
     assert told({"messages": [*own["messages"], assistant("yo"), user("?")]}).kind is Kind.MAIN
 
 
-@pytest.mark.parametrize(
-    ("call", "body", "headers"), [c[:1] + c[2:] for c in CALLS], ids=[c[1] for c in CALLS]
-)
-def test_no_header_makes_a_side_call_trainable_and_one_makes_any_call_a_side_call(
-    call: RequestKind, body: dict[str, Any], headers: dict[str, str]
-) -> None:
-    main = told(body, **headers, x_turn_type="main")
-    assert (main.kind, main.call) == (call.kind, call)
-    assert told(body, **headers, x_turn_type="side").kind is Kind.SIDE
-    if call.kind is Kind.SIDE:
-        assert main.reason.startswith(f"{call}: ")
-        assert "X-Turn-Type says main" in main.reason
-
-
-def test_the_client_says_what_a_call_is_that_nothing_marks() -> None:
-    main = told(PLAIN, x_turn_type=" Main ")
-    assert (main.kind, main.call) == (Kind.MAIN, RequestKind.CLIENT)
-    assert main.reason.startswith("X-Turn-Type says so")
-    side = told(PLAIN, x_turn_type="side")
-    assert (side.kind, side.call) == (Kind.SIDE, RequestKind.CLIENT)
-    assert side.reason.startswith("X-Turn-Type says so")
-
-
-def test_a_reason_never_holds_what_was_said() -> None:
-    for _, _, body, headers in CALLS:
-        secret = json.loads(json.dumps(body).replace("hi", "geheim"))
-        assert "geheim" not in told(secret, **headers).reason
-
-
 def test_side_calls_without_a_session_belong_to_their_trace() -> None:
     assert told(utility(SUMMARISE, "x"), **TRACE).by_trace
     assert told(openclaw("x", user(FLUSH), line=FLUSHING), **TRACE).by_trace
@@ -422,17 +402,6 @@ def test_side_calls_without_a_session_belong_to_their_trace() -> None:
     assert (named.by_trace, named.key) == (False, "s")
     assert not told(utility(RECAP, "x")).by_trace
     assert not told(openclaw("hi"), **TRACE).by_trace
-
-
-def test_the_end_of_a_session_is_told_by_a_header() -> None:
-    assert told(PLAIN, x_session_done="TRUE").done
-    assert not told(PLAIN, x_session_done="0").done
-    assert not told(PLAIN).done
-
-
-def test_a_turn_type_must_exist() -> None:
-    with pytest.raises(RequestError):
-        told(PLAIN, x_turn_type="middle")
 
 
 METADATA = 'Conversation info: ⟦openclaw:ctx⟧\n```json\n{"timestamp":"now"}\n```\n\n'
@@ -464,18 +433,6 @@ def test_the_users_own_words_are_left_alone() -> None:
             assert last_words(parsed(body).messages) == said
 
 
-def test_a_message_of_stamps_alone_costs_what_its_length_costs() -> None:
-    # Peeled off one by one with a copy each, this would take minutes.
-    many = stamped("") * 100_000 + METADATA * 10_000
-    assert last_words([{"role": "user", "content": many}]) == ""
-
-
-def test_where_the_user_spoke_last() -> None:
-    assert last_request_index(parsed(openclaw("what time is it?")).messages) == 1
-    assert last_words([{"role": "system", "content": "x"}]) == ""
-    assert last_request_index([{"role": "system", "content": "x"}]) is None
-
-
 def test_only_the_last_messages_can_be_volatile() -> None:
     messages = parsed(openclaw("hi")).messages
     assert len(without_volatile(messages)) == 2
@@ -496,17 +453,6 @@ def test_a_volatile_message_that_stays_where_it_was_is_no_part_of_the_conversati
     assert Conversation.of(stays).digests == Conversation.of(gone).digests
     calling = parsed(openclaw("hi", VOLATILE, assistant("I look."))).messages
     assert last_request_index(calling) == 1
-
-
-def test_what_claude_code_and_codex_note_is_nobody_s_word() -> None:
-    note = "<system-reminder>\nToday is Sunday.\n</system-reminder>\n\n"
-    place = "<environment_context>\n  <cwd>/home</cwd>\n</environment_context>"
-    assert words(Joined.of([note, "hello"])) == "hello"
-    assert words(Joined.of(["hello", note, "again"])) == "hello\nagain"
-    assert words(place) == ""
-    noted = [{"role": "user", "content": text} for text in (place, note)]
-    assert next_state([*noted, user("hello")]) == NextState("user", "hello")
-    assert next_state(noted) is None
 
 
 def test_images_are_told_from_what_codex_and_openclaw_write_around_them() -> None:
@@ -672,14 +618,6 @@ def test_old_results_may_change_and_everything_else_is_compared(
     assert same(chain(*history), chain(ASKED, CALLED, LONG, DONE)) is equal
 
 
-def test_what_is_left_of_a_history_is_compared_from_its_end() -> None:
-    whole = chain(user("hi"), assistant("yo"), ASKED, CALLED, LONG, DONE)
-    assert ends(whole, chain(DONE))
-    assert ends(whole, chain(ASKED, CALLED, tool("call_a1", "1"), DONE))
-    assert not ends(whole, chain(user("see"), CALLED, LONG, DONE))
-    assert not ends(chain(DONE), chain(ASKED, DONE))
-
-
 SUMMARY = (
     "The conversation history before this point was compacted into the following summary:\n\n"
     "<summary>\nMuch was said.\n</summary>"
@@ -704,10 +642,7 @@ def test_a_summary_is_openclaws_only_where_openclaw_puts_it() -> None:
     assert summarised([{"role": "system", "content": SUMMARY}]) is None
 
 
-def test_the_session_keeps_its_name_when_it_is_compacted() -> None:
-    identity = told(compacted(assistant("yo"), user("so?")), **TRACE)
-    assert (identity.key, identity.call) == ("s", RequestKind.USER)
-    assert told(compacted(user("so?"), assistant("", ("c", "ls", "{}")), tool("c", "x"))).key == "s"
+def test_a_flush_behind_a_summary() -> None:
     flush = compacted(user(FLUSH), tools=tools("read", "write"))
     flush["messages"][1]["content"][1]["text"] = FLUSHING.strip()
     assert told(flush, **TRACE).call is RequestKind.FLUSH
@@ -749,17 +684,6 @@ def test_all_that_a_user_says_in_a_frame_may_be_a_command() -> None:
     assert sayings(stamped(retried("/private")))[0] == "/private"
 
 
-def test_a_frame_of_many_paragraphs_costs_what_its_length_costs() -> None:
-    body = openclaw("hi", user(QUEUED + "word\n\n" * 100_000))
-    messages = parsed(body).messages
-    assert len(sayings(messages[2]["content"])) == 100_000
-
-
-def test_the_next_state_of_a_user_reply_is_his_words() -> None:
-    said = [{"role": "user", "content": stamped("no, shorter" + runtime())}]
-    assert next_state(said) == NextState("user", "no, shorter")
-
-
 def test_all_tool_results_are_the_next_state_in_order() -> None:
     replied = assistant("", ("a", "read", "{}"), ("b", "exec", "{}"))
     both = [tool("a", "BANANA"), tool("b", "exit 1")]
@@ -770,20 +694,13 @@ def test_all_tool_results_are_the_next_state_in_order() -> None:
     assert next_state(strange, replied) == NextState("tool", told)
     assert next_state(both[:1], replied) is None, "a result is missing"
     assert next_state(both, assistant("I called nothing.")) is None
-
-
-def test_the_user_counts_before_tool_results() -> None:
     assert next_state([tool("a", "x"), user("stop!")]) == NextState("user", "stop!")
 
 
-@pytest.mark.parametrize("prompt", [HEARTBEAT, REMINDER, user(POLL), user(WAKE), announced("42")])
-def test_a_prompt_that_nobody_wrote_is_no_next_state(prompt: dict[str, Any]) -> None:
-    assert next_state([prompt]) is None
-    assert next_state([prompt, user("thanks")]) == NextState("user", "thanks")
-
-
-def test_nothing_said_is_no_next_state() -> None:
-    assert next_state([user("  ")]) is None
+def test_what_nobody_says_is_no_next_state() -> None:
+    for silent in (HEARTBEAT, REMINDER, user(POLL), user(WAKE), announced("42"), user("  ")):
+        assert next_state([silent]) is None
+        assert next_state([silent, user("thanks")]) == NextState("user", "thanks")
     assert next_state([{"role": "system", "content": SYSTEM}]) is None
 
 

@@ -96,17 +96,21 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize(("system", "call"), SIDE)
-def test_a_side_call_is_known_by_its_system_prompt(system: str, call: RequestKind) -> None:
-    asked = [{"role": "system", "content": system}, user("User: hi\n\nAssistant: Hello.")]
-    found = told({"messages": asked})
-    assert (found.call, found.kind) == (call, Kind.SIDE)
+SAYS = "User: hi\n\nAssistant: Hello."
 
 
-@pytest.mark.parametrize(("text", "call"), ASKED)
-def test_a_side_call_is_known_by_what_it_asks(text: str, call: RequestKind) -> None:
-    found = told({"messages": [user(f"{text}\n\n<chat>\n/bad be rude\n</chat>")]})
-    assert (found.call, found.kind) == (call, Kind.SIDE)
+@pytest.mark.parametrize(
+    ("messages", "call"),
+    [
+        *(([{"role": "system", "content": text}, user(SAYS)], call) for text, call in SIDE),
+        *(([user(f"{text}\n\n<chat>\n/bad be rude\n</chat>")], call) for text, call in ASKED),
+    ],
+)
+def test_a_side_call_is_known_by_its_system_prompt_or_by_what_it_asks(
+    messages: list[dict[str, str]], call: RequestKind
+) -> None:
+    seen = told({"messages": messages})
+    assert (seen.call, seen.kind) == (call, Kind.SIDE)
 
 
 SECTION = "\n## Current Session Context\n\nTreat chat names as labels.\n\n**Source:** "

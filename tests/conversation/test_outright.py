@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tests.conversation.test_classify import told
 from tests.support.openclaw import (
-    TOOLS,
     TRACE,
     assistant,
     openclaw,
@@ -24,14 +23,6 @@ from tinker_claw.types import Kind
 
 UP, DOWN = "\N{THUMBS UP SIGN}", "\N{THUMBS DOWN SIGN}"
 TONES = [chr(code) for code in range(0x1F3FB, 0x1F400)]
-
-
-@pytest.mark.parametrize("tone", ["", *TONES])
-@pytest.mark.parametrize("drawn", ["", "\ufe0e", "\ufe0f"])
-def test_thumbs_of_every_skin_are_verdicts(tone: str, drawn: str) -> None:
-    assert outright(f" {UP}{tone}{drawn}\n") == Outright(1)
-    assert outright(f"{DOWN}{drawn}{tone}") == Outright(-1)
-    assert outright(f"{UP}{tone}{drawn} {UP}") == Outright(1)
 
 
 @pytest.mark.parametrize(
@@ -107,43 +98,38 @@ def test_a_reason_without_what_it_quotes(quoted: str) -> None:
     assert "rude" not in verdict.reason
 
 
-CLIENT: dict[str, Any] = {"tools": TOOLS}
+@pytest.mark.parametrize("tone", ["", *TONES])
+def test_thumbs_of_every_skin_are_verdicts(tone: str) -> None:
+    for drawn in ("", "\ufe0e", "\ufe0f"):
+        assert outright(f" {UP}{tone}{drawn}\n") == Outright(1)
+        assert outright(f"{DOWN}{drawn}{tone}") == Outright(-1)
+        assert outright(f"{UP}{tone}{drawn} {UP}") == Outright(1)
 
 
-def said(*messages: Any, **more: Any) -> dict[str, Any]:
-    return {"messages": list(messages), "stream": True, **more}
+ANSWERED = (user("hi"), assistant("fine"))
+CALLED = assistant("", ("call1", "read", "{}"))
+VERDICT = RequestKind.VERDICT
 
 
-@pytest.mark.parametrize("words", [UP, f"{DOWN}\U0001f3fd", "/good", "/good: well done", "/bad"])
-def test_a_message_that_asks_for_nothing_gets_a_turn_that_is_main_and_a_verdicts(
-    words: str,
+@pytest.mark.parametrize(
+    ("said", "by_openclaw", "by_others"),
+    [
+        ([user(UP)], VERDICT, VERDICT),
+        ([user(f"{DOWN}\U0001f3fd")], VERDICT, VERDICT),
+        ([user("/good: well done")], VERDICT, VERDICT),
+        ([user("/bad")], VERDICT, VERDICT),
+        ([user("/bad too long")], RequestKind.USER, RequestKind.CLIENT),  # it asks for another try
+        ([user("and wasps?"), user(UP)], RequestKind.USER, RequestKind.CLIENT),
+        ([user(retried(UP))], VERDICT, VERDICT),
+        ([user(UP), CALLED, tool("call1", "text")], VERDICT, VERDICT),
+        ([user("hm"), CALLED, tool("call1", "/bad do so")], RequestKind.TOOL, RequestKind.TOOL),
+    ],
+)
+def test_kind_of_a_request_that_ends_in_a_verdict(
+    said: list[Any], by_openclaw: RequestKind, by_others: RequestKind
 ) -> None:
-    seen = told(openclaw("hi", assistant("fine"), user(words)), **TRACE)
-    assert (seen.call, seen.kind) == (RequestKind.VERDICT, Kind.MAIN)
-    plain = told(said(user("hi"), assistant("fine"), user(words)))
-    assert (plain.call, plain.kind) == (RequestKind.VERDICT, Kind.MAIN)
-
-
-def test_a_reason_asks_for_another_try() -> None:
-    words = "/bad too long"
-    assert told(openclaw("hi", assistant("x"), user(words)), **TRACE).call is (RequestKind.USER)
-    assert told(said(user("hi"), assistant("x"), user(words))).call is RequestKind.CLIENT
-
-
-def test_retries_and_tools_that_a_bare_verdict_leads_to_are_a_verdicts_too() -> None:
-    again = openclaw("hi", assistant("fine"), user(retried(UP)))
-    assert told(again, **TRACE).call is RequestKind.VERDICT
-    called = assistant("", ("call1", "read", "{}"))
-    looped = openclaw("hi", assistant("fine"), user(UP), called, tool("call1", "text"))
-    assert told(looped, **TRACE).call is RequestKind.VERDICT
-
-
-def test_what_was_said_just_before_a_thumb_is_asked_for() -> None:
-    both = said(user("hi"), assistant("fine"), user("and wasps?"), user(UP))
-    assert told(both).call is RequestKind.CLIENT
-
-
-def test_a_tools_result_is_no_verdict() -> None:
-    called = assistant("", ("call1", "read", "{}"))
-    looped = openclaw("read it", called, tool("call1", "/bad do as I say"))
-    assert told(looped, **TRACE).call is RequestKind.TOOL
+    first, *rest = ANSWERED
+    seen = told(openclaw(first["content"], *rest, *said), **TRACE)
+    assert (seen.call, seen.kind) == (by_openclaw, Kind.MAIN)
+    plain = told({"messages": [*ANSWERED, *said], "stream": True})
+    assert (plain.call, plain.kind) == (by_others, Kind.MAIN)

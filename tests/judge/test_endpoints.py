@@ -24,7 +24,6 @@ from tinker_claw.errors import ConfigError, JudgeError
 from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import CUT, EFFECTS, INCLUDED, Prompts, ask
-from tinker_claw.judge.styles import address_of
 from tinker_claw.types import NextState
 
 ASKED: list[dict[str, str]] = [{"role": "user", "content": "x"}]
@@ -44,7 +43,7 @@ class Picky:
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
 
-    def _refusal(self, body: dict[str, Any]) -> JSONResponse | None:
+    def refusal(self, body: dict[str, Any]) -> JSONResponse | None:
         self.bodies.append(body)
         if self.away:
             return JSONResponse({}, 503)
@@ -60,7 +59,7 @@ class Picky:
         async def chat(request: Request) -> Any:
             self.headers.append(dict(request.headers))
             body = await request.json()
-            if refusal := self._refusal(body):
+            if refusal := self.refusal(body):
                 return refusal
             text, finish = self.says
             choice = {"message": {"content": text}, "finish_reason": finish}
@@ -124,33 +123,32 @@ async def test_a_refusal_without_a_name_drops_field_by_field_and_schema_and_limi
     ]
 
 
-async def test_two_refused_fields_that_errors_name_are_dropped_one_at_a_time() -> None:
+async def test_two_refused_fields_that_errors_name_are_both_dropped() -> None:
     picky = Picky({name: NAMED[name] for name in ("n", "temperature")})
     async with asking(picky) as endpoint:
         assert await endpoint.answers(ASKED, 2, {}) == [rated(1)] * 2
-    assert [body.keys() for body in picky.bodies] == [
-        FULL,
-        FULL - {"n"},
-        *[FULL - {"n", "temperature"}] * 2,
-    ]
+    assert picky.bodies[-1].keys() == FULL - {"n", "temperature"}
 
 
-@pytest.mark.parametrize("thinks", [False, True])
-async def test_a_judge_thinks_if_it_is_to(*, thinks: bool) -> None:
-    picky = Picky()
-    async with asking(picky, settings=JudgeSettings(judge_thinking=thinks)) as endpoint:
-        await endpoint.answers(ASKED, 1, {})
-    assert picky.bodies[0]["chat_template_kwargs"]["enable_thinking"] is thinks
-    assert picky.bodies[0]["max_tokens"] == (4096 if thinks else 300)
-
-
-@pytest.mark.parametrize("text", ["<think>Let me see", ""])
-async def test_a_judge_that_thinks_unasked_gets_the_room_for_it(text: str) -> None:
+@pytest.mark.parametrize(
+    ("thinks", "text", "room"),
+    [
+        (False, rated(1), [300, 300]),
+        (True, rated(1), [4096, 4096]),
+        (False, "<think>Let me see", [300, 4096, 4096]),  # unasked
+        (False, "", [300, 4096, 4096]),
+    ],
+)
+async def test_a_judge_thinks_if_it_is_to_and_gets_the_room_for_it(
+    thinks: bool, text: str, room: list[int]
+) -> None:
+    """An answer that was cut is marked, so that it casts no vote."""
     picky = Picky(says=(text, "length"))
-    async with asking(picky) as endpoint:
-        assert await endpoint.answers(ASKED, 1, {}) == [f"{text}{CUT}"]
-        assert await endpoint.answers(ASKED, 1, {}) == [f"{text}{CUT}"]
-    assert [body["max_tokens"] for body in picky.bodies] == [300, 4096, 4096]
+    async with asking(picky, settings=JudgeSettings(judge_thinking=thinks)) as endpoint:
+        for _ in range(2):
+            assert await endpoint.answers(ASKED, 1, {}) == [f"{text}{CUT}"]
+    assert picky.bodies[0]["chat_template_kwargs"]["enable_thinking"] is thinks
+    assert [body["max_tokens"] for body in picky.bodies] == room
 
 
 async def test_what_is_refused_both_ways_teaches_nothing_of_the_endpoint() -> None:
@@ -163,14 +161,11 @@ async def test_what_is_refused_both_ways_teaches_nothing_of_the_endpoint() -> No
         picky.refuses.clear()
         assert len(await endpoint.answers(ASKED, 3, {})) == 3
     assert len(picky.bodies[-1]) == 7, "the full body is tried again"
-
-
-async def test_another_refusal_is_not_about_the_body() -> None:
     picky = Picky({"messages": error("no such model")}, 404)
     async with asking(picky) as endpoint:
         with pytest.raises(JudgeError, match=r"refuses \(HTTP 404\): .*no such model"):
             await endpoint.answers(ASKED, 3, {})
-    assert len(picky.bodies) == 1
+    assert len(picky.bodies) == 1, "it is not about the body"
 
 
 async def test_an_answer_by_the_schema_is_asked_for_and_read() -> None:
@@ -189,24 +184,9 @@ async def test_an_answer_by_the_schema_is_asked_for_and_read() -> None:
     ], "evidence first"
     assert schemas[1]["schema"]["properties"]["does"]["enum"] == [*EFFECTS]
     for body, asked in zip(picky.bodies, schemas, strict=True):
-        assert asked["schema"]["required"] == [*asked["schema"]["properties"]]
-        told = body["messages"][0]["content"]
-        assert all(f"\n{name}: " in told for name in asked["schema"]["properties"])
-
-
-async def test_an_answer_that_was_cut_casts_no_vote() -> None:
-    picky = Picky(says=(rated(1), "length"))
-    async with asking(picky) as endpoint:
-        judge = Judge(endpoint, JudgeSettings(), most_hints=0)
-        judgement = await judge.judge("ask", "reply", STATE)
-    assert judgement.verdict.votes == (None, None, None)
-    assert judgement.answers[0] == f"{rated(1)}{CUT}", "and the ledger says why"
-
-
-def test_an_address_may_be_a_base_or_a_whole_one() -> None:
-    for url in ("http://j/v1", "http://j/v1/", "http://j/v1/chat/completions"):
-        assert address_of(url) == "http://j/v1/chat/completions"
-    assert address_of("http://j/d?version=2") == "http://j/d/chat/completions?version=2"
+        names = [*asked["schema"]["properties"]]
+        assert asked["schema"]["required"] == names
+        assert all(f"\n{name}: " in body["messages"][0]["content"] for name in names)
 
 
 async def test_further_headers_are_sent_and_may_replace_the_key() -> None:
@@ -215,7 +195,7 @@ async def test_further_headers_are_sent_and_may_replace_the_key() -> None:
         judge_api_key=SecretStr("one"),
         headers={"X-Org": SecretStr("us"), "authorization": SecretStr("Key two")},
     )
-    async with asking(picky, settings=settings) as endpoint:
+    async with asking(picky, "/chat/completions", settings=settings) as endpoint:
         await endpoint.answers(ASKED, 1, {})
     assert picky.headers[0]["x-org"] == "us"
     assert picky.headers[0]["authorization"] == "Key two"
@@ -249,23 +229,12 @@ def test_prompts_of_a_file_are_asked_inside_the_same_fences(tmp_path: Path) -> N
     assert Prompts.read(file).version == INCLUDED.version, "what is asked alike has one version"
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("user = 1", "user: Input should be a valid string"),
-        ("tools = ' '", "tools: String should have at least 1 character"),
-        ("judge = 'x'", "judge: Extra inputs are not permitted"),
-        ("user = ", "is not valid TOML"),
-        (None, "cannot be read"),
-    ],
-)
-def test_prompts_that_cannot_be_asked_are_refused(
-    tmp_path: Path, text: str | None, says: str
-) -> None:
+@pytest.mark.parametrize("text", ["user = 1", "tools = ' '", "judge = 'x'", "user = ", None])
+def test_prompts_that_cannot_be_asked_are_refused(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "prompts.toml"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(ConfigError, match=f"--judge-prompts .*{says}"):
+    with pytest.raises(ConfigError, match=r"--judge-prompts .*prompts\.toml"):
         Prompts.read(file)
 
 
@@ -324,13 +293,6 @@ def test_tables_that_cannot_be_meant_are_refused(tmp_path: Path, text: str, says
     assert "secret" not in str(raised.value)
 
 
-def test_a_table_in_the_environment_must_be_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINKER_CLAW_JUDGE__HEADERS", "{hunter2")
-    with pytest.raises(ConfigError, match="must be a JSON object") as raised:
-        load([])
-    assert "hunter2" not in str(raised.value)
-
-
 async def test_no_proxy_reads_what_a_judge_on_this_machine_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -339,19 +301,21 @@ async def test_no_proxy_reads_what_a_judge_on_this_machine_is_asked(
         assert len(await endpoint.answers(ASKED, 1, {})) == 1
 
 
-def test_doctor_asks_the_judge_and_reads_the_prompts(
+def test_a_table_in_the_environment_must_be_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_CLAW_JUDGE__HEADERS", "{hunter2")
+    with pytest.raises(ConfigError, match="must be a JSON object") as raised:
+        load([])
+    assert "hunter2" not in str(raised.value)
+
+
+async def test_doctor_asks_the_judge_and_reads_the_prompts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def checked() -> str:
-        picky = Picky()
-        async with in_background(picky.app()) as url:
-            prompts = tmp_path / "p.toml"
-            prompts.write_text("user = 'Rate it.'")
-            flags = ["--model-name", "demo", "--backend", "local", "--judge-url", url, "--port"]
-            flags += ["0", "--data-dir", str(tmp_path / "data"), "--judge-prompts", str(prompts)]
-            await asyncio.to_thread(main.main, ["doctor", *flags])
-            assert len(picky.bodies) == 1
-            return f"{url} answers"
-
-    said = asyncio.run(checked())
-    assert said in " ".join(capsys.readouterr().out.split())
+    picky, prompts = Picky(), tmp_path / "p.toml"
+    prompts.write_text("user = 'Rate it.'")
+    async with in_background(picky.app()) as url:
+        flags = ["--model-name", "demo", "--backend", "local", "--judge-url", url, "--port", "0"]
+        flags += ["--data-dir", str(tmp_path / "data"), "--judge-prompts", str(prompts)]
+        await asyncio.to_thread(main.main, ["doctor", *flags])
+    assert len(picky.bodies) == 1
+    assert f"{url} answers" in " ".join(capsys.readouterr().out.split())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
-from string import ascii_lowercase
 
 import pytest
 from hypothesis import example, given
@@ -130,13 +128,6 @@ def test_a_mark_is_in_no_text_however_it_is_spelt(spelt: str) -> None:
     assert fence([Part("reply", "x", spelt)], lambda: next(drawn))[1] == "e" * 14
 
 
-def test_a_mark_has_64_random_bits_and_is_new_in_each_question() -> None:
-    marks = [read(about("ask", "reply", NextState("user", "no")))[0] for _ in range(200)]
-    assert len(set(marks)) == 200
-    assert set("".join(marks)) == set(ascii_lowercase)
-    assert 14 * math.log2(26) > 64
-
-
 def test_questions_are_alike_up_to_the_mark_and_ask_behind_the_texts() -> None:
     for role, asks, last in (("user", "What does it do?", "hint."), ("tool", "work?", "rating.")):
         one, other = (about(text, text, NextState(role, text)) for text in ("yes", "no"))
@@ -152,6 +143,8 @@ def test_a_text_that_holds_the_mark_of_an_earlier_question_stays_inside() -> Non
     again = about("ask", earlier[1]["content"], NextState("user", f"<<{mark} end>>"))
     new, fences = read(again)
     assert new != mark
+    marks = {read(about("ask", "reply", NextState("user", "no")))[0] for _ in range(50)}
+    assert len(marks) == 50, "new in each question"
     assert [label.split(",")[0] for label, _ in fences] == ["request", "reply", "next state"]
     assert fences[2][1] == f"<<{mark} end>>"
 

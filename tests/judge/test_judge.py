@@ -11,12 +11,10 @@ from typing import Literal
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.support.fakes import FakeSampler, Script, rated
+from tests.support.fakes import FakeSampler, rated
 from tinker_claw.config.settings import JudgeSettings
-from tinker_claw.errors import AlignmentError, JudgeError, OutageError
+from tinker_claw.errors import AlignmentError, JudgeError, OutageError, SamplerError
 from tinker_claw.judge.endpoints import (
     ANSWER_TOKENS,
     RETRIES,
@@ -68,11 +66,8 @@ RATED, SAID = NextState("tool", "exit 1"), NextState("user", "No, no lists! Be b
         ('```\n{"rating": 1}\n```', 1),
         ('<think>{"rating": 1}</think>{"rating": 0}', 0),
         ('It thought. </think> {"rating": 1}', 1),
-        ('{"reasoning": "not {\\"rating\\": 1}", "rating": -1}', -1),
-        ('{"reasoning": "a line\nand another", "rating": -1}', -1),
-        ('{"rating": -1, "more": [1]}', -1),
+        ('{"reasoning": "not {\\"rating\\": 1}\n", "rating": -1, "more": [1]}', -1),
         # not all of an answer, or no rating
-        (r"\boxed{1}", None),
         ("-1", None),
         ("", None),
         ('<think>It may be {"rating": 1}', None),
@@ -83,21 +78,19 @@ RATED, SAID = NextState("tool", "exit 1"), NextState("user", "No, no lists! Be b
         ('So: {"rating": 1}', None),
         ('{"rating": 1}{"rating": 0}', None),
         ('{"rating": true}', None),
-        ('{"rating": "1"}', None),
-        ('{"rating": 2}', None),
         ('{"rating": 0.5}', None),
         ('{"rating": NaN}', None),
-        ('{"rating": null}', None),
         ('{"rating": [1]}', None),
         ('[{"rating": 1}]', None),
-        ('{"reasoning": "1"}', None),
         ('{"does": "accepts"}', None),
         ('{"rating": -1, "reasoning": "1"', None),
         ('{"rating": ' + "1" * 5000 + "}", None),
     ],
 )
 def test_a_rating_of_results_is_read_from_a_whole_answer(answer: str, vote: Vote | None) -> None:
-    assert read_answer(answer, RATED).value == vote
+    read = read_answer(answer, RATED)
+    assert read.value == vote
+    assert read.weight == (0.5 if vote == 1 else 1.0), "half of what a content user says"
 
 
 @pytest.mark.parametrize(
@@ -112,9 +105,7 @@ def test_a_rating_of_results_is_read_from_a_whole_answer(answer: str, vote: Vote
         ("cannot_tell", 0, 1.0, False),
         ("praises", None, 1.0, False),
         ("Corrects.", None, 1.0, False),
-        (-1, None, 1.0, False),
         (["corrects"], None, 1.0, False),
-        (None, None, 1.0, False),
     ],
 )
 def test_what_a_message_does_decides_verdict_weight_and_hint(
@@ -127,26 +118,15 @@ def test_what_a_message_does_decides_verdict_weight_and_hint(
     assert read_answer('{"rating": -1}', SAID).value is None, "a user's message has no rating"
 
 
-def test_a_tool_that_worked_says_half_as_much_as_a_content_user() -> None:
-    weights = [read_answer(f'{{"rating": {n}}}', RATED).weight for n in (-1, 0, 1)]
-    assert weights == [1.0, 1.0, 0.5]
-
-
-@given(st.text(min_size=1))
-def test_text_behind_an_answer_leaves_no_vote(behind: str) -> None:
-    if behind.strip() and "</think>" not in behind:
-        assert read_answer(f"{rated(1)}{behind}", SAID).value is None
-
-
 @pytest.mark.parametrize("unit", ['{"does": 1', "[", "</think>", "{", '{"a":', "```", " "])
 def test_a_long_answer_of_one_unit_is_read_at_once(unit: str) -> None:
     """No pattern goes over it again for each of its parts: this would take hours."""
     assert read_answer(unit * 200_000, SAID).value is None
 
 
-@pytest.mark.parametrize("quote", ["a b " * 20_000, "a " * 50, "b a a b", "a b a c b"])
+@pytest.mark.parametrize("quote", ["a b " * 20_000, "a " * 50, "a b a c b"])
 def test_a_quote_in_a_long_message_is_found_at_once(quote: str) -> None:
-    read_answer(rated(-1, quote, PLAIN), NextState("user", "a a b " * 100_000))
+    read_answer(rated(-1, quote, PLAIN), NextState("user", "a a b " * 20_000))
     read_answer(rated(-1, quote, PLAIN), NextState("user", "a a b " * 600))
 
 
@@ -376,38 +356,55 @@ def test_a_hint_takes_a_majority_of_the_votes_that_could_be_read(
     assert choose_hints(found, read, most) == hints
 
 
+class Answers(Endpoint):
+    """A judge with these answers, whatever it is asked."""
+
+    def __init__(self, *texts: str) -> None:
+        self._texts = texts
+        self.wanted = list[int]()
+
+    async def answers(
+        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
+    ) -> list[str]:
+        self.wanted.append(n)
+        return [*self._texts]
+
+    async def aclose(self) -> None: ...
+
+
+HINT = "leave the list out"
+
+
 @pytest.mark.parametrize(
-    ("rating", "role", "heard"),
+    ("ratings", "role", "most", "hints"),
     [
-        (-1, "user", True),
-        (0, "user", True),
-        (1, "user", False),
-        (-1, "tool", False),
-        (-1, "other", False),
+        ((-1, -1, -1), "user", 1, (HINT,)),
+        ((0, 0, 0), "user", 1, (HINT,)),
+        ((1, 1, 1), "user", 1, ()),
+        ((1, -1, -1), "user", 1, (HINT,)),
+        ((1, -1, 1), "user", 1, ()),  # a vote that accepts gives none, and most must reject
+        ((-1, -1, -1), "user", 0, ()),  # a method without hints
+        ((-1, -1, -1), "tool", 1, ()),
+        ((-1, -1, -1), "other", 1, ()),
     ],
 )
 async def test_hints_are_for_what_was_not_accepted_and_from_the_owner_only(
-    rating: int, role: Literal["user", "tool", "other"], heard: bool
+    ratings: Sequence[int], role: Literal["user", "tool", "other"], most: int, hints: Sequence[str]
 ) -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        return completion(*[rated(rating, "exit", "leave the list out")] * 3)
-
-    async with endpoint(answer) as http:
-        judge = Judge(http, JudgeSettings(), most_hints=1)
-        judgement = await judge.judge("ask", "reply", NextState(role, "exit 1"))
-    assert judgement.hints == (("leave the list out",) if heard else ())
+    endpoint = Answers(*(rated(rating, "exit", HINT) for rating in ratings))
+    judge = Judge(endpoint, SETTINGS, most_hints=most)
+    judgement = await judge.judge("ask", "reply", NextState(role, "exit 1"))
+    assert judgement.hints == hints
+    assert judgement.verdict.value == sorted(ratings)[1]
 
 
-@pytest.mark.parametrize("last", [-1, 1])
-async def test_a_vote_that_accepts_gives_no_hint_and_most_must_reject(last: int) -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        votes = [rated(vote, "No, do it", "leave the list out") for vote in (1, -1, last)]
-        return completion(*votes)
-
-    async with endpoint(answer) as http:
-        judgement = await Judge(http, SETTINGS, most_hints=1).judge("ask", "reply", STATE)
-    assert judgement.verdict.value == last
-    assert judgement.hints == (("leave the list out",) if last == -1 else ())
+async def test_votes_and_hints_are_one_request() -> None:
+    endpoint = Answers(rated(-1, STATE.text, HINT), "hm", rated(-1))
+    judgement = await Judge(endpoint, SETTINGS, most_hints=1).judge("ask", "reply", STATE)
+    assert endpoint.wanted == [3]
+    assert judgement.verdict == Verdict((-1, None, -1), -1)
+    assert judgement.hints == (), "one of two that could be read"
+    assert len(judgement.answers) == 3
 
 
 def completion(*texts: str) -> httpx.Response:
@@ -428,31 +425,6 @@ def endpoint(answer: Callable[[httpx.Request], httpx.Response]) -> HttpEndpoint:
     )
 
 
-async def test_votes_and_hints_are_one_request_with_n() -> None:
-    asked: list[dict[str, object]] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(json.loads(request.content))
-        return completion(rated(-1, STATE.text, "leave the list out"), "hm", rated(-1))
-
-    async with endpoint(answer) as http:
-        judgement = await Judge(http, SETTINGS, most_hints=1).judge("ask", "reply", STATE)
-    assert [body["n"] for body in asked] == [3]
-    assert judgement.verdict.votes == (-1, None, -1)
-    assert judgement.verdict.value == -1
-    assert judgement.hints == (), "one of two that could be read"
-    assert len(judgement.answers) == 3
-
-
-async def test_method_without_hints_gets_none() -> None:
-    def answer(request: httpx.Request) -> httpx.Response:
-        return completion(*[rated(-1, STATE.text, "leave the list out")] * 3)
-
-    async with endpoint(answer) as http:
-        judgement = await Judge(http, SETTINGS, most_hints=0).judge("ask", "reply", STATE)
-    assert judgement.hints == ()
-
-
 async def test_server_that_ignores_n_is_asked_again_for_the_rest() -> None:
     wanted: list[int] = []
 
@@ -471,28 +443,16 @@ async def test_calls_that_stumble_side_by_side_are_all_answered() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         case = json.loads(request.content)["messages"][0]["content"]
         calls[case] += 1
-        return completion(f"for {case}") if calls[case] > 3 else httpx.Response(503)
+        if calls[case] == 3:
+            raise httpx.ConnectError("gone")
+        stumbles = {1: httpx.Response(503), 2: httpx.Response(429)}
+        return stumbles.get(calls[case], completion(f"for {case}"))
 
     async with endpoint(answer) as http:
         cases = [str(number) for number in range(20)]
         asked = [http.answers([{"role": "user", "content": case}], 1, {}) for case in cases]
         assert await asyncio.gather(*asked) == [[f"for {case}"] for case in cases]
     assert set(calls.values()) == {4}
-
-
-async def test_passing_failures_are_retried() -> None:
-    replies = iter([httpx.Response(503), httpx.Response(429), completion("fine")])
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        try:
-            return next(replies)
-        except StopIteration:
-            raise httpx.ConnectError("gone") from None
-
-    async with endpoint(answer) as http:
-        assert await http.answers([], 1, {}) == ["fine"]
-        with pytest.raises(JudgeError, match=r"http://judge/v1.*ConnectError gone"):
-            await http.answers([], 1, {})
 
 
 @pytest.mark.parametrize(
@@ -516,6 +476,44 @@ async def test_what_will_not_heal_is_not_retried(response: httpx.Response, says:
         with pytest.raises(JudgeError, match=says):
             await http.answers([], 1, {})
     assert calls == (6 if response.status_code == 400 else 1), "with less in the body"
+
+
+class Fails(FakeSampler):
+    """A sampler that fails in this way."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__((1,))
+        self.error = error
+
+    async def sample(
+        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
+    ) -> list[Completion]:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (AlignmentError("completion: lengths differ"), JudgeError),  # one turn, and not judging
+        (SamplerError("the base model"), JudgeError),
+        (OutageError("away"), OutageError),
+    ],
+)
+async def test_base_model_that_fails(
+    renderer: Renderer, error: Exception, raised: type[Exception]
+) -> None:
+    judge = Judge(SamplerEndpoint(Fails(error), renderer), SETTINGS, most_hints=1)
+    with pytest.raises(raised, match=str(error)):
+        await judge.judge("please", "done", STATE)
+
+
+@pytest.mark.parametrize("said", [rated(1), f"<think>It may be {rated(1)}<|im_end|>"])
+async def test_answers_of_the_base_model_that_are_cut_or_think_on_cast_no_vote(
+    renderer: Renderer, said: str
+) -> None:
+    sampler = FakeSampler(tuple(renderer.encode(said)))  # one without a stop token is cut
+    judge = Judge(SamplerEndpoint(sampler, renderer), SETTINGS, most_hints=0)
+    assert (await judge.judge("a", "b", STATE)).verdict.votes == (None, None, None)
 
 
 async def test_base_model_judges_with_one_prompt_for_all_votes(renderer: Renderer) -> None:
@@ -562,42 +560,3 @@ async def test_base_model_that_thinks_all_the_same_gets_the_room_for_it(
         await judge.judge("ask", "reply", STATE)
     asked = [params.max_tokens for params in sampler.params]
     assert asked == [ANSWER_TOKENS] * 3 + [THINKING_TOKENS] * 6
-
-
-async def test_answers_of_the_base_model_that_are_cut_or_think_on_cast_no_vote(
-    renderer: Renderer,
-) -> None:
-    for said in (rated(1), f"<think>It may be {rated(1)}<|im_end|>"):
-        sampler = FakeSampler(tuple(renderer.encode(said)))  # one without a stop token is cut
-        endpoint = SamplerEndpoint(sampler, renderer)
-        judgement = await Judge(endpoint, SETTINGS, most_hints=0).judge("a", "b", STATE)
-        assert judgement.verdict.votes == (None, None, None)
-
-
-async def test_base_model_whose_arrays_differ_in_length_fails_one_turn_and_not_judging(
-    renderer: Renderer,
-) -> None:
-    class Uneven(FakeSampler):
-        async def sample(
-            self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
-        ) -> list[Completion]:
-            raise AlignmentError("completion: lengths differ")
-
-    asked: list[Message] = [{"role": "user", "content": "x"}]
-
-    with pytest.raises(JudgeError, match="lengths differ"):
-        await SamplerEndpoint(Uneven((1,)), renderer).answers(asked, 1, {})
-
-
-async def test_base_model_that_fails_is_a_judge_that_fails(renderer: Renderer) -> None:
-    sampler = FakeSampler(Script((1, 2), fail_after=0))
-    with pytest.raises(JudgeError, match="base model could not judge"):
-        await SamplerEndpoint(sampler, renderer).answers(ask(INCLUDED, "a", "b", STATE)[0], 3, {})
-
-
-async def test_base_model_whose_service_is_away_is_an_outage(renderer: Renderer) -> None:
-    sampler = FakeSampler((1,))
-    sampler.away = 1
-    judge = Judge(SamplerEndpoint(sampler, renderer), SETTINGS, most_hints=1)
-    with pytest.raises(OutageError):
-        await judge.judge("please", "done", NextState("user", "thanks"))

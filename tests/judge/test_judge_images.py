@@ -27,8 +27,8 @@ class Blind(Picky):
 
     why: dict[str, Any] = error("This model does not support image input.")
 
-    def _refusal(self, body: dict[str, Any]) -> JSONResponse | None:
-        refusal = super()._refusal(body)
+    def refusal(self, body: dict[str, Any]) -> JSONResponse | None:
+        refusal = super().refusal(body)
         parts = isinstance(self.asked(-1), list)
         return refusal or (JSONResponse(self.why, 400) if parts else None)
 

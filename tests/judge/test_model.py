@@ -122,14 +122,12 @@ def test_a_fetch_that_ended_goes_on_behind_its_last_whole_part(shop: Shop) -> No
     assert shop.ready().read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("how", ["short", "damaged", "no file"])
+@pytest.mark.parametrize("how", ["short", "damaged"])
 def test_a_cut_part_is_one_sentence_and_nothing_half_left(shop: Shop, how: str) -> None:
     wheel = shop.put(2, CONTENT[PART : 2 * PART - 1])
     if how == "damaged":
         whole = shop.put(2, CONTENT[PART : 2 * PART]).read_bytes()
         wheel.write_bytes(whole.replace(CONTENT[PART : PART + 40], bytes(40), 1))
-    if how == "no file":
-        wheel.write_bytes(wheel.read_bytes()[:300])
     with pytest.raises(NotHere, match=r"claw-part2==1.0 .*start again\.$") as said:
         shop.ready()
     assert "\n" not in str(said.value)

@@ -11,7 +11,7 @@ import pytest
 from examples.judge_check import real
 from examples.judge_check.cases import read_lines
 from examples.judge_check.real import read_cases, read_talks, wilson
-from tests.lab.labels import agreement, draw, follow_ups
+from tests.lab.labels import follow_ups
 
 TALKS = [
     {"id": "abc_0", "conversations": [("human", "Name a tree."), ("gpt", "Oak.")]},
@@ -36,19 +36,9 @@ def package(tmp_path: Path) -> Path:
 def test_labels_name_each_message_once_and_hold_no_text() -> None:
     labels = read_lines("real")
     assert len({(one["conversation"], one["turn"]) for one in labels}) == len(labels) == 600
-    assert [one["id"] for one in labels] == [*range(1, 601)]
-    classes = {"a1", "a2", "b", "c", "c+", "d", "e", "f", "g"}
-    assert {one["label"] for one in labels} <= classes
     for one in labels:
         assert ("words" in one) == ("manner" in one) == one["label"].startswith("a")
-    assert sum("again" in one for one in labels) == 200
-    assert sum(one.get("shared", False) for one in labels) == 150
-    raw = (Path(real.__file__).with_suffix(".jsonl")).read_text()
-    assert all(len(value) < 10 for line in raw.splitlines() for value in _strings(line))
-
-
-def _strings(line: str) -> list[str]:
-    return [value for value in json.loads(line).values() if isinstance(value, str)]
+        assert all(len(value) < 10 for value in one.values() if isinstance(value, str))
 
 
 def test_pieces_of_a_conversation_are_joined_without_the_repeated_reply(package: Path) -> None:
@@ -74,22 +64,6 @@ def test_request_and_reply_stand_before_the_message(
         ("", "Hello.", "Hi.", "goes_on"),
     ]
     assert [one.asks_hint for one in found] == [True, False]
-
-
-def test_the_draw_leaves_out_what_another_reader_drew() -> None:
-    talk = [{"from": side, "value": f"{n} {side}"} for n in range(300) for side in ("human", "gpt")]
-    talks = {"a": talk, "b": talk[:-2]}
-    places = follow_ups(talks)
-    shared = places[:100]
-    drawn = draw(talks, shared)
-    assert len({*drawn}) == len(drawn) == 450
-    assert not {*drawn} & {*shared}
-    assert drawn == draw(talks, shared)
-
-
-def test_agreement_by_chance_counts_nothing() -> None:
-    assert agreement([("a", "a"), ("b", "b")]) == (1.0, 1.0)
-    assert agreement([("a", "a"), ("a", "b"), ("b", "a"), ("b", "b")]) == (0.5, 0.0)
 
 
 def test_a_share_has_its_interval() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import httpx
 import pytest
 
 from examples.demo import homework
@@ -22,23 +21,26 @@ async def judge(state: NextState) -> Judgement:
         return await Judge(endpoint, JudgeSettings(), most_hints=1).judge("q", "a", state)
 
 
-async def test_correction_that_says_how_gives_a_bad_verdict_and_a_hint() -> None:
-    judgement = await judge(NextState("user", "No, write it without bold text."))
-    assert judgement.verdict.votes == (-1, -1, -1)
-    assert judgement.hints
-    assert judgement.hints[0] in HINTS_PLAIN
+@pytest.mark.parametrize(
+    ("state", "value", "hinted"),
+    [
+        (NextState("user", "No, write it without bold text."), -1, True),
+        (NextState("user", "Perfect, thank you."), 1, False),
+        (NextState("tool", "wrote 3 lines"), 1, False),
+        (NextState("tool", "error: no such file"), -1, False),
+    ],
+)
+async def test_verdicts_and_hints(state: NextState, value: int, hinted: bool) -> None:
+    judgement = await judge(state)
+    assert judgement.verdict.votes == (value,) * 3
+    assert bool(judgement.hints) is hinted
+    assert {*judgement.hints} <= {*HINTS_PLAIN}
 
 
-async def test_approval_gives_a_good_verdict_and_no_hint() -> None:
-    judgement = await judge(NextState("user", "Perfect, thank you."))
-    assert judgement.verdict.value == 1
-    assert judgement.hints == ()
-
-
-async def test_tool_results_are_judged_by_whether_they_worked() -> None:
-    assert (await judge(NextState("tool", "wrote 3 lines"))).verdict.value == 1
-    failed = await judge(NextState("tool", "error: no such file"))
-    assert (failed.verdict.value, failed.hints) == (-1, ())
+async def test_what_is_no_judge_prompt_is_refused() -> None:
+    async with in_background(create_app()) as url, HttpEndpoint(url, JudgeSettings()) as endpoint:
+        with pytest.raises(JudgeError, match=r"refuses \(HTTP 400\)"):
+            await endpoint.answers([{"role": "user", "content": "hello"}], 1, {})
 
 
 def test_it_understands_everything_that_the_simulated_user_says() -> None:
@@ -48,19 +50,6 @@ def test_it_understands_everything_that_the_simulated_user_says() -> None:
         for corrections in (homework.CORRECTIONS, homework.TERSE_CORRECTIONS):
             correction = rng.choice(corrections)
             assert verdict("user", correction) == -1, correction
-
-
-async def test_what_is_no_judge_prompt_is_refused() -> None:
-    async with in_background(create_app()) as url, HttpEndpoint(url, JudgeSettings()) as endpoint:
-        with pytest.raises(JudgeError, match=r"refuses \(HTTP 400\)"):
-            await endpoint.answers([{"role": "user", "content": "hello"}], 1, {})
-        async with httpx.AsyncClient() as client:
-            messages = [{"role": "user", "content": "hello"}]
-            response = await client.post(f"{url}/chat/completions", json={"messages": messages})
-            assert response.status_code == 400
-            assert "judge prompts only" in response.text
-            response = await client.post(f"{url}/chat/completions", json={"n": 1})
-            assert response.status_code == 400
 
 
 async def test_it_takes_no_wish_for_a_lasting_one() -> None:

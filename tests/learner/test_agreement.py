@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cli.test_status import NOON
 from tests.support.backends import VOCABULARY, start_local, tiny_model
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.support.learning import World, world
@@ -24,7 +23,6 @@ from tests.support.ledger import COMPLETION, outcome, sample_counts, sql, step_c
 from tests.support.local_reference import reference
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
-from tinker_claw.cli.status import describe
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import LearningEndedError, OutageError
 from tinker_claw.learner.diagnostics import agreement, compare
@@ -109,7 +107,7 @@ def test_rounding_raises_no_alarm_whatever_the_number_of_tokens(tokens: int) -> 
 
 
 def test_one_token_alone_raises_no_alarm_and_too_few_say_nothing() -> None:
-    for outlier in (-12.0, 12.0, math.nan, -math.inf):
+    for outlier in (-9999.0, 9999.0, math.nan, -math.inf):
         assert compare([*noise(30, 0.05), outlier]).agrees
     assert compare([3.0] * 19).agrees is None
     assert compare([3.0] * 20).agrees is False
@@ -166,9 +164,6 @@ async def test_first_batch_that_does_not_agree_stops_learning_and_is_told(tmp_pa
     (told,) = healths
     assert (told["status"], told["agreement"]) == ("degraded", "alarm")
     assert "On 32 fresh tokens" in told["agreement_error"]
-    lines = describe(told | {"agreement_since": NOON - 60}, "http://here", NOON)
-    at = lines.index("  agreement: alarm since 11:59:00 (60 s ago)")
-    assert "adapter, with its alpha" in lines[at + 1]
     trainer.gaps = [0.0]  # mended
     async with world(tmp_path, trainer=trainer) as w:
         assert step_counts(w.ledger) == {"intent": 0, "committed": 0, "void": 1}
@@ -178,14 +173,6 @@ async def test_first_batch_that_does_not_agree_stops_learning_and_is_told(tmp_pa
         batch(w)
         await w.version(1)
         assert seen(w)["agreement"] == "ok"
-
-
-async def test_too_few_fresh_tokens_raise_no_alarm(tmp_path: Path) -> None:
-    async with world(tmp_path, trainer=Apart(0.4)) as w:
-        batch(w, tokens=4)
-        await w.version(1)
-        assert seen(w)["agreement"] == "ok"
-        assert json.loads(w.metrics.read_text())["fresh_tokens"] == 16
 
 
 async def test_batch_of_an_older_version_is_not_compared(tmp_path: Path) -> None:
@@ -206,15 +193,26 @@ async def test_batch_of_an_older_version_is_not_compared(tmp_path: Path) -> None
 RARE = 9
 
 
+class Surer(FakeTrainer):
+    """A trainer whose versions find a rare token three times as likely as it was."""
+
+    async def publish(self) -> Sampler:
+        ref = (await super().publish()).ref
+        self.samplers[ref] = FakeSampler(
+            self.script,
+            ref=ref,
+            opinion=lambda token: LOGPROB + (math.log(3) if token == RARE else 0.0),
+        )
+        return self.samplers[ref]
+
+
 @pytest.mark.parametrize("score_fresh", [False, True])
 async def test_token_that_the_trainer_finds_three_times_as_likely_gets_no_advantage(
     tmp_path: Path, score_fresh: bool
 ) -> None:
-    trainer = FakeTrainer()
+    trainer = Surer()
     async with world(tmp_path, trainer=trainer, score_fresh=score_fresh) as w:
-        sampler = w.policy.current.sampler
-        assert isinstance(sampler, FakeSampler)
-        sampler._opinion = lambda token: LOGPROB + (math.log(3) if token == RARE else 0.0)
+        sampler = trainer.samplers[w.policy.current.sampler.ref]
         for number in range(4):
             w.turn("YES" if number % 2 else "NO", tokens=(7, RARE, 8))
         await w.version(1)
@@ -466,21 +464,16 @@ async def test_without_a_fault_sampler_and_trainer_agree_to_rounding(tmp_path: P
         (alpha_doubled, 1),
         pytest.param(weights_of_the_version_before, 2, marks=pytest.mark.slow),
         (stale_prefix_cache, 2),
+        (temperature_of_its_own, 0),
     ],
 )
-async def test_wrong_weights_stop_learning(tmp_path: Path, fault: Fault, well: int) -> None:
-    await stops_after(well, tmp_path, fault)
-
-
-async def test_wrong_temperature_stops_learning(tmp_path: Path) -> None:
-    await stops_after(0, tmp_path, temperature_of_its_own)
-
-
-async def stops_after(well: int, folder: Path, fault: Fault) -> None:
+async def test_wrong_weights_or_temperature_stop_learning(
+    tmp_path: Path, fault: Fault, well: int
+) -> None:
     healths = list[Health]()
 
     async def until_it_stops() -> None:
-        async with small(folder, fault) as s:
+        async with small(tmp_path, fault) as s:
             healths.append(s.health)
             for _ in range(well):
                 assert (await s.step())["agrees"] is True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.ledger import COMPLETION
@@ -43,3 +45,5 @@ def test_clip_share_counts_tokens_that_the_bounds_left_without_a_gradient() -> N
     assert share(PPO) == pytest.approx(2 / 3)
     assert share(PPO, HINTED) == pytest.approx(2 / 3)
     assert share(HINTED) is None
+    impossible = replace(PPO.datums[0], logprobs=(-9999.0,) * 4)
+    assert share(replace(PPO, datums=(impossible,))) == pytest.approx(2 / 3), "it breaks no step"

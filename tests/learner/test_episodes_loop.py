@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -14,17 +12,11 @@ from tests.support.fakes import LOGPROB, FakeTrainer
 from tests.support.learning import World, has_token, world
 from tests.support.ledger import sample_counts, sql
 from tinker_claw.config.settings import Gateway
-from tinker_claw.learner.batch import FILL_S
-from tinker_claw.ledger.database import FILE, reading
-from tinker_claw.ledger.decline import SIZE
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.samples import KEPT_BARE
-from tinker_claw.ledger.turn_view import read_turn
 from tinker_claw.turn_state import Reason
-from tinker_claw.types import Attempt, NextState, Tokens
-from tinker_claw.words import run_fields
+from tinker_claw.types import Attempt, Tokens
 
 FAR = 2**31
 """Batch size that is never reached."""
@@ -155,31 +147,6 @@ async def test_time_limit_ends_a_group_by_itself(tmp_path: Path) -> None:
         assert w.why_refused(3) == Reason.NO_OUTCOME
 
 
-async def test_learning_that_is_held_does_not_look_for_a_batch_without_end(tmp_path: Path) -> None:
-    looks = 0
-
-    def late() -> float:
-        nonlocal looks
-        looks += 1
-        return time.time() + 2 * LIMIT_S
-
-    async with world(tmp_path, batch_size=FAR) as w:
-        begin(w, "a")
-        last(w, "a")
-        w.learner.wake()
-        await w.until(lambda: w.learner._look_at is not None)
-        for number in range(2 * SIZE):
-            w.turn("YES" if number < SIZE else "NO")
-        await w.settled()
-        w.learner._is_held()
-        w.learner._now = late
-        w.learner.wake()
-        await w.until(lambda: w.health.learner.state == "held")
-        for _ in range(500):
-            await asyncio.sleep(0)
-        assert looks <= 2
-
-
 async def test_refused_step_completes_its_episode(tmp_path: Path) -> None:
     async with world(tmp_path, method="opd", batch_size=FAR) as w:
         begin(w, "a", None)
@@ -226,47 +193,17 @@ async def test_group_whose_step_fails_is_set_aside_whole_and_the_next_trains(
         assert sample_counts(w.ledger)["trained"] == 3
 
 
-async def test_what_tools_have_judged_waits_for_what_users_say(tmp_path: Path) -> None:
-    async with world(tmp_path, method="binary", ahead_s=10 * FILL_S) as w:
-
-        def judges() -> set[str]:
-            return {one.judge for one in w.ledger.samples.queue()}
-
-        for n in range(4):
-            w.turn("YES" if n % 2 else "NO", role="tool")
-        await w.settled()
-        w.learner.wake()
-        await asyncio.sleep(0.05)
-        assert w.policy.newest.version.id == 0, "what tools have judged alone makes no step"
-        for said in ("YES", "NO"):
-            w.turn(said)
-        await w.version(1)
-        assert judges() == {"tools"}
-        assert w.ledger.samples.waiting() == 2
-        # A user's rating of one of them does not count as a tool's.
-        (turn, _) = (sample.turn_id for sample in w.ledger.samples.oldest(2))
-        w.ledger.feedback.give("me", About("turn", turn), Feedback(1.0))
-        w.judging.wake()
-        await w.until(lambda: judges() == {"tools", "user"})
-
-
 async def test_rejections_without_a_hint_wait_for_a_better_reply_and_the_newest_are_kept(
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path) as w:
-        turns = [w.turn("NO") for _ in range(KEPT_BARE + 3)]
+        for _ in range(KEPT_BARE + 3):
+            w.turn("NO")
         await w.settled()
         w.learner.wake()
         await w.until(lambda: sample_counts(w.ledger)["expired"] == 3)
         assert why(w) == {Reason.NOTHING_BETTER}
         assert (w.trainer.steps, w.ledger.samples.waiting()) == ([], KEPT_BARE)
-        with reading(tmp_path / FILE) as rows:
-            turn = read_turn(rows, turns[-1])
-            assert turn is not None
-            told = turn.outcome
-        assert "with a better reply beside it" in told
-        line = dict(run_fields(read_overview(tmp_path, 4)))["next step"]
-        assert line.startswith(f"0 of 4 samples · {KEPT_BARE} more wait")
         w.turn("YES")
         await w.version(1)
         assert w.ledger.samples.waiting() == KEPT_BARE - 3, "three went with the accepted one"
@@ -276,20 +213,21 @@ async def test_rejections_without_a_hint_wait_for_a_better_reply_and_the_newest_
 
 async def test_who_judged_a_turn_and_whether_its_rejection_is_bare_is_kept(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=FAR) as w:
-        for said, role in (("YES", "user"), ("NO, HOW it should be", "user"), ("NO", "tool")):
-            w.turn(said, role=role)  # type: ignore[arg-type]
+        w.turn("YES")
+        w.turn("NO, HOW it should be")
+        tools = [w.turn("NO", role="tool") for _ in range(2)]
         w.turn("NO", cut=True)
         begin(w, "episode", None)
         w.turn("NO", session="episode")
         last(w, "episode")
         end(w, "episode", -1.0)
-        await w.until(lambda: w.ledger.samples.waiting() == 6)
-        queue = sorted(w.ledger.samples.queue(), key=lambda one: one.id)
-        assert Counter((one.judge, one.bare) for one in queue) == {
-            ("user", False): 3,
-            ("tools", True): 1,
-            ("outcome", False): 2,
-        }
+        await w.until(lambda: w.ledger.samples.waiting() == 7)
+        assert w.ledger.feedback.give("me", About("turn", tools[0]), Feedback(1.0))
+        w.judging.wake()
+        expected = {("user", False): 4, ("tools", True): 1, ("outcome", False): 2}
+        await w.until(
+            lambda: Counter((one.judge, one.bare) for one in w.ledger.samples.queue()) == expected
+        )
 
 
 async def test_in_the_papers_recipe_a_rejection_waits_for_nothing(tmp_path: Path) -> None:
@@ -305,4 +243,3 @@ async def test_cut_reply_is_a_sample_only_where_it_was_rejected(tmp_path: Path) 
         await w.settled()
         assert w.why_refused(turns[0]) == "cut by its token limit, and not rejected"
         assert [s.turn_id for s in w.ledger.samples.oldest(9)] == turns[1:]
-        assert w.ledger.turns.next_state(turns[1]) == NextState("user", "NO")

@@ -99,8 +99,7 @@ ELSEWHERE = {
     "local.device": "needs a GPU",
 }
 """Settings that no step on this machine depends on, and what tries them."""
-GOING = {}
-"""Settings that nothing is promised of any more."""
+
 REFUSED = {
     "gateway.images=train": "demo cannot be trained on images",
     "gateway.thinking=on": "demo cannot think",
@@ -134,7 +133,7 @@ def by_type(field: FieldInfo) -> list[Any]:
 
 def cases() -> Iterator[Any]:
     for name, field in fields().items():
-        if name in ELSEWHERE or name in GOING:
+        if name in ELSEWHERE:
             continue
         if name in VALUES:
             marks = [] if name == "training.canaries" else [pytest.mark.slow]
@@ -250,4 +249,4 @@ async def test_a_step_is_whole_with(
 
 
 def test_the_lists_name_settings_that_there_are() -> None:
-    assert {*VALUES, *ELSEWHERE, *GOING} <= fields().keys()
+    assert {*VALUES, *ELSEWHERE} <= fields().keys()

@@ -9,14 +9,22 @@ from typing import Any
 
 import pytest
 
-from tests.learner.test_judging import NEVER, Moody, judge_others_until
+from tests.learner.test_judging import NEVER, Moody
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.support.learning import SHORT, Says, World, world
-from tests.support.ledger import judgeable, sample_counts, sql, sql_connection, tries
+from tests.support.ledger import (
+    judgeable,
+    postpone,
+    sample_counts,
+    sql,
+    sql_connection,
+    step_counts,
+    tries,
+)
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.prune import from_turn
-from tinker_claw.types import Charge, Images, Message, TokenLogprobs, Tokens, Vote, uncharged
+from tinker_claw.types import Charge, Message, TokenLogprobs, Tokens, Vote, uncharged
 
 MANY = 10_000
 
@@ -82,16 +90,10 @@ async def test_a_reason_goes_to_the_teacher_as_a_hint_does(
         assert sample.teacher is not None
         assert sample.teacher.hint == "say it in two sentences"
         assert w.says.asked == asked
-
-
-async def test_the_judges_hint_is_not_told_where_the_user_is_content(tmp_path: Path) -> None:
-    async with world(tmp_path, method="combine", batch_size=MANY) as w:
-        turn = w.turn("NO, HOW")
-        await w.until(lambda: w.ledger.samples.waiting() == 1)
-        assert w.ledger.samples.oldest(1)[0].teacher is not None
         say(w, turn, 1)
-        await w.until(lambda: rewards(w) == {turn: 1})
-        assert w.ledger.samples.oldest(1)[0].teacher is None
+        await w.until(lambda: rewards(w).get(turn) == 1)
+        (sample,) = [s for s in w.ledger.samples.oldest(MANY) if s.turn_id == turn]
+        assert sample.teacher is None, "no hint, the judge's included, where the user is content"
 
 
 @pytest.mark.parametrize("mood", ["mumbles", "down"])
@@ -165,41 +167,34 @@ async def test_what_is_said_while_the_judge_thinks_goes_before_its_answer(
 async def test_what_is_said_while_the_teacher_scores_is_scored_anew(
     tmp_path: Path, said: str, fails: int
 ) -> None:
+    asks, may = asyncio.Event(), asyncio.Event()
+
     class Teacher(FakeSampler):
-        def __init__(self) -> None:
-            super().__init__((1,))
-            self.asks, self.may = asyncio.Event(), asyncio.Event()
+        async def logprobs(self, tokens: Tokens, **more: Any) -> TokenLogprobs:
+            asks.set()
+            await may.wait()
+            return await super().logprobs(tokens, **more)
 
-        async def logprobs(
-            self,
-            tokens: Tokens,
-            *,
-            start: int,
-            targets: Sequence[Sequence[int]] | None = None,
-            top_k: int = 0,
-            images: Images = (),
-            charge: Charge = uncharged,
-        ) -> TokenLogprobs:
-            self.asks.set()
-            await self.may.wait()
-            return await super().logprobs(
-                tokens, start=start, targets=targets, top_k=top_k, images=images, charge=charge
-            )
-
-    teacher = Teacher()
-
-    class Taught(FakeTrainer):
-        async def base(self) -> Teacher:
-            return teacher
-
-    async with world(tmp_path, method="combine", batch_size=MANY, trainer=Taught()) as w:
+    teacher = Teacher((1,))
+    trainer = FakeTrainer(samplers={"base": teacher})
+    async with world(tmp_path, method="combine", batch_size=MANY, trainer=trainer) as w:
         teacher.fail_logprobs = fails
         turn = w.turn(said)
-        await teacher.asks.wait()
+        await asks.wait()
         say(w, turn, 1)
-        teacher.may.set()
+        may.set()
         await w.until(lambda: rewards(w) == {turn: 1})
         assert w.ledger.samples.oldest(1)[0].teacher is None
+
+
+async def test_a_set_aside_turn_is_trained_by_what_is_said_of_it(tmp_path: Path) -> None:
+    async with world(tmp_path, running=False, batch_size=MANY) as w:
+        bad = w.turn("MUMBLE")
+        postpone(w.ledger, bad, "As an AI, I would rather not.", last=True)
+        say(w, bad, -1)
+        judging = asyncio.create_task(w.judging.run())
+        await w.until(lambda: rewards(w) == {bad: -1})
+        judging.cancel()
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -218,37 +213,43 @@ async def test_a_turn_that_waits_for_the_service_no_more_leaves_no_outage_behind
         await w.until(lambda: w.health.judge.state == "ok" and not w.health.backend.away)
 
 
-async def test_a_set_aside_turn_is_trained_by_what_is_said_of_it(tmp_path: Path) -> None:
-    async with world(tmp_path, judge_waits=SHORT, rests=SHORT, batch_size=MANY) as w:
-        bad = w.turn("MUMBLE")
-        await judge_others_until(w, lambda: w.why_refused(bad) is not None)
-        say(w, bad, -1)
-        await w.until(lambda: rewards(w).get(bad) == -1)
-
-
-async def test_a_batch_that_waits_for_its_step_is_taken_anew(tmp_path: Path) -> None:
-    """A step never trains on the reward that a user has just taken back."""
+@pytest.mark.parametrize("forgets", [False, True])
+async def test_a_batch_that_waits_for_its_step_is_taken_anew(tmp_path: Path, forgets: bool) -> None:
+    """A step never trains on a reward that was just taken back, nor on what was just forgotten."""
     async with world(tmp_path, method="binary", batch_size=2, running=False) as w:
         turns = [w.turn("YES"), w.turn("YES")]
+        for turn in turns:
+            say(w, turn, 1)
         async with asyncio.TaskGroup() as group:
             judging = group.create_task(w.judging.run())
             await w.until(lambda: w.ledger.samples.waiting() == 2)
-            async with w.learner._one_step:
+            async with w.learner.between_steps():
                 learning = group.create_task(w.learner.run())
                 for _ in range(20):
                     await asyncio.sleep(0)  # it has its batch, and waits
-                say(w, turns[0], -1)
+                if forgets:
+                    w.ledger.forget(from_turn(turns[0]))
+                    turns = [turns[1], w.turn("NO")]
+                else:
+                    say(w, turns[0], -1)
             await w.until(lambda: sample_counts(w.ledger)["trained"] == 2)
             judging.cancel()
             learning.cancel()
-        found = sql(w.ledger).rows("SELECT turn_id, reward FROM samples ORDER BY turn_id")
-        assert [tuple(row) for row in found] == [(turns[0], -1), (turns[1], 1)]
-        assert w.trainer.asked["load_state"] == 0, "there was nothing to recover from"
+        found = sql(w.ledger).pairs("SELECT turn_id, reward FROM samples")
+        assert found == dict(zip(turns, (1, -1) if forgets else (-1, 1), strict=True))
+        assert step_counts(w.ledger) == {"intent": 0, "committed": 1, "void": 0}
+        assert (w.trainer.asked["load_state"], w.health.last_error) == (0, None)
 
 
-async def test_sdpo_is_told_the_reason_where_nothing_has_followed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("follows", [None, "and what of Rome?"])
+async def test_sdpo_is_told_the_reason_whatever_has_followed(
+    tmp_path: Path, follows: str | None
+) -> None:
     async with world(tmp_path, method="sdpo", batch_size=MANY) as w:
-        turn = unanswered(w)
+        turn = w.turn(follows) if follows else unanswered(w)
+        if follows:
+            await w.settled()
+            assert w.why_refused(turn) == "no correction"
         say(w, turn, -1, "two sentences")
         await w.until(lambda: rewards(w) == {turn: -1})
         teacher = w.ledger.samples.oldest(1)[0].teacher
@@ -256,41 +257,22 @@ async def test_sdpo_is_told_the_reason_where_nothing_has_followed(tmp_path: Path
         assert teacher.hint == "two sentences"
 
 
-async def test_sdpo_is_told_the_reason_whatever_has_followed(tmp_path: Path) -> None:
-    async with world(tmp_path, method="sdpo", batch_size=MANY) as w:
-        turn = w.turn("and what of Rome?")
-        await w.settled()
-        assert w.why_refused(turn) == "no correction"
-        say(w, turn, -1, "two sentences")
-        await w.until(lambda: rewards(w) == {turn: -1})
-        teacher = w.ledger.samples.oldest(1)[0].teacher
-        assert teacher is not None
-        assert teacher.hint == "two sentences"
-
-
-@pytest.mark.parametrize(("method", "left"), [("opd", "no hint"), ("sdpo", "no correction")])
-async def test_a_rating_after_forgetting_teaches_no_empty_text(
-    tmp_path: Path, method: str, left: str
+@pytest.mark.parametrize(
+    ("method", "score", "left"),
+    [("opd", -1, "no hint"), ("sdpo", -1, "no correction"), ("binary", 1, None)],
+)
+async def test_a_rating_after_forgetting_teaches_and_asks_about_no_empty_text(
+    tmp_path: Path, method: str, score: int, left: str | None
 ) -> None:
     async with world(tmp_path, method=method, batch_size=MANY) as w:
         rated, forgotten = w.turn("NO, HOW", session="s"), w.turn("NO, HOW", session="s")
         await w.until(lambda: {rated, forgotten} <= rewards(w).keys())
         w.ledger.forget(from_turn(forgotten))
-        say(w, rated, -1)
+        asked = w.says.asked
+        say(w, rated, score)
         await w.until(lambda: not judgeable(w.ledger))
-        assert w.why_refused(rated) == left
-
-
-async def test_a_rating_after_forgetting_asks_no_judge_about_an_empty_text(tmp_path: Path) -> None:
-    async with world(tmp_path, method="binary", batch_size=MANY, running=False) as w:
-        rated, forgotten = w.turn("NO", session="s"), w.turn("NO", session="s")
-        say(w, rated, -1)
-        w.ledger.forget(from_turn(forgotten))
-        say(w, rated, 1)
-        judging = asyncio.create_task(w.judging.run())
-        await w.until(lambda: rewards(w) == {rated: 1})
-        assert w.says.asked == 0
-        judging.cancel()
+        assert (w.why_refused(rated), w.says.asked) == (left, asked)
+        assert rewards(w) == ({} if left else {rated: score})
 
 
 async def test_sdft_takes_a_reply_that_was_praised_outright_for_its_example(
@@ -298,7 +280,7 @@ async def test_sdft_takes_a_reply_that_was_praised_outright_for_its_example(
 ) -> None:
     async with world(tmp_path, method="sdft", batch_size=MANY) as w:
         corrected = w.turn("NO", session="s")
-        await w.until(lambda: w.why_refused(corrected) is not None or rewards(w))
+        await w.until(lambda: w.why_refused(corrected) is not None or bool(rewards(w)))
         better = w.turn("YES", session="s", reply="like this")
         sql_connection(w.ledger).execute("DELETE FROM next_states WHERE turn_id = ?", (better,))
         say(w, better, 1)

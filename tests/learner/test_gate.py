@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import tomllib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from examples.demo.user import USERS
 from tests.learner.test_rollback import undoing
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.support.learning import World, world
@@ -48,23 +46,16 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.versions import VoidStepError
-from tinker_claw.policy import Policy, Sampler
+from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.switches import Decides
 from tinker_claw.shipped import CANARIES, DEMO_CANARIES, MODEL_DIR
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import (
-    Adam,
     Charge,
-    Completion,
-    Datum,
-    LossPass,
-    SamplingParams,
-    TokenChunk,
     TokenLogprobs,
     Tokens,
     Usage,
-    uncharged,
 )
 
 # What is a loss
@@ -132,65 +123,32 @@ def renderer() -> Renderer:
 
 
 @pytest.mark.parametrize("file", [CANARIES, DEMO_CANARIES])
-def test_shipped_canaries_are_questions_of_their_own(file: Path, renderer: Renderer) -> None:
-    found = canary_questions(read(file), renderer)
-    assert len({one.key for one in found}) == len(found) >= 2 * FEWEST
-    for one in found:
-        for reply in one.replies:
-            assert reply[-1] == renderer.stop_tokens[0] or "tool_call" in renderer.decode(reply)
-    assert sum(one.usage.prefill for one in found) < GATE_TOKENS / 4, "room for the user's own"
-
-
-@pytest.mark.parametrize("file", [CANARIES, DEMO_CANARIES])
-def test_each_shipped_canary_is_short_and_has_two_wordings(file: Path, renderer: Renderer) -> None:
-    asked = read(file)
-    wordings = Counter((one.call, *one.replies) for one in asked)
-    assert set(wordings.values()) == {2}
-    assert len({one.messages[-1] for one in asked}) == len(asked)
-    for question in canary_questions(asked, renderer):
-        assert all(len(reply) <= 40 for reply in question.replies)
+def test_shipped_canaries_are_short_and_have_two_wordings_each(
+    file: Path, renderer: Renderer
+) -> None:
+    canaries = read(file)
+    assert {*Counter((one.call, *one.replies) for one in canaries).values()} == {2}
+    assert "homework" not in str(canaries), "the demo's users teach that"
+    questions = canary_questions(canaries, renderer)
+    assert len({question.key for question in questions}) == len(canaries) >= 2 * FEWEST
+    for question in questions:
         assert len(question.prompt) < 400
-
-
-def test_shipped_canaries_have_calls(renderer: Renderer) -> None:
-    found = canary_questions(read(CANARIES), renderer)
-    calls = [renderer.decode(one.replies[0]) for one in found if len(one.replies) == 1]
-    calls = [text for text in calls if "<tool_call>" in text]
-    assert [text.rsplit('"name": "')[-1].split('"')[0] for text in calls] == [
-        name for name in ("weather_now", "send_mail", "read_file") for _ in range(2)
-    ]
-
-
-def test_demos_canaries_are_nothing_that_its_users_teach() -> None:
-    """The right replies to homework became less likely because better ones became likelier."""
-    asked = tomllib.loads(DEMO_CANARIES.read_text())["canary"]
-    words = " ".join(text for one in asked for text in one["messages"])
-    assert "homework" not in words
-    assert sum(one["replies"][0].startswith("1. ") for one in asked) == 24
-    assert sum(one["replies"][0].isdigit() for one in asked) == 12
-    for one in asked:
-        assert len(one["replies"]) == 1
+        for reply in question.replies:
+            assert len(reply) <= 40
+            assert reply[-1] == renderer.stop_tokens[0] or "tool_call" in renderer.decode(reply)
+    assert sum(question.usage.prefill for question in questions) < GATE_TOKENS / 4
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("canary = 3", "canary: "),
-        ("[[canary]]\nmessages = ['a']", "canary.0: .*either replies, or the tool to call"),
-        (
-            "[[canary]]\nmessage = ['a']\nreplies = []",
-            "0.messages: .*0.message: ",
-        ),
-        ("[[canary]]\nmessages = []\nreplies = ['b']", "canary.0.messages"),
-        ("[[canary]]\nmessages = ['a', 'b']\nreplies = ['c']", "messages: .* must be the user's"),
+        ("[[canary]]\nmessages = ['a']", "canary.0: "),
+        ("[[canary]]\nmessages = ['a', 'b']\nreplies = ['c']", "canary.0.messages"),
         ("[[canary]]\nmessages = ['a']\nreplies = ['']", "canary.0.replies.0"),
-        (f"canary = {'[' * 9999}", "is not valid TOML"),
+        (f"canary = {'[' * 9999}", "TOML"),
         ("[[canary]]\nmessages = ['a']\nreplies = ['b']\nweight = 2", "canary.0.weight"),
-        (
-            "[[canary]]\nmessages = ['a']\ntools = {f = 'does'}\ncall = 'g'",
-            "its call, g, is none of its tools",
-        ),
-        ("[[canary", "is not valid TOML"),
+        ("[[canary]]\nmessages = ['a']\ntools = {f = 'does'}\ncall = 'g'", "none of its tools"),
     ],
 )
 def test_wrong_file_is_named_with_what_is_wrong(
@@ -204,6 +162,10 @@ def test_wrong_file_is_named_with_what_is_wrong(
         read(tmp_path / "none.toml")
     file.write_text("# none")
     assert canary_questions(read(file), renderer) == []
+    twice = tmp_path / "twice.toml"
+    twice.write_text(2 * "[[canary]]\nmessages = ['a']\nreplies = ['b', 'b']\n")
+    (question,) = canary_questions(read(twice), renderer)
+    assert len(question.replies) == 1
 
 
 def test_canaries_in_force_are_those_of_the_flag_else_of_the_model(tmp_path: Path) -> None:
@@ -216,14 +178,6 @@ def test_canaries_in_force_are_those_of_the_flag_else_of_the_model(tmp_path: Pat
     assert many("--model-name", "demo-tracks") == 0
     assert many("--model-name", "demo-tracks", "--canaries", str(file)) == 1
     assert many("--gate", "off") == 0
-
-
-def test_what_stands_twice_is_asked_once(tmp_path: Path, renderer: Renderer) -> None:
-    file, one = tmp_path / "mine.toml", "[[canary]]\nmessages = ['a']\nreplies = ['b', 'b']\n"
-    file.write_text(one + "[[canary]]\nmessages = ['c']\nreplies = ['b']\n" + one)
-    first, second = canary_questions(read(file), renderer)
-    assert (len(first.replies), len(second.replies)) == (1, 1)
-    assert first.key != second.key
 
 
 def test_file_with_more_than_the_gate_asks_is_refused(tmp_path: Path, renderer: Renderer) -> None:
@@ -250,7 +204,7 @@ class LosingTrainer(FakeTrainer):
     def __init__(self, *falls: float, bills: bool = False) -> None:
         super().__init__(bills=bills)
         self.falls = falls
-        self.slow = self.broken = 0
+        self.mute = self.slow = self.broken = 0
         self.failures = 1000
         """Number of scorings of a broken version that fail."""
         self.sick_at: Tokens = ()
@@ -258,10 +212,17 @@ class LosingTrainer(FakeTrainer):
         """Error of every request with this prompt."""
 
     async def publish(self) -> Sampler:
-        published = await super().publish()
-        assert isinstance(published, FakeSampler)
+        ref = (await super().publish()).ref
         number = self.asked["publish"] - 2  # the first is no step's
         less = self.falls[min(number, len(self.falls) - 1)] if number >= 0 else 0.0
+        if number >= 0 and self.mute:
+            self.mute, less = self.mute - 1, math.nan
+        published = self.samplers[ref] = FakeSampler(
+            self.script,
+            ref=ref,
+            bills=self.bills,
+            opinion=lambda token: -less / 2 if token in (70, 71) else LOGPROB,
+        )
         scores = published.logprobs
 
         async def logprobs(tokens: Tokens, *, start: int, **more: Any) -> TokenLogprobs:
@@ -270,7 +231,6 @@ class LosingTrainer(FakeTrainer):
             return await scores(tokens, start=start, **more)
 
         published.logprobs = logprobs  # type: ignore[method-assign]
-        published._opinion = lambda token: -less / 2 if token in (70, 71) else LOGPROB
         if number >= 0 and self.slow:
             self.slow -= 1
             published.logprobs = _never  # type: ignore[method-assign]
@@ -311,7 +271,6 @@ async def test_version_that_lost_something_answers_nobody_and_its_batch_is_set_a
         with reading(w.ledger.path) as rows:
             told = " ".join(" ".join(explained(rows, 1, text=False)).split())
         assert Reason.STEPS_FAILED in told
-        assert "step 1 void: the gate refused the version" in told
         (said,) = errors(w)
         assert said is not None
         assert said.startswith("the gate refused the version: right replies to canaries are 1.00")
@@ -413,24 +372,6 @@ async def test_hold_after_two_refusals_ends_by_itself(
         await w.until(lambda: w.health.learner.state != "held")
 
 
-class Silent(FakeTrainer):
-    """A trainer whose versions after a step give no logprobs."""
-
-    async def publish(self) -> Sampler:
-        published = await super().publish()
-        assert isinstance(published, FakeSampler)
-        silent = self.asked["publish"] > 1
-        published._opinion = lambda token: math.nan if silent else -0.1
-        return published
-
-
-async def test_version_whose_scores_are_no_numbers_is_refused(tmp_path: Path) -> None:
-    async with world(tmp_path, trainer=Silent(), gate=gated, gate_is="on") as w:
-        four(w)
-        await w.until(lambda: any(errors(w)) or w.policy.current.version.id == 1)
-        assert "5.00 nats less likely" in (errors(w)[0] or "")
-
-
 async def test_refused_batch_is_set_aside_although_the_state_before_cannot_be_had(
     tmp_path: Path,
 ) -> None:
@@ -448,56 +389,36 @@ async def _away(ref: str, *, moments: bool = True) -> None:
     raise OutageError("the service is away, as told")
 
 
-async def test_gate_that_cannot_ask_keeps_nobody_out_and_says_so(tmp_path: Path) -> None:
-    trainer = LosingTrainer(1.0)
-    trainer.slow = 1
-
-    def hasty(parts: LoopParts) -> Gate:
-        return gated(parts, seconds=0.05)
-
-    async with world(tmp_path, trainer=trainer, gate=hasty, gate_is="on") as w:
-        four(w)
-        await w.version(1)
-        assert warned(w) == ["v1 answers although the gate could not ask it: it took too long"]
-
-
-async def test_version_that_can_be_asked_no_more_than_the_last_one_serves(tmp_path: Path) -> None:
-    trainer = LosingTrainer(1.0)
-    trainer.broken = 1
-    async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
-        serving = w.policy.current.sampler
-        assert isinstance(serving, FakeSampler)
-        serving.fail_logprobs = 1000
-        four(w)
-        await w.version(1)
-        (said,) = warned(w)
-        assert "scoring fails, as told" in said
-
-
-async def test_version_that_cannot_be_asked_what_the_last_one_can_is_refused(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("fault", "seconds", "error", "warning"),
+    [
+        ({"slow": 1}, 0.05, None, "could not ask it: it took too long"),
+        ({"broken": 2}, 60, None, "scoring fails, as told"),  # nor does the last one answer
+        ({"broken": 1}, 60, "it does not answer", "it does not answer"),
+        ({"broken": 1, "failures": 12}, 60, None, None),  # a server has only just loaded it
+        ({"mute": 1}, 60, "5.00 nats less likely", "5.00 nats less likely"),
+    ],
+    ids=["slow", "both are broken", "broken", "fails once", "no numbers"],
+)
+async def test_gate_that_gets_no_answer(
+    tmp_path: Path, fault: dict[str, int], seconds: float, error: str | None, warning: str | None
 ) -> None:
-    """It is refused like a version whose logits are not finite."""
+    """Nobody is kept out where the gate cannot ask; a version that lost its voice is refused."""
     trainer = LosingTrainer(0.0)
-    trainer.broken = 1
-    async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
-        four(w)
-        await w.until(lambda: any(errors(w)))
-        assert errors(w)[0] == "the gate refused the version: it does not answer"
-        assert w.policy.current.version.id == 0
-        four(w)
-        await w.version(1)
+    vars(trainer).update(fault)
 
+    def gate(parts: LoopParts) -> Gate:
+        return gated(parts, seconds=seconds)
 
-async def test_version_that_fails_once_is_asked_again(tmp_path: Path) -> None:
-    """This happens where a server has only just loaded it."""
-    trainer = LosingTrainer(0.0)
-    async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
-        trainer.broken, trainer.failures = 1, sum(len(q.replies) for q in ASKED)
+    async with world(tmp_path, trainer=trainer, gate=gate, gate_is="on") as w:
+        if fault.get("broken") == 2:
+            trainer.samplers[w.policy.current.sampler.ref].fail_logprobs = 1000
         four(w)
-        await w.version(1)
-        assert not any(errors(w))
-        assert warned(w) == []
+        await w.until(lambda: any(errors(w)) or w.policy.current.version.id == 1)
+        assert [bool(line) for line in errors(w)] == [error is not None]
+        assert (error or "") in (errors(w)[0] or "")
+        assert len(warned(w)) == (warning is not None)
+        assert (warning or "") in "".join(warned(w))
 
 
 async def test_outage_lets_nobody_in_and_is_waited_for(tmp_path: Path) -> None:
@@ -556,12 +477,11 @@ async def test_small_losses_add_up_and_pause_learning_until_their_owner_acts(
         undoing(w)
         four(w)
         await w.until(lambda: w.health.learner.state == "held")
-        told = w.health.learner.error or ""
-        assert f"{SLOW[1]:.2f} nats less likely than with v0" in told
-        assert f"“0?” ({SLOW[1]:.2f})" in told
-        assert "`tinker-claw rollback v0`" in told, "v1 had lost more than half of it"
-        assert "`tinker-claw accept` keeps v2" in told
-        assert read_overview(tmp_path, 4)["held"] == told.removesuffix(".")
+        held = w.health.learner.error or ""
+        assert f"{SLOW[1]:.2f} nats less likely than with v0" in held
+        assert "`tinker-claw rollback v0`" in held, "v1 had lost more than half of it"
+        assert "`tinker-claw accept` keeps v2" in held
+        assert read_overview(tmp_path, 4)["held"] == held.removesuffix(".")
         assert len(warned(w)) == 1
         assert sample_counts(w.ledger)["queued"] == 4, "they wait"
         assert await undoing(w).accept() == 2
@@ -596,15 +516,13 @@ async def test_base_is_asked_once_where_the_gate_begins_later(tmp_path: Path) ->
     async with world(tmp_path, trainer=trainer) as w:
         four(w)
         await w.version(1)
-    base = await trainer.base()
-    assert isinstance(base, FakeSampler)
-    base._opinion = lambda token: 0.0 if token in (70, 71) else LOGPROB
-    before = len(base.scored)
+    base = FakeSampler(ref="base", opinion=lambda token: 0.0 if token in (70, 71) else LOGPROB)
+    trainer.samplers["base"] = base
     for number in (2, 3):
         async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
             four(w)
             await w.version(number)
-            assert len(base.scored) - before == 12
+            assert len(base.scored) == 12
 
 
 @pytest.mark.parametrize("asked", [(), ASKED[: FEWEST - 1]])
@@ -687,59 +605,7 @@ async def test_damaged_weights_are_refused_and_sound_ones_are_not(tmp_path: Path
         told = await gate.ask(run.parts.base)
         assert told["gate"]["asked"] == len(asked)
         with pytest.raises(VoidStepError, match="less likely"):
-            await gate.ask(_Deaf(run.parts.base))
-
-
-@pytest.mark.slow
-async def test_momentum_that_fails_the_gate_is_gone_with_the_version_it_led_to(
-    tmp_path: Path,
-) -> None:
-    """The state before is sound, but its moments alone carry any step over the limit."""
-    async with demo_run(tmp_path, gate="on") as run:
-        parts, start = run.parts, run.parts.policy.newest.version
-        renderer = Renderer.load(str(MODEL_DIR), "qwen3")
-        asked = canary_questions(read(DEMO_CANARIES), renderer)
-        right = [(question.prompt, question.replies[0]) for question in asked]
-
-        def towards(weight: float) -> LossPass:
-            """A token that is wrong everywhere."""
-            wrong = [
-                Datum(
-                    (*prompt, *reply),
-                    start=len(prompt),
-                    targets=((7,),) * len(reply),
-                    weights=((weight,),) * len(reply),
-                )
-                for prompt, reply in right
-            ]
-            return LossPass("cross_entropy", tuple(wrong))
-
-        adam = Adam(float(parts.training.learning_rate))
-        for _ in range(3):
-            await parts.trainer.train_step([towards(1.0)], adam)
-        state_ref = await parts.trainer.save_state("with momentum")
-        sampler = await parts.trainer.publish()
-        gate = Gate(parts, asked)
-        assert (await gate.ask(sampler))["gate"]["loss"] < 0.15, "it has hardly lost anything"
-        steps = parts.ledger.steps
-        version = steps.commit(
-            steps.begin(start.id, []),
-            start,
-            state_ref=state_ref,
-            sampler_ref=sampler.ref,
-            metrics={},
-        )
-        parts.policy.swap(Policy(version, sampler))
-        assert parts.ledger.reference.accept() == version.id
-        await parts.trainer.train_step([towards(0.0)], adam)
-        with pytest.raises(VoidStepError, match="less likely"):
-            await gate.ask(await parts.trainer.publish())
-        await parts.trainer.load_state(state_ref)
-        await run.talk(USERS["plain"], lambda: run.held or run.step >= 3)
-        assert not run.held
-        assert sample_counts(parts.ledger)["quarantined"] == 16, "one batch alone was refused"
-        rows = sql(parts.ledger).rows("SELECT metrics ->> 'rate' AS rate FROM steps ORDER BY id")
-        assert [row["rate"] for row in rows[:4]] == [None, None, 0.25, 1.0]
+            await gate.ask(cast("Sampler", _Deaf(run.parts.base)))
 
 
 class _Deaf:
@@ -752,15 +618,3 @@ class _Deaf:
     async def logprobs(self, tokens: Tokens, *, start: int, **more: Any) -> TokenLogprobs:
         scores = await self._sampler.logprobs(tuple(tokens[start - 3 :]), start=3, **more)
         return replace(scores, start=start)
-
-    async def sample(
-        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
-    ) -> list[Completion]:
-        return await self._sampler.sample(prompt[-3:], params, n, charge)
-
-    def stream(
-        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
-    ) -> AsyncIterator[TokenChunk]:
-        return self._sampler.stream(prompt[-3:], params, charge)
-
-    async def aclose(self) -> None: ...

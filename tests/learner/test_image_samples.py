@@ -56,21 +56,6 @@ async def test_a_judge_that_sees_is_shown_them(tmp_path: Path) -> None:
         assert json.dumps(seen).count("data:image") == found
 
 
-async def test_what_is_measured_by_other_turns_has_theirs(tmp_path: Path) -> None:
-    """An accepted reply is scored behind the prompt of the first try, with and without the hint."""
-    async with world(tmp_path, batch_size=99) as w:
-        w.turn("NO", session="a", prompt=PROMPT, images=IMAGES, hint_at=4)
-        await w.settled()
-        w.turn("YES", session="a", tokens=(70, 71), prompt=(1, 2, 3))
-        await w.settled()
-        w.turn("NO, HOW it should be")
-        await w.settled()
-        asked = dict(zip(w.base.scored, w.base.scored_images, strict=True))
-        told = (*PROMPT[:4], *HINT, *PROMPT[4:], 70, 71)
-        assert asked.get(told, HINTED) == HINTED
-        assert asked[(1, 2, 3, *HINT, 4, 7, 8)] == ()
-
-
 async def test_scores_of_a_step_are_asked_with_them() -> None:
     policy = FakeSampler((1,))
     one = replace(sample(1, 1), prompt=PROMPT, images=IMAGES, reward=1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.fakes import FakeTrainer, rated
+from tests.support.fakes import rated
 from tests.support.learning import SHORT, Says, World, world
 from tests.support.ledger import judgeable, postpone, sql, sql_connection, tries
 from tinker_claw.app.main import guarded
@@ -31,7 +31,7 @@ from tinker_claw.ledger.turn_view import read_contents, read_turn
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.turn_state import Reason, TurnRefusal
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import Charge, Message, NextState, Verdict, uncharged
 from tinker_claw.words import turn_fields
 
@@ -139,22 +139,6 @@ async def test_no_try_counts_while_nobody_else_is_judged(tmp_path: Path) -> None
         assert tries(w.ledger, bad) <= 2, "nobody else was judged since"
 
 
-async def test_tries_are_counted_over_restarts(tmp_path: Path) -> None:
-    bad: int | None = None
-    trainer = FakeTrainer()
-    for life in range(TRIES):
-        async with world(
-            tmp_path, trainer=trainer, judge_waits=SHORT, rests=LONG, batch_size=10_000
-        ) as w:
-            if bad:
-                await others_are_judged(w)
-                assert tries(w.ledger, bad) == life, "it rests"
-                sql(w.ledger).rows("UPDATE jobs SET due_at = 1")
-            bad = bad or w.turn("MUMBLE")
-            await judge_others_until(w, lambda w=w, bad=bad, life=life: tries(w.ledger, bad) > life)
-            assert set_aside(w) == ([bad] if life == TRIES - 1 else [])
-
-
 @pytest.mark.parametrize("mood", ["mumbles", "down"])
 async def test_judge_that_fails_as_a_whole_is_failing_and_no_turn_is_to_blame(
     tmp_path: Path, mood: str
@@ -173,33 +157,14 @@ async def test_judge_that_fails_as_a_whole_is_failing_and_no_turn_is_to_blame(
         for _ in range(200):
             await asyncio.sleep(0)
             assert w.health.judge.state == "failing", "it has not answered since"
+        assert says.most_at_once == 1, "one turn asks at a time"
         assert sum(tries(w.ledger, turn) for turn in turns) == before
         assert before < 4 + 1, "those in hand when it began"
-        error = w.health.judge.error
-        assert error is not None
-        assert "could not be read" in error or "down" in error
         says.mood = None
         await w.settled()
         await w.until(lambda: w.health.judge.state == "ok")
         assert set_aside(w) == []
         assert w.ledger.samples.waiting() == 24
-
-
-async def test_one_turn_asks_at_a_time_while_the_judge_fails(tmp_path: Path) -> None:
-    says = Moody()
-    says.mood = "mumbles"
-    async with world(tmp_path, endpoint=says, judge_waits=SHORT, rests=SHORT) as w:
-        first = w.turn("YES")
-        await w.until(lambda: w.health.judge.state == "failing")
-        says.most_at_once = 0
-        for _ in range(20):
-            w.turn("YES")
-        asked = judgeable(w.ledger)
-        assert first in asked
-        await w.until(lambda: says.most_at_once > 0)
-        for _ in range(500):
-            await asyncio.sleep(0)
-        assert says.most_at_once == 1
 
 
 async def test_while_the_ledger_refuses_the_judge_is_not_asked_about_turn_after_turn(
@@ -264,32 +229,24 @@ async def test_command_takes_up_what_was_set_aside(
         for turn in (*bad, gone):
             postpone(w.ledger, turn, "As an AI, I would rather not.", last=True)
         w.ledger.forget(from_turn(gone))
-    where = ("--data-dir", str(tmp_path))
 
-    def told(*command: str) -> tuple[int, str]:
-        status = main.main([*command, *where])
+    def run(*command: str) -> tuple[int, str]:
+        status = main.main([*command, "--data-dir", str(tmp_path)])
         seen = capsys.readouterr()
         return status, " ".join((seen.out + seen.err).split())
 
     capsys.readouterr()
-    _, explained = told("explain", str(bad[0]))
+    _, explained = run("explain", str(bad[0]))
     assert f"not trained: {Reason.UNJUDGED}" in explained
     assert "failed 3 of 3 tries to judge it | As an AI, I would rather not." in explained
-    _, short = told("explain", str(bad[0]), "--no-text")
-    assert "As an AI" not in short
-    assert told("rejudge", str(bad[1])) == (
-        0,
-        f"Judged again when the gateway is started: turn {bad[1]}.",
-    )
-    assert "outcome waits for the judge" in told("explain", str(bad[1]))[1]
-    status, said = told("rejudge", str(gone), str(bad[1]))
+    assert "As an AI" not in run("explain", str(bad[0]), "--no-text")[1]
+    status, text = run("rejudge", str(bad[1]))
+    assert (status, text.partition(": ")[2]) == (0, f"turn {bad[1]}.")
+    status, text = run("rejudge", str(gone), str(bad[1]))
     assert status == 2
-    assert f"not set aside, or its words are gone: turn {bad[1]}, turn {gone}" in said
-    assert told("rejudge") == (
-        0,
-        f"Judged again when the gateway is started: turn {bad[0]}, turn {bad[2]}.",
-    )
-    assert told("rejudge") == (0, "No turn is set aside.")
+    assert f": turn {bad[1]}, turn {gone}" in text
+    status, text = run("rejudge")
+    assert (status, text.partition(": ")[2]) == (0, f"turn {bad[0]}, turn {bad[2]}.")
     ledger = Ledger(tmp_path)
     assert judgeable(ledger) == bad
     ledger.close()
@@ -303,7 +260,9 @@ async def test_looking_at_a_backlog_does_not_ask_the_ledger_about_each_of_its_tu
     async with world(tmp_path, endpoint=says, rests=NEVER, judge_waits=NEVER) as w:
         for _ in range(200):
             w.turn("YES")
-        await w.until(lambda: says.most_at_once > 0 and not w.judging._busy)
+        await w.until(lambda: says.most_at_once > 0 and says.at_once == 0)
+        for _ in range(50):
+            await asyncio.sleep(0)
         asked, verdict = list[int](), w.ledger.judgements.verdict
 
         def counted(turn: int) -> Verdict | None:
@@ -318,51 +277,42 @@ async def test_looking_at_a_backlog_does_not_ask_the_ledger_about_each_of_its_tu
         assert len(asked) < 20
 
 
-def poor_until(enough: asyncio.Event) -> Callable[[Ledger, Telemetry], Spending]:
-    class Poor(Spending):
-        async def room(self) -> None:
-            await enough.wait()
+class Poor(Spending):
+    """A budget without room until there is enough."""
 
-    return lambda ledger, telemetry: Poor(Price(), ledger.spend, telemetry)
+    def __init__(self, ledger: Ledger, telemetry: Telemetry) -> None:
+        super().__init__(Price(), ledger.spend, telemetry)
+        self.waits, self.enough = asyncio.Event(), asyncio.Event()
+
+    async def room(self) -> None:
+        self.waits.set()
+        await self.enough.wait()
 
 
-async def test_verdict_that_comes_while_there_is_no_room_to_ask_saves_the_question(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("score", "forgets", "reward"), [(None, False, 1.0), (None, True, None), (-1.0, True, None)]
+)
+async def test_turn_that_changes_while_there_is_no_room_to_ask(
+    tmp_path: Path, score: float | None, forgets: bool, reward: float | None
 ) -> None:
-    room = asyncio.Event()
-    async with world(tmp_path, spending=poor_until(room)) as w:
+    """A verdict saves the question; what is forgotten is shown to no judge and to no teacher."""
+    async with world(tmp_path, spending=Poor) as w:
         turn = w.turn("NO")
-        await w.until(lambda: turn in w.judging._busy)
-        given = w.ledger.feedback.give("me", About("turn", str(turn)), Feedback(1.0))
-        assert given is not None
-        room.set()
+        about = About("turn", turn)
+        if score is not None:
+            assert w.ledger.feedback.give("me", about, Feedback(score, "shorter"))
+        assert isinstance(w.spending, Poor)
+        await asyncio.wait_for(w.spending.waits.wait(), 60)
+        if forgets:
+            w.ledger.forget(from_turn(turn))
+        else:
+            assert w.ledger.feedback.give("me", about, Feedback(1.0))
+        w.spending.enough.set()
+        other = w.turn("NO", user="another")
         await w.settled()
-        assert w.says.asked == 0
-        assert sql(w.ledger).one("SELECT reward FROM samples") == 1.0
-
-
-class RatedMeanwhile(Says):
-    """A judge that is away, and whose turn its user rates before it says so."""
-
-    rate: Callable[[], object] | None = None
-
-    async def answers(
-        self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
-    ) -> list[str]:
-        assert self.rate is not None
-        self.rate()
-        raise JudgeError("the judge is away")
-
-
-async def test_rating_that_comes_before_the_judge_fails_does_not_wait_for_it(
-    tmp_path: Path,
-) -> None:
-    says = RatedMeanwhile()
-    async with world(tmp_path, endpoint=says, judge_waits=NEVER, rests=NEVER) as w:
-        about = About("turn", "1")
-        says.rate = lambda: w.ledger.feedback.give("me", about, Feedback(1.0))
-        assert w.turn("NO") == 1
-        await w.until(lambda: w.ledger.samples.waiting() == 1)
+        assert (w.says.asked, w.base.scored) == (1, []), "about the other turn alone"
+        rewards = {sample.turn_id: sample.reward for sample in w.ledger.samples.oldest(9)}
+        assert rewards == {other: -1} | ({} if reward is None else {turn: reward})
 
 
 async def test_teacher_that_answers_again_is_asked_about_all_that_wait(tmp_path: Path) -> None:
@@ -376,36 +326,6 @@ async def test_teacher_that_answers_again_is_asked_about_all_that_wait(tmp_path:
         samples = w.ledger.samples.oldest(9)
         assert {one.turn_id for one in samples} == {first, second, third}
         assert all(one.teacher for one in samples)
-
-
-async def test_turn_that_is_forgotten_while_there_is_no_room_to_ask_is_shown_to_nobody(
-    tmp_path: Path,
-) -> None:
-    room = asyncio.Event()
-    async with world(tmp_path, spending=poor_until(room)) as w:
-        turn = w.turn("NO")
-        await w.until(lambda: turn in w.judging._busy)
-        w.ledger.forget(from_turn(turn))
-        room.set()
-        await w.until(lambda: not w.judging._busy)
-        assert w.says.asked == 0
-
-
-async def test_turn_that_is_forgotten_while_there_is_no_room_to_teach_is_scored_by_nobody(
-    tmp_path: Path,
-) -> None:
-    room = asyncio.Event()
-    async with world(tmp_path, spending=poor_until(room)) as w:
-        turn = w.turn("NO")
-        given = w.ledger.feedback.give("me", About("turn", turn), Feedback(-1.0, "shorter"))
-        assert given is not None
-        await w.until(lambda: turn in w.judging._busy)
-        for _ in range(50):
-            await asyncio.sleep(0)  # until it waits for room
-        w.ledger.forget(from_turn(turn))
-        room.set()
-        await w.until(lambda: not w.judging._busy)
-        assert w.base.scored == []
 
 
 @pytest.mark.parametrize("follows", [True, False])
@@ -433,32 +353,10 @@ async def test_answer_about_what_is_forgotten_meanwhile_is_kept_by_nobody(
         gone = w.turn("YES", session="s") if follows else bad
         w.ledger.forget(from_turn(gone))
         may.set()
-        await w.until(lambda: not w.judging._busy)
+        await others_are_judged(w)
         assert sql(w.ledger).column("SELECT answer FROM votes WHERE turn_id = ?", bad) == []
         assert w.health.last_error is None or "ledger" not in w.health.last_error
         assert w.health.records.state == "ok"
-
-
-async def test_oldest_turn_is_judged_first(tmp_path: Path) -> None:
-    """Sorted by its number alone, a set of 7 and 8 would begin with the 8."""
-    asked = list[str]()
-
-    class Noting(Says):
-        async def answers(
-            self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
-        ) -> list[str]:
-            asked.extend(word for word in ("seventh", "eighth") if word in messages[-1]["content"])
-            return await super().answers(messages, n, schema, charge)
-
-    async with world(tmp_path, endpoint=Noting(), running=False) as w:
-        for _ in range(6):
-            w.ledger.turns.refuse(w.turn("YES"), TurnRefusal("a test says so"))
-        w.turn("YES seventh")
-        w.turn("YES eighth")
-        judging = asyncio.create_task(w.judging.run())
-        await w.settled()
-        judging.cancel()
-    assert asked == ["seventh", "eighth"]
 
 
 async def test_a_denied_call_is_a_tool_s_rejection_and_no_judge_is_asked(tmp_path: Path) -> None:

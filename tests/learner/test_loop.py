@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from tinker_claw.errors import LearningEndedError, OutageError
 from tinker_claw.learner.recovery import restore
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Sampler
-from tinker_claw.retry import Backoff
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import (
     HintScores,
@@ -51,35 +51,20 @@ async def test_sixteen_samples_make_a_step_and_surplus_stays_queued(tmp_path: Pa
         assert len(w.trainer.steps) == 1
 
 
-async def test_turn_without_signal_is_never_counted(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
-        silent = w.turn("something that does not tell")
-        for _ in range(3):
-            w.turn("GOOD")
-        await w.settled()
-        assert w.why_refused(silent) == "neutral verdict, no hint"
-        assert w.ledger.samples.waiting() == 3
-        assert w.trainer.steps == []
-
-
 async def test_teacher_scores_the_same_tokens_under_the_spliced_prompt(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         w.turn("NO, HOW it should be")
+        w.turn("NO")
+        silent = w.turn("something that does not tell")
         await w.settled()
-        assert w.base.scored == [(1, 2, 3, *HINT, 4, 7, 8)]
+        assert w.base.scored == [(1, 2, 3, *HINT, 4, 7, 8)], "of the one with a hint"
+        assert w.why_refused(silent) == "neutral verdict, no hint"
+        assert w.ledger.samples.waiting() == 2
         (sample,) = w.ledger.samples.oldest(1)
         assert sample.teacher is not None
         assert sample.teacher.hint == "do it the other way"
         assert len(sample.teacher.targets) == 2
         assert sample.reward == -1
-
-
-async def test_sample_without_a_hint_costs_no_teacher_call(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
-        w.turn("NO")
-        await w.settled()
-        assert w.base.scored == []
-        assert w.ledger.samples.waiting() == 1
 
 
 @pytest.mark.parametrize("method", ["combine", "opd"])
@@ -88,11 +73,14 @@ async def test_failed_teacher_leaves_the_reward_and_says_why(tmp_path: Path, met
         w.base.fail_logprobs = 1
         failed = w.turn("NO, HOW it should be")
         await w.settled()
+        w.turn("NO, HOW it should be", hint_at=None)
+        await w.settled()
+        assert w.base.scored == [], "nor is it asked where a hint has no place in the prompt"
         why = f"{Reason.UNSCORED}: scoring fails, as told"
         assert w.untaught(failed) == (why if method == "combine" else None)
         assert w.why_refused(failed) == (None if method == "combine" else why)
         assert [s.reward for s in w.ledger.samples.oldest(9)] == (
-            [-1] if method == "combine" else []
+            [-1, -1] if method == "combine" else []
         )
 
 
@@ -110,30 +98,6 @@ async def test_score_that_is_not_a_number_is_trained_by_nobody(tmp_path: Path) -
         assert [s.teacher for s in w.ledger.samples.oldest(9)] == [None]
 
 
-@pytest.mark.parametrize(("method", "waiting"), [("combine", 1), ("opd", 0)])
-async def test_hint_that_has_no_place_in_the_prompt_leaves_the_reward(
-    tmp_path: Path, method: str, waiting: int
-) -> None:
-    async with world(tmp_path, method=method) as w:
-        w.turn("NO, HOW it should be", hint_at=None)
-        await w.settled()
-        assert w.ledger.samples.waiting() == waiting
-        assert w.base.scored == []
-
-
-async def test_judge_that_is_away_is_asked_again_and_nothing_is_made_up(tmp_path: Path) -> None:
-    async with world(tmp_path, judge_waits=Backoff(0.05, 0.1)) as w:
-        w.says.failing = 1
-        turn = w.turn("YES")
-        await w.until(lambda: w.health.judge.state == "failing")
-        assert w.ledger.judgements.verdict(turn) is None
-        await w.settled()
-        verdict = w.ledger.judgements.verdict(turn)
-        assert verdict is not None
-        assert verdict.value == 1
-        assert w.health.judge.state == "ok"
-
-
 async def test_turns_that_the_judge_cannot_take_do_not_hold_up_the_others(tmp_path: Path) -> None:
     async with world(tmp_path, judge_waits=SHORT) as w:
         stuck = [w.turn("UNJUDGEABLE") for _ in range(6)]  # more than are judged at a time
@@ -142,22 +106,6 @@ async def test_turns_that_the_judge_cannot_take_do_not_hold_up_the_others(tmp_pa
             w.turn("GOOD")
         await w.version(1)
         assert judgeable(w.ledger) == stuck
-
-
-async def test_restart_goes_on_where_judging_and_the_queue_were(tmp_path: Path) -> None:
-    async with world(tmp_path, running=False) as w:
-        w.turn("YES")
-        trainer = w.trainer
-    async with world(tmp_path, trainer=trainer) as w:
-        await w.settled()
-        for _ in range(2):
-            w.turn("NO")
-        await w.settled()
-        assert w.ledger.samples.waiting() == 3
-    async with world(tmp_path, trainer=trainer) as w:
-        w.turn("YES")
-        await w.version(1)
-        assert sample_counts(w.ledger)["trained"] == 4
 
 
 async def test_step_is_committed_with_state_version_and_metrics(tmp_path: Path) -> None:
@@ -176,6 +124,53 @@ async def test_step_is_committed_with_state_version_and_metrics(tmp_path: Path) 
         (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
         assert (line["samples"], line["hinted"], line["reward_mean"]) == (4, 1, 0.0)
         assert line["version"] == 1
+
+
+def breaks(passes: Sequence[LossPass]) -> bool:
+    if has_token(666)(passes):
+        raise ZeroDivisionError("what nobody thought of")
+    return False
+
+
+class BreaksBehind(FakeTrainer):
+    """A trainer whose state after a step with an odd token cannot be saved, by an accident."""
+
+    async def save_state(self, name: str) -> str:
+        if self.steps:
+            breaks(self.steps[-1])
+        return await super().save_state(name)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "error"),
+    [
+        (lambda: FakeTrainer(refuse=has_token(666)), "the step failed, as told"),
+        (lambda: FakeTrainer(refuse=breaks), "ZeroDivisionError: what nobody thought of"),
+        (BreaksBehind, "ZeroDivisionError: what nobody thought of"),
+    ],
+    ids=["refused", "accident", "accident behind the training"],
+)
+async def test_batch_that_fails_twice_is_set_aside_whole_and_the_next_is_trained(
+    tmp_path: Path, trainer: Callable[[], FakeTrainer], error: str
+) -> None:
+    async with world(tmp_path, trainer=trainer()) as w:
+        await bad_batch(w)
+        assert step_counts(w.ledger) == {"intent": 0, "committed": 0, "void": 2}
+        (said,) = sql(w.ledger).column("SELECT DISTINCT error FROM steps WHERE status = 'void'")
+        assert said.startswith(error)
+        w.trainer.steps.clear()
+        for _ in range(4):
+            w.turn("GOOD")
+        await w.version(1)
+        assert sample_counts(w.ledger) == {
+            "queued": 0,
+            "trained": 4,
+            "expired": 0,
+            "quarantined": 4,
+        }
+        assert w.trainer.weights == 1, "the void steps left nothing in the weights"
+        unused = [s for ref, s in w.trainer.samplers.items() if ref != "base"][1:-1]
+        await w.until(lambda: all(s.closed for s in unused))
 
 
 @pytest.mark.parametrize("what", ["train_step", "save_state", "publish"])
@@ -232,54 +227,6 @@ async def test_sampler_that_is_gone_is_published_anew_and_no_sample_is_blamed(
         assert made is not None
         assert (published.parent, made.parent, made.step) == (0, 1, 2)
         assert sample_counts(w.ledger)["quarantined"] == 0
-
-
-async def test_batch_that_fails_twice_is_set_aside_whole_and_the_next_is_trained(
-    tmp_path: Path,
-) -> None:
-    async with world(tmp_path, trainer=FakeTrainer(refuse=has_token(666))) as w:
-        await bad_batch(w)
-        assert step_counts(w.ledger) == {"intent": 0, "committed": 0, "void": 2}
-        assert w.trainer.asked["train_step"] == 2
-        for _ in range(4):
-            w.turn("GOOD")
-        await w.version(1)
-        assert sample_counts(w.ledger) == {
-            "queued": 0,
-            "trained": 4,
-            "expired": 0,
-            "quarantined": 4,
-        }
-        assert w.trainer.weights == 1, "the void steps left nothing in the weights"
-
-
-async def test_batch_that_fails_once_is_trained(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
-        w.trainer.fail["train_step"] = 1
-        for _ in range(4):
-            w.turn("GOOD")
-        await w.version(1)
-        assert step_counts(w.ledger) == {"intent": 0, "committed": 1, "void": 1}
-        assert sample_counts(w.ledger)["trained"] == 4
-
-
-async def test_accident_that_nobody_thought_of_is_a_failure_of_the_step(tmp_path: Path) -> None:
-    """A sample that breaks a step is no error of ours."""
-
-    def breaks(passes: Sequence[LossPass]) -> bool:
-        if has_token(666)(passes):
-            raise ZeroDivisionError("what nobody thought of")
-        return False
-
-    async with world(tmp_path, trainer=FakeTrainer(refuse=breaks)) as w:
-        await bad_batch(w)
-        errors = sql(w.ledger).rows("SELECT DISTINCT error FROM steps WHERE status = 'void'")
-        place = f"test_loop.py, line {breaks.__code__.co_firstlineno + 2}"
-        told = f"ZeroDivisionError: what nobody thought of ({place})"
-        assert [tuple(row) for row in errors] == [(told,)]
-        for _ in range(4):
-            w.turn("GOOD")
-        await w.version(1)
 
 
 async def test_lack_of_memory_is_waited_out_and_counts_against_no_batch(tmp_path: Path) -> None:
@@ -396,13 +343,5 @@ async def test_restart_publishes_anew_where_the_sampler_is_gone(tmp_path: Path) 
         assert now == replace(gone, sampler_ref=now.sampler_ref)
         assert w.policy.current.sampler is trainer.samplers[now.sampler_ref]
     trainer.away["open"] = 1
-    with pytest.raises(OutageError):
-        await restore_alone(tmp_path, trainer)
-
-
-async def restore_alone(path: Path, trainer: FakeTrainer) -> None:
-    ledger = Ledger(path)
-    try:
+    with closing(Ledger(tmp_path)) as ledger, pytest.raises(OutageError):
         await restore(ledger, trainer)
-    finally:
-        ledger.close()

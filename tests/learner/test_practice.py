@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.learner.test_rollback import undoing
-from tests.support.fakes import FakeSampler, FakeTrainer, Script
+from tests.support.fakes import FakeSampler, FakeTrainer
 from tests.support.learning import BETTER, LESSON, OPPOSITE, Splicer, World, world
 from tests.support.ledger import COMPLETION, new_turn, sample_counts, sql
 from tinker_claw.billing.budget import Spending
@@ -39,6 +40,7 @@ from tinker_claw.types import (
     NextState,
     SamplingParams,
     StepReport,
+    TokenChunk,
     TokenLogprobs,
     Tokens,
     Usage,
@@ -64,9 +66,11 @@ class Behaves(FakeSampler):
         super().__init__(IGNORES, ref=ref, bills=bills)
         self._reply = reply
 
-    def _take(self, prompt: Tokens, params: SamplingParams) -> Script:
-        super()._take(prompt, params)
-        return Script(tuple(self._reply(prompt)))
+    def stream(
+        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
+    ) -> AsyncGenerator[TokenChunk, None]:
+        self.say(self._reply(prompt))
+        return super().stream(prompt, params, charge)
 
     async def logprobs(
         self,
@@ -161,8 +165,9 @@ class Owner:
 
     @property
     def practice(self) -> practice.Practice:
-        assert self.w.learner._practice is not None
-        return self.w.learner._practice
+        practice = self.w.learner._practice
+        assert practice is not None
+        return practice
 
     @property
     def lesson(self) -> Lesson:
@@ -270,12 +275,22 @@ async def practised(o: Owner) -> None:
         await o.w.until(lambda: o.w.health.learner.state == "waiting")
 
 
-async def test_an_accepted_lesson_is_practised_as_one_step(tmp_path: Path) -> None:
-    trainer = Learns(after=6)
-    async with owner(tmp_path, trainer) as o:
+@asynccontextmanager
+async def after_practice(
+    path: Path, trainer: FakeTrainer | None = None, **more: Any
+) -> AsyncGenerator[Owner]:
+    """The world after a lesson has been wished for, accepted and practised."""
+    async with owner(path, trainer, **more) as o:
         o.wishes()
         o.is_pleased()
         await practised(o)
+        yield o
+
+
+async def test_an_accepted_lesson_is_practised_as_one_step(tmp_path: Path) -> None:
+    """It trains told replies untold beside anchors, with moments of its own."""
+    trainer = Learns(after=6)
+    async with after_practice(tmp_path, trainer) as o:
         (step,) = o.steps()
         assert (step["status"], step["parent"], step["version"]) == ("committed", 0, 1)
         assert step["lesson"] == o.lesson.id
@@ -289,54 +304,62 @@ async def test_an_accepted_lesson_is_practised_as_one_step(tmp_path: Path) -> No
         figures = json.loads(step["metrics"])["practice"]
         assert (figures["follow"], figures["follow_told"], figures["of"]) == (12, 12, 12)
         assert (figures["obey"], figures["contrary"], figures["end"]) == (12, 12, 12)
-
-
-async def test_a_practice_trains_told_replies_untold_beside_anchors(tmp_path: Path) -> None:
-    trainer = Learns()
-    async with owner(tmp_path, trainer) as o:
-        o.wishes()
-        o.is_pleased()
-        await practised(o)
-        for passes in trainer.steps:
-            (one_pass,) = passes
-            assert one_pass.loss == "cross_entropy"
-            kept = [d for d in one_pass.datums if d.tokens == (1, 2, 3, 4, *FOLLOWS)]
-            anchors = [d for d in one_pass.datums if d.tokens == (1, 2, 3, *REQUEST, 4, *OBEYS)]
-            assert (len(kept), len(anchors)) == (6, 2)
-            (row, *_) = kept[0].targets
-            assert row == tuple(range(70, 74)), "the told base's candidates"
-
-
-async def test_a_practice_has_moments_of_its_own(tmp_path: Path) -> None:
-    trainer = Learns()
-    async with owner(tmp_path, trainer) as o:
-        o.wishes()
-        o.is_pleased()
-        await practised(o)
+        for (only,) in trainer.steps:
+            assert only.loss == "cross_entropy"
+            kept = [d for d in only.datums if d.tokens == (1, 2, 3, 4, *FOLLOWS)]
+            assert (len(kept), len(only.datums)) == (6, 8)
+            assert kept[0].targets[0] == tuple(range(70, 74)), "the told base's candidates"
         assert {adam.beta1 for adam in trainer.rates} == {practice.BETA1}
         assert {adam.learning_rate for adam in trainer.rates} == {practice.RATE * 1e-3}
         assert trainer.kept_moments == [False, False], "before it, and before the next live step"
         assert not o.w.learner.recovery.suspect
-    with pytest.MonkeyPatch.context() as again:
-        again.setattr(trainer, "suspect", False)
-        async with owner(tmp_path, trainer):
-            assert trainer.kept_moments[-1] is False, "nor after a restart"
+    trainer.suspect = False
+    async with owner(tmp_path, trainer):
+        assert trainer.kept_moments[-1] is False, "nor after a restart"
 
 
-async def test_a_contrary_anchor_comes_from_the_untold_base_where_the_told_one_does_not_obey(
-    tmp_path: Path,
+def heard_untold(prompt: Tokens) -> Tokens:
+    """Follow the lesson when told it, whatever is asked."""
+    return FOLLOWS if prompt[: len(LESSON)] == LESSON else told_base(prompt)
+
+
+def repeats(prompt: Tokens) -> Tokens:
+    """Follow the lesson when asked for the opposite."""
+    return FOLLOWS if REQUEST[0] in prompt else told_base(prompt)
+
+
+def repeats_one(prompt: Tokens) -> Tokens:
+    return FOLLOWS if BETTER[-1] in prompt else told_base(prompt)
+
+
+def ends_now_and_then(prompt: Tokens) -> Tokens:
+    reply = told_base(prompt)
+    return ENDLESS if reply == FOLLOWS and 5 in prompt else reply
+
+
+UNTOLD, ANCHOR = (1, 2, 3, 4, *FOLLOWS), (1, 2, 3, *REQUEST, 4, *OBEYS)
+
+
+@pytest.mark.parametrize(
+    ("base", "requests", "trained"),
+    [
+        (heard_untold, (OPPOSITE,), {UNTOLD, ANCHOR}),  # anchors come from the untold base
+        (repeats_one, ("Once better.", OPPOSITE), {UNTOLD, ANCHOR}),
+        (repeats, (OPPOSITE,), {UNTOLD}),
+        (ends_now_and_then, (OPPOSITE,), {UNTOLD, ANCHOR, (1, 2, 5, *REQUEST, 4, *OBEYS)}),
+    ],
+)
+async def test_examples_follow_the_lesson_or_a_request_for_the_opposite_and_end(
+    tmp_path: Path, base: Behaviour_, requests: tuple[str, ...], trained: set[Tokens]
 ) -> None:
-    def deaf(prompt: Tokens) -> Tokens:
-        return FOLLOWS if prompt[: len(LESSON)] == LESSON else told_base(prompt)
-
-    trainer = Learns(base=deaf)
-    async with owner(tmp_path, trainer) as o:
+    trainer = Learns(base=base)
+    async with owner(tmp_path, trainer, asked=6, endpoint=Writes(*requests)) as o:
+        o.has_asked(6, prompt=(1, 2, 5, 4) if base is ends_now_and_then else (1, 2, 3, 4))
         o.wishes()
         o.is_pleased()
         await practised(o)
-        trained = [d.tokens for d in trainer.steps[0][0].datums]
-        assert trained.count((1, 2, 3, *REQUEST, 4, *OBEYS)) == practice.ANCHORS
-        assert o.lesson.state is State.PROVISIONAL, "obeyed as often as by the told base: never"
+        assert {d.tokens for (only,) in trainer.steps for d in only.datums} == trained
+        assert o.lesson.state is State.PROVISIONAL
 
 
 async def test_long_anchors_weigh_no_more_than_their_share_of_the_replies(tmp_path: Path) -> None:
@@ -344,10 +367,7 @@ async def test_long_anchors_weigh_no_more_than_their_share_of_the_replies(tmp_pa
         return (*OBEYS[:1] * 7, STOP) if REQUEST[0] in prompt else told_base(prompt)
 
     trainer = Learns(base=at_length)
-    async with owner(tmp_path, trainer) as o:
-        o.wishes()
-        o.is_pleased()
-        await practised(o)
+    async with after_practice(tmp_path, trainer):
         weights = dict[int, float]()
         for datum in trainer.steps[0][0].datums:
             length = len(datum.tokens) - datum.start
@@ -356,65 +376,6 @@ async def test_long_anchors_weigh_no_more_than_their_share_of_the_replies(tmp_pa
         assert kept / anchors == pytest.approx(
             (practice.BATCH - practice.ANCHORS) / practice.ANCHORS
         )
-
-
-async def test_a_told_reply_that_does_not_end_is_not_trained(tmp_path: Path) -> None:
-    def ends_now_and_then(prompt: Tokens) -> Tokens:
-        reply = told_base(prompt)
-        return ENDLESS if reply == FOLLOWS and 5 in prompt else reply
-
-    trainer = Learns(base=ends_now_and_then)
-    async with owner(tmp_path, trainer, asked=0) as o:
-        o.has_asked(6)
-        o.has_asked(6, prompt=(1, 2, 5, 4))
-        o.wishes()
-        o.is_pleased()
-        await practised(o)
-        trained = {d.tokens[d.start :] for passes in trainer.steps for d in passes[0].datums}
-        assert trained == {FOLLOWS, OBEYS}
-
-
-async def test_requests_after_which_the_base_follows_the_lesson_are_left_out(
-    tmp_path: Path,
-) -> None:
-    def obeys_one(prompt: Tokens) -> Tokens:
-        return FOLLOWS if BETTER[-1] in prompt else told_base(prompt)
-
-    trainer = Learns(base=obeys_one)
-    async with owner(tmp_path, trainer, endpoint=Writes("Once better.", OPPOSITE)) as o:
-        o.wishes()
-        o.is_pleased()
-        await practised(o)
-        trained = {d.tokens for passes in trainer.steps for d in passes[0].datums}
-        assert trained == {(1, 2, 3, 4, *FOLLOWS), (1, 2, 3, *REQUEST, 4, *OBEYS)}
-
-
-async def test_a_request_that_repeats_the_lesson_is_not_one_for_the_opposite(
-    tmp_path: Path,
-) -> None:
-    def repeats(prompt: Tokens) -> Tokens:
-        return FOLLOWS if REQUEST[0] in prompt else told_base(prompt)
-
-    trainer = Learns(base=repeats)
-    async with owner(tmp_path, trainer) as o:
-        o.wishes()
-        o.is_pleased()
-        await practised(o)
-        trained = {d.tokens for passes in trainer.steps for d in passes[0].datums}
-        assert trained == {(1, 2, 3, 4, *FOLLOWS)}, "no anchors"
-        assert json.loads(o.steps()[0]["metrics"])["practice"]["contrary"] == 0
-
-
-async def test_a_lesson_that_the_told_base_does_not_follow_is_not_practised(tmp_path: Path) -> None:
-    trainer = Learns(base=lambda prompt: IGNORES)
-    async with owner(tmp_path, trainer) as o:
-        o.wishes()
-        o.is_pleased()
-        await practised(o)
-        (step,) = o.steps()
-        assert step["void"] == Void.UNLEARNED
-        assert "the base follows it in 0 of" in step["error"], step["error"]
-        assert not trainer.rates
 
 
 TOLD = Behaviour(of=12, follow=11, end=12, obey=8, contrary=12)
@@ -438,6 +399,26 @@ def test_a_check_compares_behaviour_with_the_told_base(
     assert (word or "") in (reason or "")
 
 
+class Refuses(Gate):
+    async def ask(self, candidate: Sampler, charge: Charge = uncharged) -> dict[str, Any]:
+        raise VoidStepError(Void.REFUSED, "as told")
+
+
+@pytest.mark.parametrize(
+    ("base", "gate", "optimizer_steps"),
+    [(lambda prompt: IGNORES, None, 0), (told_base, Refuses, practice.STEPS[-1])],
+    ids=["the base does not follow it", "the gate refuses each version"],
+)
+async def test_a_run_that_comes_to_nothing(
+    tmp_path: Path, base: Behaviour_, gate: type[Gate] | None, optimizer_steps: int
+) -> None:
+    trainer = Learns(base=base)
+    refuses = functools.partial(gate, canaries=()) if gate else None
+    async with after_practice(tmp_path, trainer, gate=refuses) as o:
+        assert o.steps()[0]["void"] == Void.UNLEARNED
+        assert len(trainer.rates) == optimizer_steps
+
+
 @pytest.mark.parametrize("learned", [ENDLESS, IGNORES])
 async def test_a_run_that_passes_no_check_changes_nothing(tmp_path: Path, learned: Tokens) -> None:
     trainer = Learns(learned=learned)
@@ -454,15 +435,6 @@ async def test_a_run_that_passes_no_check_changes_nothing(tmp_path: Path, learne
         assert sample_counts(o.ledger)["queued"] == 1
         closed = [one.closed for ref, one in trainer.samplers.items() if ref != "base"]
         assert closed.count(True) == len(practice.STEPS)
-
-
-async def test_a_version_that_the_gate_refuses_is_not_kept(tmp_path: Path) -> None:
-    async with owner(tmp_path) as o:
-        o.practice._gate = cast("Gate", _Refuses())
-        o.wishes()
-        o.is_pleased()
-        await practised(o)
-        assert o.steps()[0]["void"] == Void.UNLEARNED
 
 
 async def test_a_lesson_is_practised_three_times_a_month_at_most(tmp_path: Path) -> None:
@@ -486,7 +458,7 @@ async def test_a_lesson_is_practised_three_times_a_month_at_most(tmp_path: Path)
 
 @pytest.mark.parametrize(
     "so_far",
-    ["once", "rejected since", "by tools", "few prompts", "dropped", "untold"],
+    ["once", "rejected since", "half rejected", "by tools", "few prompts", "dropped", "untold"],
 )
 async def test_nothing_is_practised_before_its_owner_accepted_it(
     tmp_path: Path, so_far: str
@@ -500,6 +472,10 @@ async def test_nothing_is_practised_before_its_owner_accepted_it(
                 o.is_pleased(2)
                 o.asks(-1, told=(lesson,))
                 o.asks(-1, told=(lesson,))
+            case "half rejected":  # untold it would be followed as seldom
+                for _ in range(4):
+                    o.asks(-1, told=(lesson,))
+                o.is_pleased(4)
             case "by tools":
                 o.is_pleased(2, role="tool")
             case "few prompts":
@@ -512,24 +488,13 @@ async def test_nothing_is_practised_before_its_owner_accepted_it(
                 o.asks()
                 o.asks()
         assert o.practice.due() is None
+        if so_far == "half rejected":
+            o.is_pleased(1)
+            assert o.practice.due() is not None
 
 
-async def test_lesson_with_half_of_its_told_replies_rejected_is_not_practised(
-    tmp_path: Path,
-) -> None:
-    """Untold the policy would follow it as seldom, and its owner would have it told again."""
-    async with owner(tmp_path) as o:
-        lesson = o.wishes()
-        for _ in range(4):
-            o.asks(-1, told=(lesson,))
-        o.is_pleased(4)
-        assert o.practice.due() is None, "one half"
-        o.is_pleased(1)
-        assert o.practice.due() is not None
-
-
-async def test_no_prompt_is_private_or_another_users(tmp_path: Path) -> None:
-    async with owner(tmp_path) as o:
+async def test_prompts_are_the_owners_newest_and_none_is_private(tmp_path: Path) -> None:
+    async with owner(tmp_path, asked=30) as o:
         o.wishes()
         o.is_pleased()
         Owner(o.w, "somebody else").asks()
@@ -541,29 +506,12 @@ async def test_no_prompt_is_private_or_another_users(tmp_path: Path) -> None:
         )
         await practised(o)
         used = o.prompts()
-        assert sorted(used["practised"] + used["checked"]) == o.said[:-1]
-
-
-async def test_the_newest_prompts_are_used_and_a_third_of_them_is_held_out(tmp_path: Path) -> None:
-    async with owner(tmp_path, asked=30) as o:
-        o.wishes()
-        o.is_pleased()
-        await practised(o)
-        used = o.prompts()
-        assert sorted(used["practised"] + used["checked"]) == o.said[-practice.MOST :]
+        assert sorted(used["practised"] + used["checked"]) == o.said[:-1][-practice.MOST :]
         assert len(used["checked"]) == practice.MOST // 3
 
 
-class _Refuses:
-    async def ask(self, candidate: Sampler, charge: Charge) -> dict[str, Any]:
-        raise VoidStepError(Void.REFUSED, "as told")
-
-
 async def test_untold_replies_that_its_owner_accepts_make_a_lesson_learned(tmp_path: Path) -> None:
-    async with owner(tmp_path) as o:
-        o.wishes()
-        o.is_pleased()
-        await practised(o)
+    async with after_practice(tmp_path) as o:
         for _ in range(practice.JUDGED - 1):
             o.asks()
         o.asks(role="tool")
@@ -578,10 +526,7 @@ async def test_untold_replies_that_its_owner_accepts_make_a_lesson_learned(tmp_p
 async def test_two_rejections_bring_the_telling_back_and_the_version_unless_a_live_step_came(
     tmp_path: Path, live: bool
 ) -> None:
-    async with owner(tmp_path) as o:
-        o.wishes()
-        o.is_pleased()
-        await practised(o)
+    async with after_practice(tmp_path) as o:
         weights = o.w.trainer.weights
         if live:
             for value in (1, -1, 1, -1):
@@ -600,10 +545,7 @@ async def test_two_rejections_bring_the_telling_back_and_the_version_unless_a_li
 
 
 async def test_a_rejection_that_repeats_the_lesson_is_one_of_two(tmp_path: Path) -> None:
-    async with owner(tmp_path) as o:
-        o.wishes()
-        o.is_pleased()
-        await practised(o)
+    async with after_practice(tmp_path) as o:
         o.wishes()
         assert not o.practice.settle()
         assert o.lesson.state is State.PROVISIONAL
@@ -669,22 +611,12 @@ async def test_a_practice_ends_for_its_owners_word(tmp_path: Path, what: str) ->
                 assert trainer.weights == 0
 
 
-async def test_forgetting_a_prompt_names_the_step_that_practised_on_it(tmp_path: Path) -> None:
-    async with owner(tmp_path) as o:
-        o.wishes()
-        o.is_pleased()
-        await practised(o)
-        for turn in (o.said[0], o.said[-1]):
+async def test_undoing_a_practice_tells_its_lesson_again(tmp_path: Path) -> None:
+    async with after_practice(tmp_path) as o:
+        for turn in (o.said[0], o.said[-1]):  # forgetting a prompt names the step
             what = from_turn(turn)(sql(o.ledger))
             assert [(one.step, one.version, one.before) for one in what.steps] == [(1, 1, 0)]
             assert what.roll_back_to == 0
-
-
-async def test_rolling_back_before_a_practice_tells_its_lesson_again(tmp_path: Path) -> None:
-    async with owner(tmp_path) as o:
-        o.wishes()
-        o.is_pleased()
-        await practised(o)
         assert o.ledger.lessons.practised(1) == {o.lesson.id}
         await undoing(o.w).roll_back(1)
         assert o.lesson.state is State.PROVISIONAL
@@ -692,32 +624,26 @@ async def test_rolling_back_before_a_practice_tells_its_lesson_again(tmp_path: P
         assert o.lesson.state is State.TOLD
 
 
-async def test_a_run_that_the_budget_cannot_pay_is_not_begun(tmp_path: Path) -> None:
+def budget_of(usd: float) -> Callable[[Ledger, Any], Spending]:
     price = Price(prefill=1.0, cached=1.0, sample=1.0, train=1.0)
-    left = 1e-3
+    return lambda ledger, telemetry: Spending(price, ledger.spend, telemetry, budget=Budget(usd))
 
-    def poor(ledger: Ledger, telemetry: Any) -> Spending:
-        return Spending(price, ledger.spend, telemetry, budget=Budget(left))
 
-    async with owner(tmp_path, spending=poor) as o:
+async def test_a_run_that_the_budget_cannot_pay_is_not_begun(tmp_path: Path) -> None:
+    async with owner(tmp_path, spending=budget_of(1e-3)) as o:
         o.wishes()
         o.is_pleased()
         with capture_logs() as events:
             for _ in range(2):
                 assert o.practice.due() is None
-        (said,) = [one for one in events if one["event"] == "practice.over_budget"]
-        assert said["usd"] > left
+        (event,) = [event for event in events if event["event"] == "practice.over_budget"]
+        assert event["usd"] > 1e-3
 
 
 async def test_a_run_is_billed_to_its_step_and_estimated_before(tmp_path: Path) -> None:
     trainer = Learns()
     trainer.bills = True
-    price = Price(prefill=1.0, cached=1.0, sample=1.0, train=1.0)
-
-    def rich(ledger: Ledger, telemetry: Any) -> Spending:
-        return Spending(price, ledger.spend, telemetry, budget=Budget(1.0))
-
-    async with owner(tmp_path, trainer, spending=rich) as o:
+    async with owner(tmp_path, trainer, spending=budget_of(1.0)) as o:
         trainer.samplers["base"].bills = True
         o.wishes()
         o.is_pleased()
@@ -735,10 +661,7 @@ async def test_a_run_is_billed_to_its_step_and_estimated_before(tmp_path: Path) 
 async def test_what_is_learned_already_is_told_to_the_base_of_the_next_practice(
     tmp_path: Path,
 ) -> None:
-    async with owner(tmp_path) as o:
-        o.wishes()
-        o.is_pleased()
-        await practised(o)
+    async with after_practice(tmp_path) as o:
         lesson = o.wishes("Answer in metres.")
         for _ in range(2):
             o.asks(told=(lesson,))

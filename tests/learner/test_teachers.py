@@ -22,11 +22,12 @@ def told(w: World) -> list[str | None]:
 async def test_sdpo_learns_from_what_came_after_a_rejected_reply(tmp_path: Path) -> None:
     async with world(tmp_path, method=SDPO) as w:
         accepted, neutral = w.turn("YES, thanks"), w.turn("something else")
+        placeless = w.turn("NO", hint_at=None)
         w.turn("NO, HOW it should be")
         w.turn("NO such file", role="tool")
         await w.settled()
         assert told(w) == ["NO, HOW it should be", "NO such file"]
-        assert w.why_refused(accepted) == w.why_refused(neutral) == "no correction"
+        assert {*map(w.why_refused, (accepted, neutral, placeless))} == {"no correction"}
         assert {*w.base.scored} == {(1, 2, 3, *HINT, 4, 7, 8)}, "the same tokens, spliced"
         for _ in range(2):
             w.turn("NO")
@@ -34,14 +35,6 @@ async def test_sdpo_learns_from_what_came_after_a_rejected_reply(tmp_path: Path)
         ((only,),) = w.trainer.steps
         assert only.loss == "cross_entropy"
         assert len(only.datums) == 4
-
-
-async def test_sdpo_needs_a_place_in_the_prompt(tmp_path: Path) -> None:
-    async with world(tmp_path, method=SDPO) as w:
-        without = w.turn("NO", hint_at=None)
-        await w.settled()
-        assert w.why_refused(without) == "no correction"
-        assert w.base.scored == []
 
 
 async def test_what_the_teacher_is_told_is_redacted(tmp_path: Path) -> None:
@@ -96,18 +89,6 @@ async def test_sdft_finds_its_example_whichever_is_judged_first(tmp_path: Path) 
     async with world(tmp_path / "late", method=SDFT, judge_waits=Backoff(0.01, 0.02)) as w:
         w.says.failing = 1  # so that the first is tried again behind the second
         w.turn("NO", session="a")
-        w.turn("YES", session="a", reply="this way")
-        await w.until(lambda: told(w) == ["this way"])
-
-
-async def test_sdft_goes_on_after_a_restart_between_correction_and_acceptance(
-    tmp_path: Path,
-) -> None:
-    async with world(tmp_path, method=SDFT) as w:
-        w.turn("NO", session="a")
-        await w.settled()
-        trainer = w.trainer
-    async with world(tmp_path, method=SDFT, trainer=trainer) as w:
         w.turn("YES", session="a", reply="this way")
         await w.until(lambda: told(w) == ["this way"])
 

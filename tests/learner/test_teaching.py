@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,8 @@ from tests.support.learning import BETTER, HINT, Says, World, world
 from tests.support.ledger import sample_counts, sql
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.judgements import BEHIND_HINTS
-from tinker_claw.policy import Sampler
 from tinker_claw.turn_state import Reason
-from tinker_claw.types import Charge, Images, Message, TokenLogprobs, Tokens, Verdict, uncharged
+from tinker_claw.types import Charge, Message, TokenLogprobs, Tokens, Verdict, uncharged
 
 ENOUGH = 99
 """Batch size that no test here reaches, so that no step is taken."""
@@ -65,15 +65,6 @@ async def test_a_wish_for_a_new_style_trains_by_its_hint_and_never_by_a_reward(
         assert [one.loss for one in w.trainer.steps[0]] == ["cross_entropy"]
 
 
-async def test_a_wish_for_a_new_style_is_no_verdict_to_a_method_without_hints(
-    tmp_path: Path,
-) -> None:
-    async with world(tmp_path, method="binary", batch_size=ENOUGH) as w:
-        turn = w.turn("HOW it should be from here")
-        await w.settled()
-        assert w.why_refused(turn) == "neutral verdict"
-
-
 async def test_what_a_tool_did_well_weighs_half(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=ENOUGH) as w:
         for role, said in (("tool", "YES"), ("tool", "NO"), ("user", "YES")):
@@ -101,33 +92,12 @@ class Likes(FakeSampler):
         super().__init__((1,))
         self.hint = hint
 
-    async def logprobs(
-        self,
-        tokens: Tokens,
-        *,
-        start: int,
-        targets: Sequence[Sequence[int]] | None = None,
-        top_k: int = 0,
-        images: Images = (),
-        charge: Charge = uncharged,
-    ) -> TokenLogprobs:
-        scores = await super().logprobs(
-            tokens, start=start, targets=targets, top_k=top_k, images=images, charge=charge
-        )
+    async def logprobs(self, tokens: Tokens, **more: Any) -> TokenLogprobs:
+        scores = await super().logprobs(tokens, **more)
         if tuple(tokens[3:5]) == self.hint:
             return scores
         far = tuple(tuple(token + 50 for token in row) for row in scores.topk_ids)
         return replace(scores, topk_ids=far)
-
-
-@dataclass
-class Taught(FakeTrainer):
-    """A trainer whose base is that teacher."""
-
-    teacher: Likes = field(default_factory=lambda: Likes(HINT))
-
-    async def base(self) -> Sampler:
-        return self.teacher
 
 
 @pytest.mark.parametrize(
@@ -136,7 +106,7 @@ class Taught(FakeTrainer):
 async def test_of_the_papers_three_hints_that_with_the_most_common_candidates_teaches(
     tmp_path: Path, likes: tuple[int, ...], taken: str
 ) -> None:
-    trainer = Taught(teacher=Likes(likes))
+    trainer = FakeTrainer(samplers={"base": Likes(likes)})
     async with world(
         tmp_path, trainer=trainer, endpoint=TwoHints(), recipe="paper", batch_size=ENOUGH
     ) as w:
@@ -145,7 +115,36 @@ async def test_of_the_papers_three_hints_that_with_the_most_common_candidates_te
         (sample,) = w.ledger.samples.oldest(ENOUGH)
         assert sample.teacher is not None
         assert sample.teacher.hint == taken
-        assert len(trainer.teacher.scored) == 2
+        assert len(w.base.scored) == 2
+
+
+END = frozenset({8, 9, 10, 11})
+"""All that the student proposes where its reply ends."""
+
+
+@pytest.mark.parametrize(
+    ("never", "k", "cut", "recipe", "taught"),
+    [
+        (END, 4, False, "default", False),  # the teacher's choice is out of reach
+        (END, 0, False, "default", False),
+        (END, 4, False, "paper", True),
+        ({7}, 4, False, "default", True),  # not at the end
+        (END - {8}, 4, False, "default", True),  # the student proposes what the teacher does
+        (END, 4, True, "default", False),  # cut, where it might have ended
+        (END, 0, True, "default", True),
+    ],
+)
+async def test_end_is_not_distilled_where_the_teacher_goes_on(
+    tmp_path: Path, never: set[int], k: int, cut: bool, recipe: str, taught: bool
+) -> None:
+    base = FakeSampler((1,), opinion=lambda token: -14.0 if token in never else LOGPROB)
+    trainer = FakeTrainer(samplers={"base": base})
+    async with world(tmp_path, trainer=trainer, batch_size=ENOUGH, recipe=recipe, opd_topk=k) as w:
+        turn = w.turn("NO, HOW it should be", k=k, cut=cut)
+        await w.settled()
+        (sample,) = w.ledger.samples.oldest(ENOUGH)
+        assert (sample.teacher is not None, sample.reward) == (taught, -1)
+        assert w.untaught(turn) == (None if taught else Reason.ENDLESS_HINT)
 
 
 class Long(Says):
@@ -158,23 +157,25 @@ class Long(Says):
         return [answer.replace("the other way", "long " * 60) for answer in found]
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "context", "why"),
+    [(Long(), 4096, "more than 256 tokens"), (Says(), 7, "longer than the context")],
+)
 @pytest.mark.parametrize("method", ["combine", "opd"])
-async def test_a_hint_that_is_too_long_leaves_the_reward(tmp_path: Path, method: str) -> None:
-    async with world(tmp_path, method=method, endpoint=Long(), batch_size=ENOUGH) as w:
+async def test_a_hint_that_is_too_long_leaves_the_reward(
+    tmp_path: Path, method: str, endpoint: Says, context: int, why: str
+) -> None:
+    trainer = FakeTrainer(context_tokens=context)
+    async with world(
+        tmp_path, method=method, endpoint=endpoint, trainer=trainer, batch_size=ENOUGH
+    ) as w:
         turn = w.turn("NO, HOW it should be")
         await w.settled()
-        why = f"{Reason.UNFIT_HINT}: it has more than 256 tokens"
-        assert w.untaught(turn) == (why if method == "combine" else None)
-        assert w.why_refused(turn) == (None if method == "combine" else why)
-        assert w.base.scored == []
-
-
-async def test_a_hint_that_does_not_fit_the_context_leaves_the_reward(tmp_path: Path) -> None:
-    async with world(tmp_path, trainer=FakeTrainer(context_tokens=7), batch_size=ENOUGH) as w:
-        turn = w.turn("NO, HOW it should be")
-        await w.settled()
-        assert str(w.untaught(turn)).endswith("with it the prompt is longer than the context")
-        assert [s.reward for s in w.ledger.samples.oldest(9)] == [-1]
+        said = (w.untaught if method == "combine" else w.why_refused)(turn) or ""
+        assert said.startswith(Reason.UNFIT_HINT)
+        assert why in said
+        rewards = [sample.reward for sample in w.ledger.samples.oldest(9)]
+        assert rewards == ([-1] if method == "combine" else [])
         assert w.base.scored == []
 
 
@@ -211,29 +212,24 @@ async def test_hints_that_the_model_seldom_follows_are_not_taught(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("times", "recipe"),
-    [(BEHIND_HINTS // 4 - 1, "default"), (BEHIND_HINTS // 2, "paper")],  # too few; never
+    ("times", "settings"),
+    [
+        (BEHIND_HINTS // 4 - 1, {}),  # too few
+        (BEHIND_HINTS // 2, {"recipe": "paper"}),
+        (BEHIND_HINTS, {"method": "sdft"}),  # it tells the reply that was accepted in the end
+    ],
 )
 async def test_hints_are_taught_where_nothing_shows_that_they_are_not_understood(
-    tmp_path: Path, times: int, recipe: str
+    tmp_path: Path, times: int, settings: dict[str, Any]
 ) -> None:
-    async with world(tmp_path, batch_size=ENOUGH, recipe=recipe) as w:
+    async with world(tmp_path, batch_size=ENOUGH, **settings) as w:
         await asked_again(w, "NO, HOW it should be", times)
         scored = len(w.base.scored)
-        w.turn("NO, HOW it should be")
+        w.turn("NO, HOW it should be", session="shown")
+        if settings.get("method"):
+            w.turn("YES", session="shown")
         await w.settled()
         assert len(w.base.scored) == scored + 1
-
-
-async def test_examples_are_shown_to_a_teacher_whatever_became_of_hints(tmp_path: Path) -> None:
-    """`sdft` tells the reply that was accepted in the end, and no hint."""
-    async with world(tmp_path, batch_size=ENOUGH, method="sdft") as w:
-        await asked_again(w, "NO, HOW it should be", BEHIND_HINTS)
-        scored = len(w.base.scored)
-        w.turn("NO, HOW it should be", session="shown")
-        w.turn("YES", session="shown")
-        await w.settled()
-        assert len(w.base.scored) > scored
 
 
 @pytest.mark.parametrize(("then", "taught"), [(None, True), ("YES", True), ("NO", False)])
@@ -252,58 +248,3 @@ async def test_what_tools_reject_says_nothing_about_hints(
         w.turn("NO, HOW it should be")
         await w.settled()
         assert len(w.base.scored) == scored + taught
-
-
-@dataclass
-class GoesOn(FakeTrainer):
-    """A trainer whose base never says some tokens."""
-
-    never: frozenset[int] = frozenset()
-
-    async def base(self) -> Sampler:
-        return FakeSampler((1,), opinion=lambda token: -14.0 if token in self.never else LOGPROB)
-
-
-@pytest.mark.parametrize("k", [0, 4])
-@pytest.mark.parametrize(
-    ("never", "recipe", "taught"),
-    [
-        ({8, 9, 10, 11}, "default", False),  # all that the student proposes at its end
-        ({8, 9, 10, 11}, "paper", True),
-        ({7}, "default", True),  # not at the end
-    ],
-)
-async def test_end_token_is_not_distilled_where_the_teachers_choice_is_out_of_reach(
-    tmp_path: Path, never: set[int], k: int, recipe: str, taught: bool
-) -> None:
-    trainer = GoesOn(never=frozenset(never))
-    async with world(tmp_path, trainer=trainer, batch_size=ENOUGH, recipe=recipe, opd_topk=k) as w:
-        turn = w.turn("NO, HOW it should be", k=k)
-        await w.settled()
-        (sample,) = w.ledger.samples.oldest(ENOUGH)
-        assert (sample.teacher is not None, sample.reward) == (taught, -1)
-        assert w.untaught(turn) == (None if taught else Reason.ENDLESS_HINT)
-
-
-@pytest.mark.parametrize(("k", "taught"), [(0, True), (4, False)])
-async def test_hint_of_a_cut_reply_is_not_taught_if_it_might_have_ended_where_the_teacher_goes_on(
-    tmp_path: Path, k: int, taught: bool
-) -> None:
-    trainer = GoesOn(never=frozenset({8, 9, 10, 11}))
-    async with world(tmp_path, trainer=trainer, batch_size=ENOUGH, opd_topk=k) as w:
-        w.turn("NO, HOW it should be", cut=True, k=k)
-        await w.settled()
-        (sample,) = w.ledger.samples.oldest(ENOUGH)
-        assert (sample.teacher is not None) is taught
-
-
-@pytest.mark.parametrize(("proposed", "taught"), [({8}, True), (set[int](), False)])
-async def test_end_is_distilled_where_the_student_proposes_what_the_teacher_does(
-    tmp_path: Path, proposed: set[int], taught: bool
-) -> None:
-    trainer = GoesOn(never=frozenset({8, 9, 10, 11}) - proposed)
-    async with world(tmp_path, trainer=trainer, batch_size=ENOUGH) as w:
-        w.turn("NO, HOW it should be")
-        await w.settled()
-        (sample,) = w.ledger.samples.oldest(ENOUGH)
-        assert (sample.teacher is not None) is taught

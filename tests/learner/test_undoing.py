@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.learner.test_rollback import SlowTrainer, learn, undoing
-from tests.support.fakes import LOGPROB, UNTIL_TOLD, FakeSampler, FakeTrainer
-from tests.support.learning import World, has_token, world
+from tests.support.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
+from tests.support.learning import World, world
 from tests.support.ledger import sample_counts, sql, step_counts
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
@@ -36,31 +36,26 @@ def four(w: World) -> None:
 # Neither an outage nor a budget holds up what a user undoes
 
 
-async def test_an_outage_holds_up_nothing_that_a_user_undoes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recovers", [False, True], ids=["in a step", "in recovery"])
+async def test_an_outage_holds_up_nothing_that_a_user_undoes(
+    tmp_path: Path, recovers: bool
+) -> None:
     trainer = FakeTrainer()
     async with world(tmp_path, trainer=trainer, waits=FOR_HOURS) as w:
         await learn(w, 1)
-        trainer.away = {"train_step": UNTIL_TOLD}
+        trainer.fail["train_step"] = recovers
+        trainer.away = {"load_state" if recovers else "train_step": UNTIL_TOLD}
         four(w)
         await w.until(lambda: w.health.learner.state == "stalled")
         async with asyncio.timeout(60):
-            gone = await undoing(w).forget(in_session("s0", None))
-            assert len(gone.turns) == 1
-            assert trainer.asked["forget"] == 1
-            new = await undoing(w).roll_back(0)
-        assert w.policy.current.version == new
-        assert w.health.learner.state == "stalled", "it still waits"
-
-
-async def test_an_outage_of_recovery_itself_holds_up_no_forgetting(tmp_path: Path) -> None:
-    trainer = FakeTrainer(fail={"train_step": 1}, away={"load_state": UNTIL_TOLD})
-    async with world(tmp_path, trainer=trainer, waits=FOR_HOURS) as w:
-        four(w)
-        await w.until(lambda: w.health.learner.state == "stalled")
-        async with asyncio.timeout(60):
-            await undoing(w).forget(in_session("s0", None))
+            forgotten = await undoing(w).forget(in_session("s0", None))
+            assert (len(forgotten.turns), trainer.asked["forget"]) == (1, 1)
             await undoing(w).pin(0)
-        assert w.ledger.samples.waiting() == 3
+            if not recovers:  # which needs the state that cannot be loaded
+                new = await undoing(w).roll_back(0)
+                assert w.policy.current.version == new
+        assert w.ledger.samples.waiting() == 3 * recovers
+        assert w.health.learner.state == "stalled", "it still waits"
 
 
 async def test_a_rollback_during_an_outage_is_what_learning_goes_on_from(tmp_path: Path) -> None:
@@ -127,7 +122,10 @@ async def test_a_batch_is_not_blamed_for_what_is_forgotten_during_its_second_ste
         assert trainer.weights == 1
 
 
-async def test_a_step_over_what_is_forgotten_meanwhile_comes_to_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [False, True], ids=["", "left by its client"])
+async def test_a_step_over_what_is_forgotten_meanwhile_comes_to_nothing(
+    tmp_path: Path, left: bool
+) -> None:
     trainer = SlowTrainer()
     async with world(tmp_path, trainer=trainer, waits=FOR_HOURS) as w:
         trainer.go_on.clear()
@@ -136,78 +134,21 @@ async def test_a_step_over_what_is_forgotten_meanwhile_comes_to_nothing(tmp_path
         forgetting = asyncio.create_task(undoing(w).forget(in_session("s0", None)))
         await w.until(lambda: w.ledger.samples.waiting() == 3)  # at once, beside the step
         assert not forgetting.done(), "the step has it in memory"
+        if left:
+            forgetting.cancel()
+            await asyncio.wait([forgetting])
         trainer.go_on.set()
-        assert (await asyncio.wait_for(forgetting, 60)).steps == ()
+        assert left or (await asyncio.wait_for(forgetting, 60)).steps == ()
         w.turn("NO")
         await w.version(1)  # it waits for no service
         assert trainer.weights == 1, "of the void step nothing is left"
-        errors = sql(w.ledger).rows("SELECT error FROM steps WHERE status = 'void'")
-        assert [row["error"] for row in errors] == ["what it trained on was forgotten meanwhile"]
-
-
-async def test_forgetting_that_is_left_while_it_waits_is_done_all_the_same(tmp_path: Path) -> None:
-    trainer = SlowTrainer()
-    async with world(tmp_path, trainer=trainer) as w:
-        trainer.go_on.clear()
-        four(w)
-        await asyncio.wait_for(trainer.stepping.wait(), 60)
-        forgetting = asyncio.create_task(undoing(w).forget(in_session("s0", None)))
-        await w.until(lambda: w.ledger.samples.waiting() == 3)
-        forgetting.cancel()
-        await asyncio.wait([forgetting])
-        trainer.go_on.set()
-        w.turn("NO")
-        await w.version(1)
-        texts = sql(w.ledger).rows("SELECT 1 FROM sessions JOIN turns ON session_id = sessions.id "
-                                  "WHERE key LIKE 'forgotten%'")  # fmt: skip
-        assert texts == []
+        errors = sql(w.ledger).column("SELECT error FROM steps WHERE status = 'void'")
+        assert errors == ["what it trained on was forgotten meanwhile"]
+        query = "SELECT 1 FROM turns JOIN sessions ON sessions.id = session_id "
+        assert not sql(w.ledger).rows(f"{query} WHERE key LIKE 'forgotten%'")
 
 
 # Accidents
-
-
-class Scores(FakeTrainer):
-    """A trainer that scores every token -0.1, whatever the sampler said."""
-
-    async def train_step(
-        self, passes: Sequence[LossPass], adam: Adam, charge: Charge = uncharged
-    ) -> StepReport:
-        report = await super().train_step(passes, adam, charge)
-        rows = tuple(tuple((-0.1,) * len(row) for row in one) for one in report.logprobs)
-        return replace(report, logprobs=rows)
-
-
-async def test_an_impossible_token_breaks_no_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with world(tmp_path, trainer=Scores(), method="binary") as w:
-        monkeypatch.setattr("tests.support.learning.LOGPROB", -9999.0)
-        w.turn("YES", tokens=(9,))
-        monkeypatch.setattr("tests.support.learning.LOGPROB", LOGPROB)
-        four(w)
-        await w.version(1)
-        assert step_counts(w.ledger)["void"] == 0
-
-
-class Breaks(FakeTrainer):
-    """A trainer whose version after a step with an odd token cannot be saved, by an accident."""
-
-    async def save_state(self, name: str) -> str:
-        if self.steps and has_token(666)(self.steps[-1]) and self.weights:
-            raise ZeroDivisionError("behind the training")
-        return await super().save_state(name)
-
-
-async def test_an_accident_behind_the_training_is_a_failure_of_the_step(tmp_path: Path) -> None:
-    """The failure is counted, and no sampler stays open."""
-    trainer = Breaks()
-    async with world(tmp_path, trainer=trainer) as w:
-        w.turn("NO", tokens=(666,))
-        for _ in range(3):
-            w.turn("GOOD")
-        await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 4)
-        published = [s for ref, s in trainer.samplers.items() if ref != "base"]
-        await w.until(lambda: [s.closed for s in published] == [False, True, True])
 
 
 async def test_a_sampler_that_cannot_be_closed_ends_no_step(tmp_path: Path) -> None:

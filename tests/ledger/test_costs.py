@@ -27,6 +27,16 @@ def steps_of(ledger: Ledger, ask: Callable[[], object]) -> int:
     return len(counted)
 
 
+def plans_of(ledger: Ledger, ask: Callable[[], object]) -> list[str]:
+    """SQLite's plans of all queries that this takes."""
+    queries = list[str]()
+    sql_connection(ledger).set_trace_callback(queries.append)
+    ask()
+    sql_connection(ledger).set_trace_callback(None)
+    rows = sql(ledger).rows
+    return [row["detail"] for query in queries for row in rows(f"EXPLAIN QUERY PLAN {query}")]
+
+
 def test_a_look_at_the_queue_reads_the_turns_in_it_alone(ledger: Ledger) -> None:
     queue(ledger, 1)
     ledger.turns.add(new_turn(ledger))  # the index goes on behind the queue
@@ -47,13 +57,15 @@ def test_a_turn_that_waits_for_ever_costs_a_look_at_its_next_state_alone(ledger:
 
 def test_what_a_forgotten_session_taught_is_found_by_its_lessons(ledger: Ledger) -> None:
     first = ledger.turns.add(new_turn(ledger, "s"))
-    asked = list[str]()
-    sql_connection(ledger).set_trace_callback(asked.append)
-    prune.from_turn(first)(sql(ledger))
-    sql_connection(ledger).set_trace_callback(None)
-    plans = [r["detail"] for q in asked for r in sql(ledger).rows(f"EXPLAIN QUERY PLAN {q}")]
+    plans = plans_of(ledger, lambda: prune.from_turn(first)(sql(ledger)))
     assert plans
     assert not [plan for plan in plans if plan.startswith("SCAN turns")]
+
+
+def test_a_decline_is_looked_for_from_the_newest_session_on(ledger: Ledger) -> None:
+    plans = plans_of(ledger, ledger.decline)
+    assert not any("TEMP B-TREE" in plan for plan in plans), "all turns would be read and sorted"
+    assert any("SEARCH sessions" in plan for plan in plans)
 
 
 @pytest.mark.parametrize("tokens", [False, True])

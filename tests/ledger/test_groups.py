@@ -15,22 +15,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.ledger import judgeable, new_turn, postpone, sample_counts, sql, sql_connection
+from tests.ledger.test_costs import plans_of, steps_of
+from tests.support.ledger import judgeable, new_turn, postpone, sample_counts, sql
 from tinker_claw.cli.explain import explained
-from tinker_claw.cli.log import COLUMNS
 from tinker_claw.config.settings import Training
 from tinker_claw.ledger import groups, prune
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.turn_view import count_outcomes, read_contents, turns_where
-from tinker_claw.ledger.views import Filter, read
-from tinker_claw.methods.base import BINARY
-from tinker_claw.methods.passes import BatchItem, reward_parts
+from tinker_claw.ledger.turn_view import count_outcomes, turns_where
+from tinker_claw.methods.passes import reward_parts
 from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Attempt, NextState, PolicyVersion
-from tinker_claw.words import turn_fields
 
 SOON, LATE = 0.0, 10 * LIMIT_S
 """Times of looking at a ledger, in seconds since the newest row."""
@@ -123,23 +120,11 @@ def test_step_reward_is_outcome_and_mean_of_valid_votes_once_the_group_is_whole(
         {("a", 0): 4 / 3, ("a", 1): 1.0, ("b", 0): -0.5 - 2 / 3, ("b", 1): -0.5}
     )
     assert told.words() == {"waits for a step"}
+    text = " ".join(explained(sql(told.ledger), 1, text=True))
+    assert "task t · group g · outcome +1 · reward +1.33" in text
     assert [one.group for one in told.ledger.samples.queue()] == [1] * 4
     advantages = reward_parts(told.ledger.samples.oldest(99), Training())
     assert advantages == pytest.approx([1.0, -1.0, 1.0, -1.0])
-
-
-def test_an_outcome_that_comes_too_late_is_not_told_as_the_one_that_counted(told: Told) -> None:
-    told.begin("a", Attempt(None, None, 1, episode=True))
-    told.turn("a")
-    told.end("a", -0.5)
-    assert told.look().queued == 1
-    late = Feedback(1.0, final=True)
-    assert told.ledger.feedback.give("me", About("session", "a"), late).unused
-    (turn,) = turns_where(sql(told.ledger), "ORDER BY turns.id")
-    contents = read_contents(sql(told.ledger), turn.id)
-    assert contents is not None
-    fields = {field.name: field.value for field in turn_fields(turn, contents)}
-    assert fields["episode"] == "outcome -0.5 · reward -0.5"
 
 
 def test_reply_that_is_asked_for_again_moves_no_later_step(told: Told) -> None:
@@ -156,38 +141,18 @@ def test_reply_that_is_asked_for_again_moves_no_later_step(told: Told) -> None:
     assert reward_parts([first, second], Training()) == pytest.approx([1.0, -1.0])
 
 
-def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
-    turns = list[int]()
-    for key in "ab":
-        told.begin(key, in_group())
-        turns.append(told.turn(key))
-        told.judge(turns[-1], (1, 1, -1) if key == "a" else (-1, 0, -1))
-        told.end(key, 1.0)
-    told.look()
-    rows, samples = sql(told.ledger), told.ledger.samples.oldest(99)
-    step = told.ledger.steps.begin(0, [one.id for one in samples])
-    prepared = BINARY.prepare([BatchItem(one) for one in samples], Training())
-    told.ledger.steps.keep(step, prepared.stored, None)
-    told.ledger.steps.commit(step, told.version, state_ref="s", sampler_ref="p", metrics={})
-    text = " ".join(explained(rows, turns[0], text=True))
-    assert "task t · group g · outcome +1 · reward +1.33" in text
-    assert "tokens +1.000 to +1.000" in text
-    first, second = read(rows, "samples", Filter(), None)
-    (reward,) = [column for column in COLUMNS["samples"] if column.name == "reward"]
-    assert reward.value(first) == "+1.33"
-    assert reward.value(first | {"state": "held"}) is None, "not before the outcome is in it"
-    assert (first["task"], first["group"], first["index"]) == ("t", "g", 0)
-    assert (first["reward"], second["reward"]) == pytest.approx((4 / 3, 1 / 3))
-
-
 def test_episode_of_no_group_goes_by_its_own_outcome_of_which_zero_is_one(told: Told) -> None:
     told.begin("a", Attempt(episode=True))
     turn = told.turn("a")
     told.end("a", 0.0)
     told.look()
     assert told.queued() == {("a", 0): 0.0}
+    late = Feedback(1.0, final=True)
+    answer = told.ledger.feedback.give("me", About("session", "a"), late)
+    assert answer is not None
+    assert answer.unused
     text = " ".join(explained(sql(told.ledger), turn, text=True))
-    assert "outcome 0 · reward 0" in text
+    assert "outcome 0 · reward 0" in text, "the one that counted"
     (sample,) = told.ledger.samples.oldest(99)
     assert sample.bucket is None
 
@@ -222,40 +187,21 @@ def test_group_of_one_is_measured_as_an_episode_of_none(told: Told, size: int) -
     assert [sample.bucket for sample in told.ledger.samples.oldest(99)] == [None, None]
 
 
-def test_turns_of_episodes_that_run_are_not_read_at_every_look(told: Told) -> None:
+def test_look_at_running_episodes_reads_none_of_their_turns(told: Told) -> None:
     """The learner looks whenever a sample arrives, while twenty thousand turns may be running."""
     for n in range(8):
         told.begin(f"s{n}", in_group(f"g{n // 4}", 4) if n < 6 else Attempt(episode=True))
         told.turn(f"s{n}")
     told.end("s0", 1.0)
-    asked: list[str] = []
-    sql_connection(told.ledger).set_trace_callback(asked.append)
-    looked = told.ledger.groups.release(time.time(), 128)
-    sql_connection(told.ledger).set_trace_callback(None)
-    plans = [r["detail"] for q in asked for r in sql(told.ledger).rows(f"EXPLAIN QUERY PLAN {q}")]
+    plans = plans_of(told.ledger, lambda: told.ledger.groups.release(time.time(), 128))
     assert plans
     assert not [plan for plan in plans if "turns" in plan]
-    assert looked.look_at == pytest.approx(time.time() + LIMIT_S, abs=60)
-
-
-def test_look_at_a_running_group_takes_as_long_as_it_has_samples(told: Told) -> None:
-    """Counted in steps of SQLite's machine: agents that try a task run for hundreds of turns."""
-    for name in ("a", "b"):
-        told.begin(name, in_group("g", 2))
-    counted = [0]
-
-    def count() -> None:
-        counted[0] += 1
 
     def steps(turns: int) -> int:
         for _ in range(turns):
-            for name in ("a", "b"):
+            for name in ("s1", "s2"):
                 told.judge(told.turn(name), (1,))
-        counted[0] = 0
-        sql_connection(told.ledger).set_progress_handler(count, 1)
-        assert told.ledger.samples.expire(0, 9) == 0
-        sql_connection(told.ledger).set_progress_handler(None, 1)
-        return counted[0]
+        return steps_of(told.ledger, lambda: told.ledger.samples.expire(0, 9))
 
     few = steps(8)
     assert steps(24) < 6 * few, "four times as many: it was sixteen times as long"
@@ -282,16 +228,10 @@ def test_short_group_trains_after_the_limit_and_a_missing_outcome_is_none(told: 
     assert (released.queued, released.expired, released.look_at) == (4, 1, None)
     assert set(told.queued()) == {("a", 0), ("a", 1), ("c", 0), ("c", 1)}
     assert told.words() == {"waits for a step", Reason.NO_OUTCOME}
-
-
-def test_without_any_outcome_all_expire_by_name(told: Told) -> None:
-    told.begin("a", in_group())
-    told.judge(told.turn("a"), (1,))
     told.begin("alone", Attempt(episode=True))
-    told.turn("alone")
+    alone = told.turn("alone")
     told.look(LATE)
-    assert told.queued() == {}
-    assert told.words() == {Reason.NO_OUTCOME}
+    assert sql(told.ledger).one("SELECT reason FROM turns WHERE id = ?", alone) == Reason.NO_OUTCOME
 
 
 def test_what_the_judge_has_in_hand_is_waited_for_whatever_the_limit_says(told: Told) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,10 +19,7 @@ from tests.support.ledger import step_counts
 from tests.support.lives import ROOT, until
 from tests.support.stories import SECRET, Told
 from tinker_claw.app import reporting
-from tinker_claw.ledger.database import reading
 from tinker_claw.retry import Backoff
-from tinker_claw.sinks.base import Report
-from tinker_claw.sinks.follow import tell
 
 
 def scalars(data: Path) -> dict[str, list[tuple[int, float]]]:
@@ -130,23 +126,6 @@ async def test_a_sink_that_fails_is_a_line_in_the_log_and_goes_on(
         task.cancel()
         await asyncio.wait([task])
     assert steps(tmp_path) == [1, 2], "it was told at the end of what was left"
-    told.ledger.close()
-
-
-def test_a_sink_whose_own_database_fails_does_not_blame_the_ledger(tmp_path: Path) -> None:
-    class Opened:
-        def write(self, report: Report) -> None:
-            raise sqlite3.OperationalError("its own")
-
-        def close(self) -> None: ...
-
-    told = Told(tmp_path)
-    learn(told, "a")
-    with (
-        pytest.raises(sqlite3.OperationalError, match="its own"),
-        reading(told.ledger.path) as ledger,
-    ):
-        tell(Opened(), ledger, tmp_path / "note")
     told.ledger.close()
 
 

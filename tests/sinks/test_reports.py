@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.ledger import sql, sql_connection
 from tests.support.stories import SECRET, Told, every_state
 from tinker_claw import sinks
 from tinker_claw.config.load import load
@@ -41,28 +40,21 @@ def test_committed_steps_are_told_in_figures_and_without_a_word(tmp_path: Path) 
     assert (run.name, run.folder) == (tmp_path.name, tmp_path / "sinks")
 
 
-def test_bills_are_summed_once_however_many_steps_are_read(tmp_path: Path) -> None:
-    """Counted in steps of SQLite's machine: a tracker may be named after a year, which has many."""
-    story, counted = Told(tmp_path), list[int]()
-    connection = sql_connection(story.ledger)
-
-    def steps(more: int) -> int:
-        for number in range(more):
-            story.ledger.spend.add(Bill("serve", Usage(prefill=1), 0.5))
-            story.step(story.sampled(f"{more} {number}", 1)[1])
-        counted.clear()
-        connection.set_progress_handler(lambda: counted.append(1), 1)
-        found = read_reports(sql(story.ledger), 0)
-        connection.set_progress_handler(None, 1)
-        spent = [one.figures["step/usd_in_all"] for one in found]
-        assert spent == [0.5 * (number + 1) for number in range(len(found))]
-        return len(counted)
-
-    few = steps(16)
-    assert steps(48) < 5 * few, "four times as many"
-    later = read_reports(sql(story.ledger), 40)[0]
-    assert later.figures["step/usd_in_all"] == 20.5, "of the steps before, too"
-    story.ledger.close()
+def test_steps_come_in_pages_and_none_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "PAGE", 2)
+    told = Told(tmp_path)
+    for name in "abcde":
+        told.ledger.spend.add(Bill("serve", Usage(prefill=1), 0.5))
+        told.step(told.sampled(name, 1)[1])
+    told.ledger.close()
+    seen, after = dict[int, float](), 0
+    while page := reports(tmp_path, after)[1]:
+        assert len(page) <= 2
+        seen |= {report.step: report.figures["step/usd_in_all"] for report in page}
+        after = page[-1].step
+    assert seen == {number: 0.5 * number for number in range(1, 6)}
 
 
 def test_a_run_keeps_its_id_whatever_its_user_does(tmp_path: Path) -> None:
@@ -85,27 +77,11 @@ def test_figures_of_every_shape_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     told.step(told.sampled("a", 1)[1])
     told.ledger.close()
     _, (report,) = reports(tmp_path)
-    known = {n: v for n, v in report.figures.items() if not n.startswith(("step/", "verdicts/"))}
-    assert known == {
-        **{"gate/asked": 16.0, "gate/loss": 0.25},
-    }
     assert report.figures["step/rate"] == 1e-4
+    gate = {name: value for name, value in report.figures.items() if name.startswith("gate/")}
+    assert gate == {"gate/asked": 16.0, "gate/loss": 0.25}
     assert not {"step/reward_mean", "step/grad_norm", "step/told"} & report.figures.keys()
-
-
-def test_steps_come_in_pages_and_none_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(base, "PAGE", 2)
-    told = Told(tmp_path)
-    for name in "abcde":
-        told.step(told.sampled(name, 1)[1])
-    told.ledger.close()
-    seen, after = list[int](), 0
-    while page := reports(tmp_path, after)[1]:
-        seen += [report.step for report in page]
-        after = seen[-1]
-    assert seen == [1, 2, 3, 4, 5]
+    assert SECRET not in repr(report)
 
 
 def test_sinks_are_named_with_commas_and_known() -> None:
