@@ -49,8 +49,10 @@ async def test_whole_and_streamed_replies(tmp_path: Path, renderer: Renderer) ->
             assert message.stop_reason == "tool_use"
             usage, turn = message.usage, world.turns()[0]
             assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == len(turn.prompt)
+            assert usage.cache_read_input_tokens == 3
             assert usage.output_tokens == len(turn.completion.tokens)
         assert seen[-1] == "message_stop"
+        assert seen.count("content_block_start") == seen.count("content_block_stop") == 4
         assert [turn.completion.tokens for turn in world.turns()] == [
             spell(renderer, TWO_CALLS)
         ] * 2

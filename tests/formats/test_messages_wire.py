@@ -35,7 +35,7 @@ from tinker_claw.formats.base import (
     parts_of,
 )
 from tinker_claw.formats.messages import _TOOL, FIELDS, Messages
-from tinker_claw.types import Delta, Reply, ToolCall
+from tinker_claw.types import Delta, Reply
 
 TURN, COUNT, *_ = Messages.routes
 USER = {"role": "user", "content": "hi"}
@@ -340,20 +340,6 @@ def events(streamed: bytes) -> list[Any]:
     return found
 
 
-LS = ToolCall("c1", "ls", '{"path":"ü"}')
-
-
-def test_a_whole_reply_is_their_message() -> None:
-    writer = reply(parse(thinking={"type": "adaptive"}))
-    done = finished("calls", text="So", reasoning="hm", tool_calls=(LS,))
-    message = Message.model_validate(writer.whole(done))
-    assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
-    assert message.content[2].input == {"path": "ü"}  # type: ignore[union-attr]
-    assert (message.stop_reason, message.id) == ("tool_use", writer.id)
-    usage = message.usage
-    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (7, 5, 7)
-
-
 @pytest.mark.parametrize(
     ("finish", "stop", "reason"),
     [
@@ -373,28 +359,6 @@ def test_why_a_reply_ended(finish: Finish, stop: str | None, reason: str) -> Non
 def streamed(writer: Any, deltas: Sequence[Delta]) -> list[Any]:
     sent = writer.begin() + b"".join(writer.deltas([delta], 3) for delta in deltas)
     return events(sent + writer.keep_alive() + writer.end(finished()))
-
-
-def test_a_stream_is_a_row_of_blocks() -> None:
-    pieces = [
-        Delta("reasoning", "h"),
-        Delta("reasoning", "m"),
-        Delta("text", "So\n"),
-        Delta("text", '"it" is'),
-        Delta("tool_call", call=LS),
-        Delta("tool_call", call=LS),
-    ]
-    found = streamed(reply(parse(thinking={"type": "adaptive"})), pieces)
-    blocks = [e["content_block"]["type"] for e in found if e["type"] == "content_block_start"]
-    assert blocks == ["thinking", "text", "tool_use", "tool_use"]
-    ends = [e["index"] for e in found if e["type"] == "content_block_stop"]
-    assert ends == [0, 1, 2, 3]
-    deltas = [e["delta"] for e in found if e["type"] == "content_block_delta"]
-    assert "".join(d.get("text", "") for d in deltas) == 'So\n"it" is'
-    assert "".join(d.get("thinking", "") for d in deltas) == "hm"
-    assert json.loads(deltas[-1]["partial_json"]) == {"path": "ü"}
-    assert found[0]["message"]["usage"]["input_tokens"] == 12
-    assert found[-2]["usage"]["output_tokens"] == 7
 
 
 def test_thinking_that_nobody_asked_for_is_not_sent() -> None:
