@@ -22,16 +22,8 @@ from tests.support.lives import ROOT, life, until
 
 pytestmark = pytest.mark.verifiers
 FLAGS = (
-    "--method",
-    "binary",
-    "--prm-m",
-    "1",
-    "--batch-size",
-    "4",
-    "--lora-rank",
-    "4",
-    "--learning-rate",
-    "1e-3",
+    *("--method", "binary", "--prm-m", "1"),
+    *("--batch-size", "4", "--lora-rank", "4", "--learning-rate", "1e-3"),
 )
 SIZE, GROUPS = 4, 2
 TRACK = """\
