@@ -194,6 +194,7 @@ def ended(arm: str, wish: str, firsts: str, **more: Any) -> dict[str, Any]:
 
 
 def test_the_report_has_every_cell_and_a_picture(tmp_path: Path) -> None:
+    report.write([], tmp_path)
     refused = [{"passed": False, "because": "3 of 12 replies follow the lesson"}]
     made = [
         ended("base", "short", ""),
@@ -202,19 +203,15 @@ def test_the_report_has_every_cell_and_a_picture(tmp_path: Path) -> None:
         ended("combine", "short", "-" * 8 + "+" * 24, steps=16),
     ]
     report.write(made, tmp_path)
-    lines = (tmp_path / report.MARKDOWN).read_text().splitlines()
-    assert "| short, told | 21 of 24 | 11 of 12 | 12 of 12 | 23 of 24 |" in lines
-    assert any(
-        line.startswith("| told | short | 0 | 0 of 1 | 1 of 1 | 3 of 4 | 0 |") for line in lines
-    )
-    assert any("16 of 16 | 16 | 21 of 24 |" in line for line in lines), "the newest sixteen"
-    assert any("not kept: 3 of 12 replies" in line for line in lines)
+    text = (tmp_path / report.MARKDOWN).read_text()
+    for row in (
+        "| short, told | 21 of 24 | 11 of 12 | 12 of 12 |",
+        "| told | short | 0 | 0 of 1 | 1 of 1 | 3 of 4 | 0 |",
+        "16 of 16 | 16 | 21 of 24 |",  # of the newest sixteen
+        "not kept: 3 of 12 replies",
+    ):
+        assert row in text
     assert (tmp_path / report.PICTURE).read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_report_of_nothing_is_written(tmp_path: Path) -> None:
-    report.write([], tmp_path)
-    assert (tmp_path / report.MARKDOWN).is_file()
 
 
 def test_an_experiment_is_alone_in_its_folder(
