@@ -208,7 +208,7 @@ async def test_each_process_of_a_command_has_its_limits(tmp_path: Path) -> None:
 
 
 async def test_folder_deeper_than_python_goes_is_no_solution_and_is_removed(tmp_path: Path) -> None:
-    deep = "import os\nfor _ in range(1500): os.mkdir('a'); os.chdir('a')"
+    deep = "import os\nfor _ in range(1100): os.mkdir('a'); os.chdir('a')"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(tmp_path))
         for task in (Bug(repositories()[0], 0, None), Job("x", "", {}, {"a.txt": "b"}, None)):

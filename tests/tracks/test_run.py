@@ -417,10 +417,8 @@ def test_a_folder_holds_one_run_and_one_runner(
     assert "cannot be read" in capsys.readouterr().err
 
 
-FLAGS = (
-    *("--model-name", "demo-tracks", "--method", "binary", "--prm-m", "1"),
-    *("--batch-size", "4", "--lora-rank", "4", "--learning-rate", "1e-3"),
-)
+FLAGS = ("--model-name", "demo-tracks", "--method", "binary", "--prm-m", "1",
+         "--batch-size", "4", "--lora-rank", "4", "--learning-rate", "1e-3")  # fmt: skip
 EASY = """\
 environment = "tool-call"
 model = "demo-tracks"

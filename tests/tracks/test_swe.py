@@ -46,8 +46,7 @@ async def test_every_bug_is_seen_by_a_test_and_its_mending_is_right(repository: 
         async with task.attempt() as attempt:
             assert "FAILED" in await shell(attempt, f"python3 {TESTS}")
             assert not await attempt.solved("All tests pass.")
-            assert await shell(attempt, mended(task)) == "(it wrote nothing)"
-            assert "OK" in await shell(attempt, f"python3 {TESTS}")
+            assert "OK" in await shell(attempt, f"{mended(task)}\npython3 {TESTS}")
             assert await attempt.solved("")
 
 
