@@ -396,7 +396,7 @@ def test_the_report_holds_the_curve_and_the_settings(tmp_path: Path) -> None:
 
 
 async def test_a_run_ends_where_nothing_is_learned_any_more(tmp_path: Path) -> None:
-    fake = FakeGateway(stubborn)
+    fake = replace(learning(), sessions_per_step=10**9)
     progress = Progress(Options(out=tmp_path, steps=4, sessions=1, eval_prompts=2))
     await conduct(cast(fake), progress, (idle,))
     assert progress.version == 0

@@ -30,17 +30,14 @@ from fastapi import FastAPI, Response
 from examples import ROOT
 from examples.demo import DemoError, homework
 from examples.demo.homework import Problem
-from examples.demo.judge import HINTS_AI, Case, answer, create_app
-from examples.demo.scoring import FIRST_WISH
+from examples.demo.judge import HINTS_AI, Case, create_app
 from examples.personalize import judges, report
 from examples.personalize.__main__ import EXIT_FAILED, main
 from examples.personalize.experiment import TINY, Run, load
 from examples.personalize.played import Model, Played, ScoredExam
 from examples.personalize.run import written
-from examples.personalize.scenario import Scenario, of_demo, read
+from examples.personalize.scenario import Scenario, read
 from tinker_claw.app.server import in_background
-from tinker_claw.judge.prompts import INCLUDED, ask
-from tinker_claw.types import NextState
 
 FOLDER = TINY.parent
 PROBLEM = Problem("Nora", "pears", "add", 3, 4)
@@ -113,19 +110,6 @@ def test_a_rule_in_a_file_says_what_is_right(tmp_path: Path) -> None:
     assert "Shorter!" in scenario.speaker().wants.corrections
 
 
-async def test_whoever_changes_their_mind_has_another_rule_and_the_first_one_is_watched() -> None:
-    user = of_demo("change").speaker()
-    exam = replace(of_demo("change").exam(1), subjects=(PROBLEM,), skills={})
-    plain = "so, we take 3 and 4, so 3 + 4 = 7."
-    structured = "**Sum**\n1. 3 + 4 = 7\nFinal answer: 7"
-    for step, wanted in ((7, plain), (8, structured)):
-        assert user.begin(Random(0), step).rule is user.rule(step)
-        for reply in (plain, structured):
-            score = await exam.grade([reply], step)
-            assert user.rule(step).accepts(reply, PROBLEM) is (reply == wanted)
-            assert (score.accepted, score.shares[FIRST_WISH]) == (reply == wanted, reply == plain)
-
-
 def test_the_ceiling_asks_the_same_with_the_rule_behind_it() -> None:
     plain, told = STUDENT.exam(3).questions(), STUDENT.exam(3, with_rule=True).questions()
     assert told[:3] == [f"{question}\n\n{STUDENT.rule}" for question in plain[:3]]
@@ -171,18 +155,6 @@ def test_a_shuffled_judge_says_as_often_what_it_says_but_of_other_replies() -> N
     praised = [v == 1 for v, good in zip(said, truth, strict=True) if good]
     others = [v == 1 for v, good in zip(said, truth, strict=True) if not good]
     assert sum(praised) / len(praised) == pytest.approx(sum(others) / len(others), abs=0.12)
-
-
-async def test_a_lying_judge_answers_the_products_own_prompts_the_same_each_time() -> None:
-    """The marks differ from prompt to prompt; the judge's opinion of a case does not."""
-    think, rng = judges.shuffled(judges.honest([STUDENT]), STUDENT.other_hints), Random(1)
-    state = NextState("user", homework.CORRECTIONS[0])
-    for number in range(20):
-        answer([dict(m) for m in ask(INCLUDED, "q", f"r{number}", state)[0]], rng, think)
-    said = {
-        answer([dict(m) for m in ask(INCLUDED, "q", "r", state)[0]], rng, think) for _ in range(9)
-    }
-    assert len(said) == 1
 
 
 # A model that plays and scores

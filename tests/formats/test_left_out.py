@@ -97,12 +97,13 @@ async def test_what_was_left_out_is_said_once_in_the_log_and_in_status(
         for _ in range(3):
             assert (await world.http.post(route, json=body)).status_code == 200
         health = await health_of(world)
-        kinds = sorted(sentence.split("(")[1].split(")")[0] for sentence in health["left_out"])
-        assert kinds == [*["context_management"] * bool(EDITS[wire]), "tools[1]"]
-        for sentence in health["left_out"]:
+        sentences = health["left_out"]
+        for place in ("tools[1]", *EDITS[wire]):
+            assert sum(f"({place}" in sentence for sentence in sentences) == 1
+        for sentence in sentences:
             assert f"  left out of requests: {sentence}" in describe(health, world.url, 0.0)
         assert health["status"] == "ok"
-    assert capsys.readouterr().out.count("request.left_out") == len(kinds)
+    assert capsys.readouterr().out.count("request.left_out") == len(sentences) < 3
 
 
 async def test_kinds_left_out_are_bounded(tmp_path: Path, renderer: Renderer) -> None:

@@ -7,25 +7,17 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from examples.tracks import TrackError, environments, sandbox
-from examples.tracks.swe import Bug, repositories
+from examples.tracks.screen import Screens
+from examples.tracks.swe import Bug, Swe, repositories
 from examples.tracks.terminal import Job, Terminal
 from examples.tracks.tool_call import ToolCall, calculate
 from examples.tracks.track import Track, read
 from tests.house.test_floors import ROOT, imports, modules
-
-COMMANDS = {
-    "write": lambda job: f"echo {job.wish.split()[3]} > {job.wish.split()[-1].rstrip('.')}",
-    "rename": lambda job: f"mv {job.wish.split()[1]} {job.wish.split()[-1].rstrip('.')}",
-    "remove": lambda job: "rm *.tmp",
-    "count": lambda job: f"wc -l < {job.wish.split()[4]} > count.txt",
-    "order": lambda job: f"sort {job.wish.split()[4]} > sorted.txt",
-    "find": lambda job: f"grep '^{job.wish.split()[9]} ' {job.wish.split()[4]} > found.txt",
-}
-"""Commands of somebody who knows how."""
 
 
 def plain(seed: int = 0) -> Terminal:
@@ -128,14 +120,27 @@ def test_calculator_works_out_numbers_and_nothing_else(expression: str, result: 
     assert calculate(expression).startswith(result)
 
 
-async def test_sums_are_drawn_from_the_seed_and_held_out_ones_are_others() -> None:
-    env = ToolCall(seed=3)
-    shown = [env.task(n).expression for n in range(200)]
-    assert shown == [ToolCall(seed=3).task(n).expression for n in range(200)]
-    assert shown != [ToolCall(seed=4).task(n).expression for n in range(200)]
-    kept = {env.held_out(n).expression for n in range(200)}
-    assert not kept & set(shown)
-    task = env.task(0)
+@pytest.mark.parametrize(
+    ("make", "shows"),
+    [
+        (ToolCall, lambda task: task.expression),
+        (lambda seed: Swe(seed, None), lambda task: task.repository.name),
+        (Screens, lambda task: task.icons),
+    ],
+    ids=["tool-call", "swe", "screen"],
+)
+def test_tasks_are_drawn_from_the_seed_and_held_out_ones_are_others(make: Any, shows: Any) -> None:
+    env, again, other = make(3), make(3), make(4)
+    tasks, same, different, kept = (
+        [shows(draw(number)) for number in range(100)]
+        for draw in (env.task, again.task, other.task, env.held_out)
+    )
+    assert tasks == same != different
+    assert not any(one in tasks for one in kept)
+
+
+async def test_a_sum_is_solved_by_its_result_alone() -> None:
+    task = ToolCall(seed=3).task(0)
     right = calculate(task.expression)
     async with task.attempt() as attempt:
         assert await attempt.call("calculator", {"expression": task.expression}) == right
@@ -151,18 +156,6 @@ async def _done(job: Job, command: str) -> bool:
         assert not await attempt.solved(""), f"{job.wish}: done before anything was"
         await attempt.call("shell", {"command": command})
         return await attempt.solved("Done.")
-
-
-async def test_every_kind_of_job_is_done_by_the_right_command_and_by_no_other() -> None:
-    env = plain()
-    kinds = set[str]()
-    for job in (*map(env.task, range(40)), *map(env.held_out, range(10))):
-        kind = job.name.split()[0]
-        if kind not in kinds:
-            assert await _done(job, COMMANDS[kind](job)), job.wish
-            assert not await _done(job, "true"), job.wish
-        kinds.add(kind)
-    assert kinds == set(COMMANDS)
 
 
 async def test_shell_says_what_came_of_a_command_and_ends_what_takes_too_long() -> None:

@@ -71,14 +71,6 @@ def test_a_click_near_the_asked_icon_counts_and_nothing_else() -> None:
     assert not any(screen.hit([click(*place)]) for place in others)
 
 
-def test_tasks_come_from_the_seed_and_those_held_out_are_others() -> None:
-    one, other = Screens(1), Screens(1)
-    assert [one.task(n).messages for n in range(5)] == [other.task(n).messages for n in range(5)]
-    assert {str(one.task(n).icons) for n in range(50)}.isdisjoint(
-        str(one.held_out(n).icons) for n in range(50)
-    )
-
-
 def test_the_beginner_was_shown_what_a_request_renders_to() -> None:
     screen = Screens(0).task(3)
     body = {"model": "m", "messages": list(screen.messages), "tools": [CLICK]}

@@ -56,9 +56,6 @@ def test_there_are_enough_bugs_and_some_repositories_are_held_out() -> None:
     kept = {env.held_out(n).name for n in range(200)}
     assert len(ALL) == 12
     assert len(set(shown)) + len(kept) == sum(len(one.bugs) for one in ALL.values()) == 40
-    assert not {name.split()[0] for name in shown} & {name.split()[0] for name in kept}
-    assert shown == [Swe(0, None).task(n).name for n in range(200)]
-    assert shown != [Swe(1, None).task(n).name for n in range(200)]
     assert min(Counter(shown).values()) > 1, "all of them, again and again"
 
 
