@@ -382,16 +382,20 @@ def test_the_report_holds_the_curve_and_the_settings(tmp_path: Path) -> None:
         8: Score(0.75, {"sums": 0.95, "lists": 0.9, "work": 1}, alike=0.2, characters=60),
     }
     paths = report.write(progress)
-    told = json.loads(paths["report"].read_text())
-    assert [(p["step"], p["sessions"], p["score"], p["sums"]) for p in told["curve"]] == [
+    written_down = json.loads(paths["report"].read_text())
+    assert [(p["step"], p["sessions"], p["score"], p["sums"]) for p in written_down["curve"]] == [
         (0, 0, 0.25, 1),
         (3, 18, 0.5, 1),
         (8, 30, 0.75, 0.95),
     ]
-    assert told["curve"][1]["at_sessions"] == 18
-    assert told["settings"]["config"]["training"]["batch_size"] == 16
-    assert told["settings"]["seed"] == 7
-    assert (told["firsts"], told["whole"], told["error"]) == ([False] * 37, False, None)
+    assert written_down["curve"][1]["at_sessions"] == 18
+    assert written_down["settings"]["config"]["training"]["batch_size"] == 16
+    assert written_down["settings"]["seed"] == 7
+    assert (written_down["firsts"], written_down["whole"], written_down["error"]) == (
+        [False] * 37,
+        False,
+        None,
+    )
     assert paths["picture"].read_bytes().startswith(b"\x89PNG")
 
 

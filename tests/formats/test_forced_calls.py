@@ -193,11 +193,15 @@ async def test_a_refusal_of_json_names_the_way_to_force_a_call(
     class City(BaseModel):
         name: str
 
-    way, asked = "name it in tool_choice, which forces a call", {"model": MODEL}
+    way = "name it in tool_choice, which forces a call"
     async with gateway(tmp_path, renderer) as world, anthropic_of(world) as messages:
         with pytest.raises(openai.BadRequestError, match=way):
-            await world.openai.chat.completions.parse(**asked, messages=SAID, response_format=City)
+            await world.openai.chat.completions.parse(
+                model=MODEL, messages=SAID, response_format=City
+            )
         with pytest.raises(openai.BadRequestError, match=way):
-            await world.openai.responses.parse(**asked, input="hi", text_format=City)
+            await world.openai.responses.parse(model=MODEL, input="hi", text_format=City)
         with pytest.raises(anthropic.BadRequestError, match=way):
-            await messages.messages.parse(**asked, messages=SAID, max_tokens=9, output_format=City)
+            await messages.messages.parse(
+                model=MODEL, messages=SAID, max_tokens=9, output_format=City
+            )

@@ -194,11 +194,11 @@ async def test_what_other_servers_wrote_into_a_chat_is_read(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
-        for said in FOREIGN:
-            shown = await prompt(world, "chat", [OPENING, *said, user("Go on, please.")])
+        for history in FOREIGN:
+            text_shown = await prompt(world, "chat", [OPENING, *history, user("Go on, please.")])
             for text in ("So.", "just text", "and more", "first", "second", "an orphan's words"):
-                assert (text in shown) is (text in json.dumps(said)), text
-            assert '"arguments": }' not in shown
+                assert (text in text_shown) is (text in json.dumps(history)), text
+            assert '"arguments": }' not in text_shown
         assert {turn.request_text for turn in world.turns()} == {"Go on, please."}, "no result's"
 
 
@@ -313,8 +313,8 @@ async def test_screenshots_larger_than_any_prompt_are_lines_like_others(
     shots = [image("messages", out.getvalue()) for _ in range(4)]
     assert len(json.dumps(shots)) > 32 * 4096 * 4
     async with gateway(tmp_path, renderer, context_tokens=4096) as world:
-        said = [OPENING, *result_of_a_tool("messages", shots), *CLOSING]
-        assert (await prompt(world, "messages", said)).count("this model reads text only]") == 4
+        history = [OPENING, *result_of_a_tool("messages", shots), *CLOSING]
+        assert (await prompt(world, "messages", history)).count("this model reads text only]") == 4
 
 
 def unreadable(wire: str, name: str) -> list[Body]:
@@ -338,17 +338,17 @@ async def test_a_part_that_the_user_has_just_sent_is_refused_where_it_stands_and
     place = f"{'input' if wire == 'responses' else 'messages'}[3].content[1]"
     async with gateway(tmp_path, renderer) as world:
         for part in (image(wire), *unreadable(wire, "a")):
-            asked = user([text("Look."), part])
-            await prompt(world, wire, [asked, *CLOSING])
-            history = [OPENING, assistant("fine"), assistant("So."), asked]
+            newest = user([text("Look."), part])
+            await prompt(world, wire, [newest, *CLOSING])
+            history = [OPENING, assistant("fine"), assistant("So."), newest]
             error = await refusal(world, wire, history)
             assert error["message"].startswith(place)
             assert error.get("param", place).startswith(place)
             assert ("demo reads text only" in error["message"]) is (part == image(wire))
             assert "Look.\n[" in await prompt(world, wire, [*history, user("Go on.")])
         await prompt(world, wire, [OPENING])
-        said = [OPENING, assistant("fine"), user([text("Look."), image(wire)]), user("Go on.")]
-        assert f"Look.\n[{PICTURE}" in await prompt(world, wire, said)
+        history = [OPENING, assistant("fine"), user([text("Look."), image(wire)]), user("Go on.")]
+        assert f"Look.\n[{PICTURE}" in await prompt(world, wire, history)
         states = [state for state in world.next_states().values() if state]
         assert states[-1].text == "Look.\n\nGo on.", "its line is not the owner's"
 
@@ -362,15 +362,15 @@ async def test_a_refused_image_that_comes_again_with_other_words_is_a_line(
     marked = {"cache_control": {"type": "ephemeral"}}
     words, more = text("Look."), text("Never mind.")
     async with gateway(tmp_path, renderer) as world:
-        for one, other in zip(unreadable(wire, "a"), unreadable(wire, "b"), strict=True):
-            for part in (one, other, one | marked):
+        for first, other in zip(unreadable(wire, "a"), unreadable(wire, "b"), strict=True):
+            for part in (first, other, first | marked):
                 await refusal(world, wire, [user([part])])
-            for part in (one, other | marked):
+            for part in (first, other | marked):
                 assert "Never mind." in await prompt(world, wire, [user([part, more])])
         for _ in range(2):
             await refusal(world, wire, [user([image(wire), words])])
-        shown = await prompt(world, wire, [user([image(wire), words, more])])
-        assert f"[{PICTURE}\nLook.\nNever mind." in shown
+        line = await prompt(world, wire, [user([image(wire), words, more])])
+        assert f"[{PICTURE}\nLook.\nNever mind." in line
 
 
 async def test_an_image_beside_the_results_of_tools_is_the_tools(

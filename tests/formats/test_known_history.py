@@ -136,34 +136,37 @@ def test_what_is_known_as_tools_is_no_message_and_no_message_is_tools() -> None:
         fields = {"model": "m", "messages": messages, "tools": tools}
         return json.dumps(fields, separators=(",", ":")).encode()
 
-    said, tool = {"role": "user", "content": "hi"}, {"type": "function", "function": {"name": "f"}}
+    message, tool = (
+        {"role": "user", "content": "hi"},
+        {"type": "function", "function": {"name": "f"}},
+    )
     chat = Chat()
-    read_as(chat, body([said], [tool]))
-    for mixed in (body([tool], [tool]), body([said], [said])):
+    read_as(chat, body([message], [tool]))
+    for mixed in (body([tool], [tool]), body([message], [message])):
         with pytest.raises(RequestError):
             read_as(chat, mixed)
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    known, made = PartCache(room=20_000), list[str]()
+    cache, read_anew = PartCache(room=20_000), list[str]()
 
     def make(raw: str, at: str) -> str:
-        made.append(raw)
+        read_anew.append(raw)
         return raw
 
     def ask(*texts: str) -> None:
-        made.clear()
+        read_anew.clear()
         new: dict[Any, Any] = {}
-        read = known.reader("ann", new)
+        read = cache.reader("ann", new)
         assert [read(make, Raw(json.dumps(text)), "here") for text in texts] == [*texts]
-        known.learn(new)
+        cache.learn(new)
 
     ask("old", "first")
     for number in range(200):
         ask("old", str(number), "x" * 9000)
-        assert made == [str(number), "x" * 9000], "what is in use stays; one is too large"
+        assert read_anew == [str(number), "x" * 9000], "what is in use stays; one is too large"
     ask("first", "199")
-    assert made == ["first"]
+    assert read_anew == ["first"]
 
 
 @every_wire

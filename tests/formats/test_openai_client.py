@@ -219,5 +219,5 @@ async def test_keep_alives_hold_off_the_clients_time_out(
     async with gateway(tmp_path, renderer, sampler, keepalive_s=0.1) as world:
         impatient = world.openai.with_options(timeout=1.0)
         stream = await impatient.chat.completions.create(model=MODEL, messages=SAID, stream=True)
-        said = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-        assert said == "late"
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        assert text == "late"

@@ -120,17 +120,17 @@ def written(
         }
         for at, (name, arguments) in enumerate(calls)
     ]
-    asked = chat("Well?")
-    said = {"role": "assistant", "content": text, "tool_calls": sent}
+    question = chat("Well?")
+    reply = {"role": "assistant", "content": text, "tool_calls": sent}
 
     def rendered(messages: Any, reply_follows: bool) -> list[int]:
         return package.render_ids(
             guard.messages(messages), tools=guard.tools(TOOLS), add_generation_prompt=reply_follows
         )
 
-    prompt = rendered(asked, True)
+    prompt = rendered(question, True)
     for thought in ({}, {"reasoning_content": ""}, {"reasoning_content": "Hm"}):
-        whole = rendered([*asked, {**said, **thought}], False)
+        whole = rendered([*question, {**reply, **thought}], False)
         if whole[: len(prompt)] == prompt:
             return prompt, ended(renderer, whole[len(prompt) :])
     raise AssertionError("the template continues no prompt")

@@ -86,11 +86,11 @@ def test_a_prompt_shows_each_image_where_it_stands(seeing: Renderer) -> None:
 
 
 def test_the_prompt_is_the_packages_own(seeing: Renderer, tmp_path: Path) -> None:
-    asked, reply = ("What is it? ", "And?"), {"role": "assistant", "content": "It"}
-    messages = said(shown(picture(), asked[0]), reply, shown(picture(64, 64), asked[1]))
+    texts, reply = ("What is it? ", "And?"), {"role": "assistant", "content": "It"}
+    messages = said(shown(picture(), texts[0]), reply, shown(picture(64, 64), texts[1]))
     first, last = (
         {"role": "user", "content": [{"type": "text", "text": text}, {"type": "image"}]}
-        for text in asked
+        for text in texts
     )
     package: Any = create_renderer(
         load_tokenizer(str(seeing_tokenizer(tmp_path))), config_from_name(seeing.family)
@@ -99,7 +99,7 @@ def test_the_prompt_is_the_packages_own(seeing: Renderer, tmp_path: Path) -> Non
         [first, reply, last], add_generation_prompt=True, process_multimodal=False
     ).token_ids
     pad, sizes = eyes_of(seeing).placeholder, iter((6, 4))
-    wanted = [one for id_ in rendered for one in [id_] * (next(sizes) if id_ == pad else 1)]
+    wanted = [new for id_ in rendered for new in [id_] * (next(sizes) if id_ == pad else 1)]
     for _ in range(2):  # rendered, and from the cache
         assert list(seeing.prompt(messages).tokens) == wanted
 

@@ -308,10 +308,10 @@ async def test_results_that_a_template_leaves_out_are_refused(
 ) -> None:
     renderer = Renderer.load(str(folder(tmp_path / "model", *TEMPLATES[template])))
     call = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    calling = {"role": "assistant", "content": None, "tool_calls": [call]}
     async with gateway(tmp_path, renderer) as world:
         answer = await world.ask(
-            "Where?", asked, {"role": "tool", "tool_call_id": "a1", "content": "here"}
+            "Where?", calling, {"role": "tool", "tool_call_id": "a1", "content": "here"}
         )
         assert answer.status_code == (200 if served else 400)
         assert len(world.turns()) == len(world.sampler.prompts) == served
@@ -391,10 +391,10 @@ async def test_its_call_is_one_for_the_client_and_its_result_follows_it(
 ) -> None:
     async with gateway(tmp_path, qwen25) as world:
         world.say(WRITTEN)
-        said = await world.reply({"messages": chat("So?"), "tools": [LS]})
-        result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "y"}
-        await world.reply({"messages": [*chat("So?"), said, result], "tools": [LS]})
+        reply = await world.reply({"messages": chat("So?"), "tools": [LS]})
+        result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "y"}
+        await world.reply({"messages": [*chat("So?"), reply, result], "tools": [LS]})
         shown = qwen25.decode(world.sampler.prompts[-1])
-    assert said["content"] == "So."
+    assert reply["content"] == "So."
     behind = "<|im_end|>\n<|im_start|>user\n<tool_response>\ny\n</tool_response><|im_end|>\n"
     assert shown.endswith(f"{WRITTEN}{behind}<|im_start|>assistant\n")

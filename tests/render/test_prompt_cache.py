@@ -350,15 +350,15 @@ def test_a_second_system_message_is_moved_only_where_it_is_not_shown(family: str
     moved = {"role": "user", "content": "[System message]\n\nBe brief."}
     joined = {"role": "system", "content": "Be brief.\n\nBe kind."}
     rest = [user("Hello!"), assistant("yo"), user("so?")]
-    for said, shown, order in (
+    for sent, joined_or_moved, order in (
         ([*rest[:2], brief, rest[2]], [*rest[:2], moved, rest[2]], ("yo", "Be brief.", "so?")),
         ([brief, kind, *rest], [joined, *rest], ("Be brief.", "Be kind.", "Hello!")),
     ):
         one_system = family in ONE_SYSTEM
-        wanted = shown if one_system else said
-        found = format_of(tokenizer, config).plan(said, None, len(said) - 1).encode()
-        assert found == full_render(tokenizer, config, wanted, (), len(wanted) - 1)
-        text = tokenizer.decode(list(found.tokens))
+        wanted = joined_or_moved if one_system else sent
+        prompt = format_of(tokenizer, config).plan(sent, None, len(sent) - 1).encode()
+        assert prompt == full_render(tokenizer, config, wanted, (), len(wanted) - 1)
+        text = tokenizer.decode(list(prompt.tokens))
         assert text.count("Be brief.") == 1
-        if one_system or said[0] is brief:
+        if one_system or sent[0] is brief:
             assert sorted(order, key=text.index) == [*order]

@@ -139,14 +139,14 @@ def test_what_the_flag_says_goes_before_what_a_client_asks(
 
 
 def test_formats_with_switches_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A switch may be any text, so that a client could cause thousands of formats to be made."""
+    """A switch may be any text, so that a client could cause thousands of formats to be formats."""
     tokenizer = load_tokenizer(str(MODEL_DIR))
     added = ("begin_of_text", "end_of_text", "start_header_id", "end_header_id", "eot_id", "eom_id")
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{name}|>" for name in added]})
-    made = list[None]()
+    formats = list[None]()
 
     def counted(*parts: Any) -> ChatFormat:
-        made.append(None)
+        formats.append(None)
         return ChatFormat(*parts)
 
     monkeypatch.setattr("tinker_claw.render.renderer.ChatFormat", counted)
@@ -155,5 +155,5 @@ def test_formats_with_switches_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -
     for day in [*days, days[0]]:
         asked = llama.thinking.switches({"date_string": day})
         assert day in llama.decode(llama.prompt(chat("hi"), switches=asked).tokens)
-    assert len(made) == 1 + len(days) + 1, "the first was not kept"
+    assert len(formats) == 1 + len(days) + 1, "the first was not kept"
     assert days[0] not in llama.decode(llama.prompt(chat("hi")).tokens)

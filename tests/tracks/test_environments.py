@@ -136,7 +136,7 @@ def test_tasks_are_drawn_from_the_seed_and_held_out_ones_are_others(make: Any, s
         for draw in (env.task, again.task, other.task, env.held_out)
     )
     assert tasks == same != different
-    assert not any(one in tasks for one in kept)
+    assert not any(task in tasks for task in kept)
 
 
 async def test_a_sum_is_solved_by_its_result_alone() -> None:

@@ -27,9 +27,9 @@ STEPS, RISE = 10, 0.1
 async def test_what_the_recipe_shows_of_a_shell_is_what_the_shell_says() -> None:
     """The right command does the job; half of it, another system's and none do not, and only the
     last but one is rejected by the judge of the twins."""
-    kinds = set[str]()
-    for job in map(Terminal(5, None).task, range(60)):
-        kinds.add(job.name.split()[0])
+    jobs = {job.name.split()[0]: job for job in map(Terminal(5, None).task, range(60))}
+    assert len(jobs) == 6, "one of each kind"
+    for job in jobs.values():
         for (command, said), (solves, vote) in zip(
             commands(job), ((True, 1), (False, 1), (False, -1)), strict=True
         ):
@@ -38,7 +38,6 @@ async def test_what_the_recipe_shows_of_a_shell_is_what_the_shell_says() -> None
                 assert await attempt.call("shell", {"command": command}) == said
                 assert await attempt.solved("Done.") == solves, (job.wish, command)
             assert verdict("tool", said) == vote
-    assert len(kinds) == 6
 
 
 def over(folder: Path, before: float, after: float, held: str | None = "") -> None:

@@ -144,18 +144,18 @@ def test_world_that_ships_with_openenv_trains_as_it_is(programs: Path, tmp_path:
         life(data, "--model-name", "demo-tracks", *flags) as gateway,
     ):
         assert gateway.serves()
-        asked = programs, tmp_path, ECHO_TRACK.format(port=port), gateway.url
-        with command(*asked) as killed:
+        words = programs, tmp_path, ECHO_TRACK.format(port=port), gateway.url
+        with command(*words) as killed:
             until(lambda: one(data, "SELECT COUNT(*) FROM feedback WHERE final = 1") >= 3)
             killed.send_signal(signal.SIGKILL)
             assert killed.wait() == -signal.SIGKILL
-        with command(*asked) as second:
+        with command(*words) as second:
             ends(second, tmp_path)
         until(lambda: one(data, "SELECT COUNT(*) FROM groups WHERE over = 1") == 4)
         until(lambda: one(data, "SELECT COUNT(*) FROM turns WHERE state = 'queued'") == 0)
         until(lambda: one(data, "SELECT COUNT(*) FROM steps WHERE status = 'intent'") == 0)
         newest = one(data, "SELECT MAX(id) FROM versions")
-        with command(*asked, "eval", "--versions", "0", str(newest)) as examining:
+        with command(*words, "eval", "--versions", "0", str(newest)) as examining:
             ends(examining, tmp_path)
         assert gateway.stop() == 0
     told = stored(tmp_path, "SELECT session, score FROM episodes WHERE reported ORDER BY session")
