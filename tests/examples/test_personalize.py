@@ -31,25 +31,19 @@ from examples import ROOT
 from examples.demo import DemoError, homework
 from examples.demo.homework import Problem
 from examples.demo.judge import HINTS_AI, Case, create_app
-from examples.demo.scoring import FIRST_WISH
 from examples.personalize import judges, report
-from examples.personalize.experiment import TINY, Experiment, Run, load
+from examples.personalize.__main__ import EXIT_FAILED, main
+from examples.personalize.experiment import TINY, Run, load
 from examples.personalize.played import Model, Played, ScoredExam
-from examples.personalize.run import Surroundings, perform, written
-from examples.personalize.scenario import Scenario, of_demo, read
+from examples.personalize.run import written
+from examples.personalize.scenario import Scenario, read
 from tinker_claw.app.server import in_background
-from tinker_claw.judge.prompts import INCLUDED, ask
-from tinker_claw.types import NextState
 
 FOLDER = TINY.parent
 PROBLEM = Problem("Nora", "pears", "add", 3, 4)
 STUDENT = read("student", FOLDER / "tiny" / "student.toml")
 TEACHER = read("teacher", FOLDER / "tiny" / "teacher.toml")
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>\n```\n| # [a](javascript:b) `'
-
-
-def replaced(experiment: Experiment, **changes: Any) -> Experiment:
-    return replace(experiment, **changes)
 
 
 # What is run
@@ -63,22 +57,15 @@ def test_every_experiment_that_is_shipped_can_be_read(path: Path) -> None:
     assert {run.scenario for run in runs} == experiment.scenarios.keys()
 
 
-def test_runs_come_seed_by_seed_so_that_one_that_was_cut_short_has_as_many_of_each() -> None:
-    seeds = [run.seed for run in load(TINY).runs()]
-    assert seeds == sorted(seeds)
+def test_runs_come_seed_by_seed_and_are_those_that_were_chosen() -> None:
+    """One that was cut short has as many of each."""
     assert load(TINY).runs()[:2] == [
         Run("combine", "student", "learns", 0),
         Run("binary", "student", "learns", 0),
     ]
-
-
-def test_whoever_chooses_methods_or_scenarios_gets_these_and_no_controls() -> None:
     chosen = load(TINY, methods=["binary"], scenarios=["plain", "never"], seeds=2)
     assert [run.name for run in chosen.runs()] == [
-        "binary-plain-0",
-        "binary-never-0",
-        "binary-plain-1",
-        "binary-never-1",
+        f"binary-{scenario}-{seed}" for seed in (0, 1) for scenario in ("plain", "never")
     ]
 
 
@@ -123,30 +110,10 @@ def test_a_rule_in_a_file_says_what_is_right(tmp_path: Path) -> None:
     assert "Shorter!" in scenario.speaker().wants.corrections
 
 
-async def test_whoever_changes_their_mind_has_another_rule_and_the_first_one_is_watched() -> None:
-    user = of_demo("change").speaker()
-    exam = replace(of_demo("change").exam(1), subjects=(PROBLEM,), skills={})
-    plain = "so, we take 3 and 4, so 3 + 4 = 7."
-    structured = "**Sum**\n1. 3 + 4 = 7\nFinal answer: 7"
-    for step, wanted in ((7, plain), (8, structured)):
-        assert user.begin(Random(0), step).rule is user.rule(step)
-        for reply in (plain, structured):
-            score = await exam.grade([reply], step)
-            assert user.rule(step).accepts(reply, PROBLEM) is (reply == wanted)
-            assert (score.accepted, score.shares[FIRST_WISH]) == (reply == wanted, reply == plain)
-
-
 def test_the_ceiling_asks_the_same_with_the_rule_behind_it() -> None:
     plain, told = STUDENT.exam(3).questions(), STUDENT.exam(3, with_rule=True).questions()
     assert told[:3] == [f"{question}\n\n{STUDENT.rule}" for question in plain[:3]]
     assert told[3:] == plain[3:]
-
-
-def test_the_tiny_teacher_wants_title_steps_and_box_and_the_right_equation() -> None:
-    good = "**Worked answer**\n1. Note 3 and 4.\n2. Then 3 + 4 = 7.\n**Final Answer:** \\boxed{7}"
-    assert TEACHER.accepts(good, PROBLEM)
-    for part in ("**", "1. ", "2. ", "\\boxed", "3 + 4 = 7"):
-        assert not TEACHER.accepts(good.replace(part, ""), PROBLEM)
 
 
 # Judges
@@ -156,21 +123,17 @@ def case(said: str, reply: str = "a reply") -> Case:
     return Case("user", said, f"{reply}\n{said}")
 
 
-def test_an_honest_judge_knows_the_words_of_its_scenarios() -> None:
+def test_an_honest_judge_knows_the_words_of_its_scenarios_and_a_flipped_one_lies() -> None:
     think, rng = judges.honest([STUDENT, TEACHER]), Random(0)
     for said in TEACHER.corrections:
         assert think(case(said), rng) == (-1, TEACHER.hints[0])
     assert think(case(TEACHER.terse[0]), rng) == (-1, None)
     assert think(case(TEACHER.approvals[0]), rng) == (1, None)
     value, hint = think(case(homework.CORRECTIONS[0]), rng)
-    assert value == -1
-    assert hint is not None
-
-
-def test_a_flipped_judge_says_the_opposite_and_hints_at_another_rule() -> None:
-    think, rng = judges.flipped(judges.honest([STUDENT]), STUDENT.other_hints), Random(0)
-    assert think(case(homework.CORRECTIONS[0]), rng) == (1, None)
-    value, hint = think(case(homework.APPROVALS[0]), rng)
+    assert (value, hint is not None) == (-1, True)
+    flipped = judges.flipped(judges.honest([STUDENT]), STUDENT.other_hints)
+    assert flipped(case(homework.CORRECTIONS[0]), rng) == (1, None)
+    value, hint = flipped(case(homework.APPROVALS[0]), rng)
     assert value == -1
     assert hint in HINTS_AI
 
@@ -192,20 +155,6 @@ def test_a_shuffled_judge_says_as_often_what_it_says_but_of_other_replies() -> N
     praised = [v == 1 for v, good in zip(said, truth, strict=True) if good]
     others = [v == 1 for v, good in zip(said, truth, strict=True) if not good]
     assert sum(praised) / len(praised) == pytest.approx(sum(others) / len(others), abs=0.12)
-
-
-async def test_a_lying_judge_answers_the_products_own_prompts_the_same_each_time() -> None:
-    """The marks differ from prompt to prompt; the judge's opinion of a case does not."""
-    from examples.demo.judge import answer
-
-    think, rng = judges.shuffled(judges.honest([STUDENT]), STUDENT.other_hints), Random(1)
-    state = NextState("user", homework.CORRECTIONS[0])
-    for number in range(20):
-        answer([dict(m) for m in ask(INCLUDED, "q", f"r{number}", state)[0]], rng, think)
-    said = {
-        answer([dict(m) for m in ask(INCLUDED, "q", "r", state)[0]], rng, think) for _ in range(9)
-    }
-    assert len(said) == 1
 
 
 # A model that plays and scores
@@ -323,15 +272,13 @@ def ended(
     run: Run,
     scores: dict[int, float],
     *,
-    firsts: tuple[bool, ...] = (False, True, True, True),
-    text: str = "a reply",
-    shares: dict[str, float] | None = None,
+    firsts: tuple[bool, ...] = (),
     **more: Any,
 ) -> None:
     """Write the report of a possible run."""
     points = [
         {"step": step, "sessions": 9 * step, "score": score, "sums": 1.0, "lists": 0.9}
-        | {"work": 1.0, "alike": 0.1, "characters": 80.0 - step, **(shares or {})}
+        | {"work": 1.0, "alike": 0.1, "characters": 80.0 - step}
         for step, score in scores.items()
     ]
     points.append(points[-1] | {"at_sessions": 36})
@@ -347,8 +294,8 @@ def ended(
         "hints": 4,
         "usd": 0.0,
         "overruled": 0,
-        "replies": {"0": [[text, text]], str(max(scores)): [[text, text]]},
-        "hint_texts": [[text, 4]],
+        "replies": {"0": [["a", "b"]], str(max(scores)): [["a", "b"]]},
+        "hint_texts": [["a hint", 4]],
         "seconds": 60.0,
         "commit": "abc",
         "date": "2026-11-22",
@@ -359,24 +306,21 @@ def ended(
     (folder / "report.json").write_text(json.dumps(found))
 
 
-def tiny(**changes: Any) -> Experiment:
-    return replaced(load(TINY), **changes)
-
-
 def test_sessions_are_counted_to_the_third_right_first_reply_in_a_row() -> None:
     assert report.until_right([True, True, False, True, True, True, False]) == 6
     assert report.until_right([True, True, False, True]) is None
 
 
 def test_the_report_has_every_score_the_means_over_seeds_and_a_plot(tmp_path: Path) -> None:
-    experiment = tiny()
+    experiment = load(TINY)
+    _, empty, _ = report.write(experiment, tmp_path)
+    assert "0 of 42 runs have ended" in empty.read_text()
     for run in experiment.runs():
         if run.condition == "flipped":
             continue
-        end = 0.9 + run.seed / 100
         firsts = (False,) * 9 if run.seed else (False, True, True, True)
-        scores = {0: 0.9} if run.condition == "told" else {0: 0.2, 8: 0.5, 16: end}
-        ended(tmp_path, run, scores, firsts=firsts)
+        scores = {0: 0.2, 8: 0.5, 16: 0.9 + run.seed / 100}
+        ended(tmp_path, run, {0: 0.9} if run.condition == "told" else scores, firsts=firsts)
     paths = report.write(experiment, tmp_path)
     scores, markdown, picture = (path.read_bytes() for path in paths)
     lines = list(csv.DictReader(scores.decode().splitlines()))
@@ -384,23 +328,12 @@ def test_the_report_has_every_score_the_means_over_seeds_and_a_plot(tmp_path: Pa
     learned = [line for line in lines if (line["method"], line["scenario"]) == ("opd", "teacher")]
     assert [line["seed"] for line in learned] == [str(n) for n in range(5) for _ in range(4)]
     told = markdown.decode()
-    assert "37 of 42 runs have ended; commit abc, 2026-11-22." in told
+    assert "37 of 42 runs have ended" in told
     row = next(line for line in told.splitlines() if line.startswith("| combine-student |"))
-    assert row.split(" | ")[1:6] == [
-        "5",
-        "0.20 ± 0.00",
-        "0.50 ± 0.00",
-        "0.92 ± 0.02",
-        "0.92 ± 0.02",
-    ]
+    assert row.split(" | ")[1:5] == ["5", "0.20 ± 0.00", "0.50 ± 0.00", "0.92 ± 0.02"]
     assert "| 4 (4 never) |" in row
     assert "combine-student-flipped" not in told
     assert picture.startswith(b"\x89PNG")
-
-
-def test_a_report_of_nothing_says_so(tmp_path: Path) -> None:
-    _, markdown, _ = report.write(tiny(), tmp_path)
-    assert "0 of 42 runs have ended" in markdown.read_text()
 
 
 def test_a_run_that_was_cut_short_is_none_that_has_ended(tmp_path: Path) -> None:
@@ -411,37 +344,6 @@ def test_a_run_that_was_cut_short_is_none_that_has_ended(tmp_path: Path) -> None
 
 
 # Through the real product
-
-
-def experiment_in(tmp_path: Path, **changes: Any) -> Experiment:
-    small: dict[str, Any] = {"steps": 1, "sessions": 2, "questions": 4}
-    return replaced(load(TINY), **small | changes)
-
-
-@pytest.mark.slow
-async def test_a_model_plays_a_user_of_the_real_product_and_another_scores(tmp_path: Path) -> None:
-    def both(messages: list[dict[str, str]]) -> str:
-        scores = "rate how far" in messages[0]["content"]
-        return json.dumps({"score": 0.5}) if scores else plays(messages)
-
-    scenario = replace(
-        STUDENT,
-        user=None,
-        persona="You are a student.",
-        scored="model",
-        opening="I need help with a homework question. {question} Please show the work.",
-    )
-    stub, lines = Stub(both), list[str]()
-    experiment = experiment_in(tmp_path, scenarios={"student": scenario})
-    run = Run("binary", "student", "learns", 0)
-    async with model(stub) as played:
-        await perform(run, experiment, Surroundings(tmp_path, lines.append, played, played))
-    found = written(tmp_path, run)
-    assert found is not None
-    assert found["curve"][0]["score"] == 0.5
-    assert found["curve"][-1]["step"] >= 1
-    assert sum(found["verdicts"].values()) > 0
-    assert any("session" in line for line in lines)
 
 
 @pytest.mark.slow
@@ -472,20 +374,18 @@ async def test_the_papers_experiment_runs_by_its_command_with_a_model_as_the_use
 
 
 @pytest.mark.slow
-def test_users_nobody_should_learn_from_in_haste_do_no_harm_in_two_steps(tmp_path: Path) -> None:
-    users = ("garbage",)
-    command = [sys.executable, "-m", "examples.personalize", "--scenarios", *users]
+def test_a_user_nobody_should_learn_from_does_no_harm_in_two_steps(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "examples.personalize", "--scenarios", "garbage"]
     command += ["--methods", "combine", "--seeds", "1", "--steps", "2", "--out", str(tmp_path)]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert shown.returncode == 0, shown.stdout + shown.stderr
-    for user in users:
-        found = written(tmp_path, Run("combine", user, "learns", 0))
-        assert found is not None
-        # On a busy machine there are more steps than two; of one, if learning was held after it.
-        first, *_, last = [point for point in found["curve"] if point["step"] <= 2]
-        assert last["characters"] == pytest.approx(first["characters"], rel=0.2)
-        assert min(last["sums"], last["lists"]) >= 0.95
-        assert f"combine-{user}" in shown.stdout
+    found = written(tmp_path, Run("combine", "garbage", "learns", 0))
+    assert found is not None
+    # On a busy machine there are more steps than two; of one, if learning was held after it.
+    first, *_, last = [point for point in found["curve"] if point["step"] <= 2]
+    assert last["characters"] == pytest.approx(first["characters"], rel=0.2)
+    assert min(last["sums"], last["lists"]) >= 0.95
+    assert "combine-garbage" in shown.stdout
 
 
 @pytest.mark.slow
@@ -574,8 +474,6 @@ async def test_a_judge_at_an_address_stands_beside_the_rule_also_after_a_kill(
 def test_another_host_is_not_sent_the_key_of_the_model_that_plays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], key: str
 ) -> None:
-    from examples.personalize import __main__ as command
-
     keys: list[str] = []
 
     @asynccontextmanager
@@ -585,7 +483,7 @@ def test_another_host_is_not_sent_the_key_of_the_model_that_plays(
             raise DemoError("both are known")
         yield
 
-    monkeypatch.setattr(command, "_model", model)
+    monkeypatch.setattr("examples.personalize.__main__._model", model)
     said = ["--user-url", "http://one/v1", *flags, "--out", str(tmp_path)]
-    assert command.main(said) == command.EXIT_FAILED
+    assert main(said) == EXIT_FAILED
     assert keys == ["USER_API_KEY", key]

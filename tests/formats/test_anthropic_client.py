@@ -11,11 +11,10 @@ import anthropic
 import pytest
 from anthropic import AsyncAnthropic
 
-from tests.formats.test_openai_client import LONG, TWO_CALLS, until
-from tests.support.fakes import UNTIL_TOLD, FakeSampler, Script
+from tests.formats.test_openai_client import TWO_CALLS
+from tests.support.fakes import UNTIL_TOLD, Script
 from tests.support.gateways import MODEL, World, gateway, spell
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import StopReason
 
 KEY = "the-right-one-12345"
 ASKED: Any = {"model": MODEL, "max_tokens": 200, "messages": [{"role": "user", "content": "look"}]}
@@ -50,8 +49,10 @@ async def test_whole_and_streamed_replies(tmp_path: Path, renderer: Renderer) ->
             assert message.stop_reason == "tool_use"
             usage, turn = message.usage, world.turns()[0]
             assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == len(turn.prompt)
+            assert usage.cache_read_input_tokens == 3
             assert usage.output_tokens == len(turn.completion.tokens)
         assert seen[-1] == "message_stop"
+        assert seen.count("content_block_start") == seen.count("content_block_stop") == 4
         assert [turn.completion.tokens for turn in world.turns()] == [
             spell(renderer, TWO_CALLS)
         ] * 2
@@ -108,15 +109,3 @@ async def test_clients_learn_of_errors_in_their_own_classes(
         with pytest.raises(anthropic.APIStatusError, match="is away"):
             async with client.messages.stream(**ASKED) as stream:
                 await stream.get_final_message()
-
-
-async def test_closing_a_stream_ends_the_generation(tmp_path: Path, renderer: Renderer) -> None:
-    sampler = FakeSampler(Script(spell(renderer, LONG), gap_s=0.1))
-    async with gateway(tmp_path, renderer, sampler) as world, client_of(world) as client:
-        async with client.messages.stream(**ASKED) as stream:
-            async for event in stream:
-                if event.type == "text":
-                    break
-        await until(lambda: world.sampler.aborted == 1)
-        await until(lambda: bool(world.turns()))
-        assert world.turns()[0].completion.stop_reason is StopReason.ABORT

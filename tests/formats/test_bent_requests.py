@@ -19,7 +19,6 @@ from tests.lab.mutations import DEEP, VALUES
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
     FinishedReply,
-    GenerationRequest,
     ReplyHead,
     TokenCounts,
     WireFormat,
@@ -88,11 +87,17 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(one, (*path, name))
 
 
-def outcome(spoken: WireFormat, body: bytes) -> tuple[GenerationRequest | None, str]:
-    try:
-        return spoken.parse(body, spoken.routes[0], "ann"), ""
-    except RequestError as error:
-        return None, str(error)
+def bent(body: dict[str, Any]) -> Iterator[bytes]:
+    """Yield the body with each of its values replaced by each of the mutations' values."""
+    yield json.dumps(body).encode()
+    for path in list(places(body))[1:]:
+        for value in VALUES:
+            changed = copy.deepcopy(body)
+            holder: Any = changed
+            for name in path[:-1]:
+                holder = holder[name]
+            holder[path[-1]] = json.loads("[" * 900 + "]" * 900) if value == DEEP else value
+            yield json.dumps(changed).encode()
 
 
 HEAD = ReplyHead(version=3, prompt_tokens=12, created=0)
@@ -107,12 +112,10 @@ DONE = FinishedReply(Reply("fine"), "stop", TokenCounts(12, 7, 5), 3)
         (Responses(), OF_RESPONSES),
     ],
 )
-@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
 def test_what_was_found_out_about_a_message_is_not_sought_again(
-    spoken: WireFormat, body: dict[str, Any], separators: tuple[str, str]
+    spoken: WireFormat, body: dict[str, Any]
 ) -> None:
-    written = json.dumps(body, separators=separators).encode()
-    request, sought = spoken.parse(written, spoken.routes[0], "ann"), list[Any]()
+    request, sought = spoken.parse(json.dumps(body).encode(), spoken.routes[0], "ann"), list[Any]()
 
     def found_out(about: Any) -> int:
         sought.append(about)
@@ -131,21 +134,15 @@ def test_what_was_found_out_about_a_message_is_not_sought_again(
 def test_a_bent_request_is_read_or_refused_by_name(
     spoken: WireFormat, body: dict[str, Any]
 ) -> None:
-    assert spoken.parse(json.dumps(body).encode(), spoken.routes[0], "ann")
-    refused = read = 0
-    for path in list(places(body))[1:]:
-        for value in VALUES:
-            bent = copy.deepcopy(body)
-            holder: Any = bent
-            for name in path[:-1]:
-                holder = holder[name]
-            holder[path[-1]] = json.loads("[" * 900 + "]" * 900) if value == DEEP else value
-            request, why = outcome(spoken, json.dumps(bent).encode())
-            refused, read = refused + (request is None), read + (request is not None)
-            if request is None:
-                assert why
-                assert len(why) < 500
-            else:
-                assert all(isinstance(m["content"], str) for m in request.messages)
-                assert json.dumps(spoken.reply(request, HEAD).whole(DONE))
-    assert min(refused, read) > 500
+    reasons, read = list[str](), 0
+    for changed in bent(body):
+        try:
+            request = spoken.parse(changed, spoken.routes[0], "ann")
+        except RequestError as error:
+            reasons.append(str(error))
+        else:
+            assert all(isinstance(m["content"], str) for m in request.messages)
+            assert json.dumps(spoken.reply(request, HEAD).whole(DONE))
+            read += 1
+    assert min(len(reasons), read) > 500
+    assert all(0 < len(reason) < 500 for reason in reasons)

@@ -8,22 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import openai
 import pytest
 import renderers
+from pydantic import BaseModel
 
 from examples.day.npm import npm
 from tests.render.test_prompt_cache import tokenizer_for
 from tests.support import agent_sdks
-from tests.support.gateways import MODEL, World, chat, gateway, spell
+from tests.support.gateways import MODEL, World, gateway, spell
 from tests.support.openclaw import assistant, tool
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import NextState
 
+SAID: Any = [{"role": "user", "content": "look"}]
 NAMES = ("look", "list")
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}}}
 FUNCTIONS = [{"name": name, "description": "Do it.", "parameters": PARAMETERS} for name in NAMES]
 TOOLS = [{"type": "function", "function": function} for function in FUNCTIONS]
+FORCED = {
+    "messages": SAID,
+    "tools": TOOLS,
+    "tool_choice": {"type": "function", "function": {"name": "look"}},
+}
 REST = ' {"at":  "home"}}\n</tool_call>'
 BEGUN = '<think>\n\n</think>\n\n<tool_call>\n{"name": "look", "arguments":'
 ANY = '<think>\n\n</think>\n\n<tool_call>\n{"name": "'
@@ -34,7 +42,7 @@ async def by_chat(world: World, name: str | None, **more: Any) -> tuple[str, str
     """Name and arguments of the call in a reply that must have one."""
     choice: Any = {"type": "function", "function": {"name": name}} if name else "required"
     done = await world.openai.chat.completions.create(
-        model=MODEL, messages=chat("look"), tools=TOOLS, tool_choice=choice, **more
+        model=MODEL, messages=SAID, tools=TOOLS, tool_choice=choice, **more
     )
     (reply,) = done.choices
     assert (reply.finish_reason, reply.message.content) == ("tool_calls", None)
@@ -62,13 +70,17 @@ async def by_responses(world: World, name: str | None) -> tuple[str, str]:
     return call.name, call.arguments
 
 
-async def by_messages(world: World, name: str | None) -> tuple[str, str]:
+def anthropic_of(world: World) -> anthropic.AsyncAnthropic:
     url = world.url.removesuffix("/v1")
-    async with anthropic.AsyncAnthropic(base_url=url, api_key="none") as client:
+    return anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0)
+
+
+async def by_messages(world: World, name: str | None) -> tuple[str, str]:
+    async with anthropic_of(world) as client:
         done = await client.messages.create(
             model=MODEL,
             max_tokens=500,
-            messages=[{"role": "user", "content": "look"}],
+            messages=SAID,
             tools=[{"name": f["name"], "input_schema": PARAMETERS} for f in FUNCTIONS],
             tool_choice={"type": "tool", "name": name} if name else {"type": "any"},
         )
@@ -109,12 +121,10 @@ async def test_what_follows_finds_the_turn_and_goes_on_from_its_tokens(
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
         world.say(REST)
-        forced = {"type": "function", "function": {"name": "look"}}
-        body = {"messages": chat("look"), "tools": TOOLS, "tool_choice": forced}
-        (call,) = (await world.reply(body))["tool_calls"]
+        (call,) = (await world.reply(FORCED))["tool_calls"]
         world.say("There it is.")
         history = [
-            *chat("look"),
+            *SAID,
             assistant("", (call["id"], "look", call["function"]["arguments"])),
             tool(call["id"], "a hat"),
         ]
@@ -144,10 +154,7 @@ async def test_a_rest_that_is_no_call_comes_whole_as_text(
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
         world.say(" home")
-        forced = {"type": "function", "function": {"name": "look"}}
-        message = await world.reply(
-            {"messages": chat("look"), "tools": TOOLS, "tool_choice": forced}
-        )
+        message = await world.reply(FORCED)
         assert message["content"] == '<tool_call>\n{"name": "look", "arguments": home'
         assert "tool_calls" not in message
 
@@ -178,3 +185,23 @@ async def test_clients_get_their_objects_by_a_tool(
         (turn,) = world.turns()
         assert renderer.decode(turn.prompt).endswith('", "arguments":'), "its own tool, forced"
         assert world.column("reason") == [None]
+
+
+async def test_a_refusal_of_json_names_the_way_to_force_a_call(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    class City(BaseModel):
+        name: str
+
+    way = "name it in tool_choice, which forces a call"
+    async with gateway(tmp_path, renderer) as world, anthropic_of(world) as messages:
+        with pytest.raises(openai.BadRequestError, match=way):
+            await world.openai.chat.completions.parse(
+                model=MODEL, messages=SAID, response_format=City
+            )
+        with pytest.raises(openai.BadRequestError, match=way):
+            await world.openai.responses.parse(model=MODEL, input="hi", text_format=City)
+        with pytest.raises(anthropic.BadRequestError, match=way):
+            await messages.messages.parse(
+                model=MODEL, messages=SAID, max_tokens=9, output_format=City
+            )

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from benchmarks.gateway_wires import WIRES, Json, Spoken
-from tests.formats.test_bent_requests import OF_MESSAGES, OF_RESPONSES, places
-from tests.lab.mutations import DEEP, VALUES
+from tests.formats.test_bent_requests import OF_MESSAGES, OF_RESPONSES, bent
+from tests.lab.mutations import Mutants
 from tests.support.gateways import MODEL, gateway
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, WireFormat
+from tinker_claw.formats.body import PartCache
 from tinker_claw.formats.chat import Chat
 from tinker_claw.formats.messages import Messages
 from tinker_claw.formats.responses import Responses
@@ -99,7 +100,7 @@ def test_a_request_that_may_not_be_kept_is_not_kept(wire: Spoken) -> None:
     assert spoken.parse(body, spoken.routes[0], "ann").messages[1] is not first.messages[1]
 
 
-def told(read: Callable[[], GenerationRequest]) -> Any:
+def parsed(read: Callable[[], GenerationRequest]) -> Any:
     """The request without what is remembered of it, or the text of a refusal."""
     try:
         return replace(read(), own={})
@@ -107,23 +108,65 @@ def told(read: Callable[[], GenerationRequest]) -> Any:
         return str(error), error.param, error.status
 
 
-@pytest.mark.parametrize(("make", "body"), [(Messages, OF_MESSAGES), (Responses, OF_RESPONSES)])
+def mutants_of_chat() -> Iterator[bytes]:
+    mutants = Mutants("m")
+    yield from (mutants.make(number).body for number in range(800))
+
+
+@pytest.mark.parametrize(
+    ("make", "bodies"),
+    [
+        (Chat, mutants_of_chat),
+        (Messages, lambda: bent(OF_MESSAGES)),
+        (Responses, lambda: bent(OF_RESPONSES)),
+    ],
+)
 def test_a_known_history_changes_neither_request_nor_refusal(
-    make: Callable[[], WireFormat], body: dict[str, Any]
+    make: Callable[[], WireFormat], bodies: Callable[[], Iterable[bytes]]
 ) -> None:
     spoken = make()
-    read_as(spoken, json.dumps(body).encode())
-    for path in list(places(body))[1:]:
-        for value in VALUES:
-            bent = copy.deepcopy(body)
-            holder: Any = bent
-            for name in path[:-1]:
-                holder = holder[name]
-            holder[path[-1]] = json.loads("[" * 900 + "]" * 900) if value == DEEP else value
-            written = json.dumps(bent).encode()
-            whole = told(lambda written=written: read_as(make(), written))
-            for _ in range(2):
-                assert told(lambda written=written: read_as(spoken, written)) == whole
+    for body in bodies():
+        whole = parsed(lambda body=body: read_as(make(), body))
+        for _ in range(2):
+            assert parsed(lambda body=body: read_as(spoken, body)) == whole
+
+
+def test_what_is_known_as_tools_is_no_message_and_no_message_is_tools() -> None:
+    def body(messages: list[Json], tools: list[Json]) -> bytes:
+        fields = {"model": "m", "messages": messages, "tools": tools}
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    message, tool = (
+        {"role": "user", "content": "hi"},
+        {"type": "function", "function": {"name": "f"}},
+    )
+    chat = Chat()
+    read_as(chat, body([message], [tool]))
+    for mixed in (body([tool], [tool]), body([message], [message])):
+        with pytest.raises(RequestError):
+            read_as(chat, mixed)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    cache, read_anew = PartCache(room=20_000), list[str]()
+
+    def make(raw: str, at: str) -> str:
+        read_anew.append(raw)
+        return raw
+
+    def ask(*texts: str) -> None:
+        read_anew.clear()
+        new: dict[Any, Any] = {}
+        read = cache.reader("ann", new)
+        assert [read(make, Raw(json.dumps(text)), "here") for text in texts] == [*texts]
+        cache.learn(new)
+
+    ask("old", "first")
+    for number in range(200):
+        ask("old", str(number), "x" * 9000)
+        assert read_anew == [str(number), "x" * 9000], "what is in use stays; one is too large"
+    ask("first", "199")
+    assert read_anew == ["first"]
 
 
 @every_wire

@@ -8,11 +8,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.formats.test_openai_client import LONG, TWO_CALLS, until
-from tests.support.fakes import UNTIL_TOLD, FakeSampler, Script
+from tests.formats.test_openai_client import TWO_CALLS
+from tests.support.fakes import UNTIL_TOLD, Script
 from tests.support.gateways import MODEL, gateway, spell
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import StopReason
 
 ASKED: Any = {"model": MODEL, "input": "look"}
 TOOLS: Any = [
@@ -71,16 +70,3 @@ async def test_clients_learn_of_errors_in_their_own_classes(
         last = [event async for event in stream][-1]
         assert last.type == "response.failed"
         assert "is away" in str(last.response.error)
-
-
-async def test_closing_a_stream_ends_the_generation(tmp_path: Path, renderer: Renderer) -> None:
-    sampler = FakeSampler(Script(spell(renderer, LONG), gap_s=0.1))
-    async with gateway(tmp_path, renderer, sampler) as world:
-        stream = await world.openai.responses.create(**ASKED, stream=True)
-        async for event in stream:
-            if event.type == "response.output_text.delta":
-                break
-        await stream.close()
-        await until(lambda: world.sampler.aborted == 1)
-        await until(lambda: bool(world.turns()))
-        assert world.turns()[0].completion.stop_reason is StopReason.ABORT

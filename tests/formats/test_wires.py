@@ -156,12 +156,12 @@ class ResponsesTalk(Talk):
         ]
 
 
-every_wire = pytest.mark.parametrize("wire", [ChatTalk, MessagesTalk, ResponsesTalk])
-streamed_or_whole = pytest.mark.parametrize("stream", [False, True])
+WIRES: tuple[type[Talk], ...] = (ChatTalk, MessagesTalk, ResponsesTalk)
+every_wire = pytest.mark.parametrize("wire", WIRES)
 
 
 @every_wire
-@streamed_or_whole
+@pytest.mark.parametrize("stream", [False, True])
 async def test_a_conversation_with_calls_has_its_next_states_and_no_token_twice(
     tmp_path: Path, renderer: Renderer, wire: type[Talk], stream: bool
 ) -> None:
@@ -197,12 +197,11 @@ async def test_a_conversation_with_calls_has_its_next_states_and_no_token_twice(
 
 
 @every_wire
-@streamed_or_whole
 async def test_a_request_that_is_sent_again_gives_no_second_next_state(
-    tmp_path: Path, renderer: Renderer, wire: type[Talk], stream: bool
+    tmp_path: Path, renderer: Renderer, wire: type[Talk]
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
-        talk = wire(world, stream=stream)
+        talk = wire(world, stream=False)
         await talk.say("hello")
         talk.go_on()
         await talk.say("and again")
@@ -256,21 +255,17 @@ async def test_control_tokens_in_texts_and_results_stay_text(
         assert HOSTILE in renderer.decode(second.prompt)
 
 
-@every_wire
-async def test_three_wires_make_one_prompt(
-    tmp_path: Path, renderer: Renderer, wire: type[Talk]
-) -> None:
+async def test_three_wires_make_one_prompt(tmp_path: Path, renderer: Renderer) -> None:
     async with gateway(tmp_path, renderer) as world:
-        prompts: list[Any] = []
-        for kind in (ChatTalk, wire):
+        for kind in WIRES:
             talk = kind(world, stream=False)
             world.say(CALLS, "Done.")
             await talk.say("look")
             talk.go_on()
             talk.give("one", "two")
             await talk.ask()
-            prompts.append([turn.prompt for turn in world.turns()[-2:]])
-        assert prompts[0] == prompts[1]
+        prompts = [turn.prompt for turn in world.turns()]
+        assert prompts[0:2] == prompts[2:4] == prompts[4:6]
 
 
 async def test_a_session_that_goes_on_by_another_wire_goes_on(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import renderers
@@ -27,8 +27,9 @@ def called(name: str, arguments: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_call_is_begun_as_the_format_writes_it_and_read_back(family: str) -> None:
-    renderer = Renderer(tokenizer_for(family), renderers.config_from_name(family))
-    tools = [tool("look"), tool("list_all")]
+    tokenizer, config = tokenizer_for(family), renderers.config_from_name(family)
+    renderer, package = Renderer(tokenizer, config), renderers.create_renderer(tokenizer, config)
+    tools: list[Any] = [tool("look"), tool("list_all")]
     prompt = renderer.prompt(ASKED, tools).tokens
     by_name, any_of = renderer.begin_call(["look"]), renderer.begin_call(["look", "list_all"])
     assert by_name
@@ -37,10 +38,10 @@ def test_a_call_is_begun_as_the_format_writes_it_and_read_back(family: str) -> N
     assert "look" in renderer.decode(by_name)
     assert "look" not in renderer.decode(any_of)
     # The package's rendering of such a call, behind another question, continues it.
-    told = renderer._base.render_ids([*ASKED, called("look", '{"at": "home"}')], tools=tools)  # type: ignore[arg-type, list-item]
-    tail = by_name[-4:]
-    at = next(i for i in range(len(told), 0, -1) if tuple(told[i - 4 : i]) == tail)
-    reply = renderer.parse((*by_name, *told[at:]), prompt, tools)
+    messages: list[Any] = [*ASKED, called("look", '{"at": "home"}')]
+    rendered, tail = package.render_ids(messages, tools=tools), by_name[-4:]
+    at = next(i for i in range(len(rendered), 0, -1) if tuple(rendered[i - 4 : i]) == tail)
+    reply = renderer.parse((*by_name, *rendered[at:]), prompt, tools)
     (call,) = reply.tool_calls
     assert (call.name, json.loads(call.arguments)) == ("look", {"at": "home"})
     assert (reply.text, reply.reasoning or "") == ("", "")

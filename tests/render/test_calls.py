@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.render.test_prompt_cache import tokenizer_for
 from tests.support.gateways import chat
 from tinker_claw.render.calls import FAMILIES
+from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Delta, Reply
 
@@ -98,12 +99,20 @@ def renderer_of(family: str) -> Renderer:
     return Renderer(tokenizer_for(family), renderers.config_from_name(family))
 
 
+@cache
+def package_of(family: str) -> tuple[Any, Guard]:
+    """The package alone, and a guard that keeps texts from it that are control tokens."""
+    tokenizer, config = tokenizer_for(family), renderers.config_from_name(family)
+    package = renderers.create_renderer(CutTokenizer(tokenizer), config)  # type: ignore[arg-type]
+    return package, Guard(tokenizer.get_added_vocab())
+
+
 def written(
     renderer: Renderer, calls: list[tuple[str, dict[str, Any]]], text: str = "So."
 ) -> tuple[list[int], list[int]]:
     """Return a prompt, and the reply with these calls as the family's own template writes it."""
-    beginnings = renderer._format(()).beginnings
-    told = [
+    package, guard = package_of(renderer.family)
+    sent = [
         {
             "id": f"functions.{name}:{at}",
             "type": "function",
@@ -111,14 +120,19 @@ def written(
         }
         for at, (name, arguments) in enumerate(calls)
     ]
-    asked = chat("Well?")
-    said = {"role": "assistant", "content": text, "tool_calls": told}
+    question = chat("Well?")
+    reply = {"role": "assistant", "content": text, "tool_calls": sent}
+
+    def rendered(messages: Any, reply_follows: bool) -> list[int]:
+        return package.render_ids(
+            guard.messages(messages), tools=guard.tools(TOOLS), add_generation_prompt=reply_follows
+        )
+
+    prompt = rendered(question, True)
     for thought in ({}, {"reasoning_content": ""}, {"reasoning_content": "Hm"}):
-        prompt = beginnings._render(asked, TOOLS, reply_follows=True)
-        whole = beginnings._render([*asked, {**said, **thought}], TOOLS)
-        reply = beginnings._behind(prompt, whole, "")
-        if reply is not None:
-            return prompt, ended(renderer, reply)
+        whole = rendered([*question, {**reply, **thought}], False)
+        if whole[: len(prompt)] == prompt:
+            return prompt, ended(renderer, whole[len(prompt) :])
     raise AssertionError("the template continues no prompt")
 
 
@@ -316,30 +330,19 @@ def test_without_leave_to_call_a_call_is_text(family: str) -> None:
     assert "".join(delta.text for delta in [*shown, *rest] if delta.kind == "text") == reply.text
 
 
-@pytest.mark.parametrize("family", ["qwen3.5", "glm-5", "minimax-m2"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3.5", "glm-5", "minimax-m2"])
 def test_what_follows_a_call_that_breaks_off_in_an_argument_is_text(family: str) -> None:
     """Examples of calls in the argument of one are not executed."""
     renderer = renderer_of(family)
-    prompt, _, call = replies(family)
+    prompt, head, call = replies(family)
     end = FAMILIES[family].call[1]
-    for quoted in (f"like {end} or {call}", f"if (x) {{ y }}{end} or {call}", f"{call} or {call}"):
+    breaks = (f"if (x) {{ y }}{end} or {call}", f"like {end} or {call}", f"{call} or {call}")
+    for quoted in breaks[: 1 if family == "qwen3" else 3]:
         quoting = call.replace("two", quoted, 1)
         assert is_whole_or_text(renderer, prompt, f"So.{quoting}", []) is None
-
-
-def test_an_example_in_the_argument_of_a_call_in_json_is_not_executed() -> None:
-    renderer = renderer_of("qwen3")
-    prompt, _, call = replies("qwen3")
-    quoting = call.replace("two", f"{{x}}</tool_call> or {call}", 1)
-    assert is_whole_or_text(renderer, prompt, f"So.{quoting}", []) is None
-
-
-def test_calls_are_told_apart_where_one_is_not_closed() -> None:
-    for family in ("qwen3", "qwen3.5"):
-        renderer = renderer_of(family)
-        prompt, head, call = replies(family)
+    if family.startswith("qwen3"):
         both = head + call.replace("</tool_call>", "") + call
-        assert is_whole_or_text(renderer, prompt, both, [CALL, CALL]) is None
+        assert is_whole_or_text(renderer, prompt, both, [CALL, CALL]) is None, "one is not closed"
 
 
 @pytest.mark.parametrize("family", MARKED)

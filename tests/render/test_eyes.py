@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -11,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
+from renderers import config_from_name, create_renderer
+from renderers.base import load_tokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from tests.render.test_stream import WELL_FORMED
-from tests.support.gateways import spell
-from tests.support.pictures import PROCESSOR, picture, seeing_renderer, shown
+from tests.support.pictures import PROCESSOR, picture, seeing_renderer, seeing_tokenizer, shown
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.chat import parse_chat
 from tinker_claw.images import Image, images_in
@@ -32,8 +33,6 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def said(*messages: dict[str, Any]) -> Sequence[Message]:
-    import json
-
     return parse_chat(json.dumps({"model": "m", "messages": messages}).encode()).messages
 
 
@@ -86,24 +85,21 @@ def test_a_prompt_shows_each_image_where_it_stands(seeing: Renderer) -> None:
     assert "First <|image_pad|> <|vision_start|>" in seeing.decode(prompt.tokens)
 
 
-def test_the_prompt_is_the_packages_own(seeing: Renderer) -> None:
-    messages = said(shown(picture(), "What is it? "), {"role": "assistant", "content": "It"},
-                    shown(picture(64, 64), "And?"))  # fmt: skip
-    plain: list[dict[str, Any]] = [
-        {"role": "user", "content": [{"type": "text", "text": "What is it? "}, {"type": "image"}]},
-        {"role": "assistant", "content": "It"},
-        {"role": "user", "content": [{"type": "text", "text": "And?"}, {"type": "image"}]},
-    ]
-    package: Any = seeing._base
-    wanted = list(
-        package.render(plain, add_generation_prompt=True, process_multimodal=False).token_ids
+def test_the_prompt_is_the_packages_own(seeing: Renderer, tmp_path: Path) -> None:
+    texts, reply = ("What is it? ", "And?"), {"role": "assistant", "content": "It"}
+    messages = said(shown(picture(), texts[0]), reply, shown(picture(64, 64), texts[1]))
+    first, last = (
+        {"role": "user", "content": [{"type": "text", "text": text}, {"type": "image"}]}
+        for text in texts
     )
-    pad = eyes_of(seeing).placeholder
-    for count in (6, 4):
-        at = next(i for i in range(len(wanted)) if wanted[i] == pad and wanted[i - 1] != pad)
-        while wanted[at + 1] == pad:
-            at = next(i for i in range(at + 2, len(wanted)) if wanted[i] == pad)
-        wanted[at : at + 1] = [pad] * count
+    package: Any = create_renderer(
+        load_tokenizer(str(seeing_tokenizer(tmp_path))), config_from_name(seeing.family)
+    )
+    rendered = package.render(
+        [first, reply, last], add_generation_prompt=True, process_multimodal=False
+    ).token_ids
+    pad, sizes = eyes_of(seeing).placeholder, iter((6, 4))
+    wanted = [new for id_ in rendered for new in [id_] * (next(sizes) if id_ == pad else 1)]
     for _ in range(2):  # rendered, and from the cache
         assert list(seeing.prompt(messages).tokens) == wanted
 
@@ -147,18 +143,3 @@ def test_who_has_no_processor_sees_nothing(tmp_path: Path, renderer: Renderer) -
     assert seeing_renderer(folder).eyes is not None
     (folder / "preprocessor_config.json").unlink()
     assert Renderer.load(str(folder), "qwen3-vl").eyes is None
-
-
-@pytest.mark.parametrize("text", WELL_FORMED)
-def test_qwen3_vls_replies_are_read_as_they_come(tmp_path: Path, text: str) -> None:
-    seeing = seeing_renderer(tmp_path)
-    prompt = seeing.prompt(said(shown(picture(), "What?"))).tokens
-    ids = spell(seeing, text)
-    stream = seeing.stream(prompt)
-    deltas = [delta for token in ids for delta in stream.feed([token])]
-    rest, reply = stream.finish()
-    theirs = seeing._base.parse_response(list(ids), prompt_ids=list(prompt))
-    assert reply.text == theirs.content
-    assert reply.reasoning == theirs.reasoning_content
-    assert [call.name for call in reply.tool_calls] == [call.name for call in theirs.tool_calls]
-    assert len(deltas) >= len(rest)

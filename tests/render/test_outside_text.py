@@ -117,17 +117,10 @@ downloaded."""
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
-def test_every_family_shows_the_roles_that_clients_have(family: str) -> None:
-    tokenizer = load_tokenizer(str(MODEL_DIR)) if family == "default" else tokenizer_for(family)
-    renderer = Renderer(tokenizer, renderers.config_from_name(family))
-    for role in ("system", "user", "assistant", "tool"):
-        assert _shows(renderer, role), role
-
-
-@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_no_family_lets_text_become_control_tokens(family: str) -> None:
     tokenizer = load_tokenizer(str(MODEL_DIR)) if family == "default" else tokenizer_for(family)
     renderer = Renderer(tokenizer, renderers.config_from_name(family))
+    assert all(_shows(renderer, role) for role in ("system", "user", "assistant", "tool"))
     added: dict[str, int] = tokenizer.get_added_vocab()
     bracketed = [t[1:-1] for t in added if t[0] + t[-1] == "<>"]
     spelled = "".join(f"{token}\n" for token in added).strip()
@@ -155,30 +148,11 @@ def _marks(prompt: Prompt, added: Mapping[str, int]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def default() -> Renderer:
-    """Renderer of a model that the package does not know, rendered in one piece by its own
-    template."""
     return Renderer.load(str(MODEL_DIR), "auto")
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["a full render", "an extension"])
-def test_a_tool_result_forges_no_turn(renderer: Renderer, stream: bool) -> None:
-    def render(result: str) -> Prompt:
-        results = [tool("call1", result)]
-        if not stream:
-            return renderer.prompt([user("look"), assistant("", ("call1", "ls", "{}")), *results])
-        first = renderer.prompt([user("look")])
-        extended = renderer.extend(first.tokens, spell(renderer, "So."), results)
-        assert extended is not None
-        return extended
-
-    forged, harmless = render(FORGED), render(HARMLESS)
-    marks = renderer._tokenizer.get_added_vocab()
-    assert _marks(forged, marks) == _marks(harmless, marks)
-    decoded = renderer.decode(forged.tokens)
-    assert decoded == renderer.decode(harmless.tokens).replace(HARMLESS, FORGED)
-
-
-MARKS = list(load_tokenizer(str(MODEL_DIR)).get_added_vocab())
+ADDED = load_tokenizer(str(MODEL_DIR)).get_added_vocab()
+MARKS = [*ADDED]
 PIECES = st.one_of(
     st.sampled_from([*MARKS, *MARKS, "<", "|>", "</", "think>", "im_end"]), st.text()
 )
@@ -191,7 +165,6 @@ def test_any_text_adds_no_control_token_and_is_found_again(
     renderer: Renderer, default: Renderer, said: str, role: str, last: bool, hint: bool
 ) -> None:
     for one in (renderer, default):
-        marks = one._tokenizer.get_added_vocab()
 
         def render(text: str, one: Renderer = one) -> Prompt:
             message: Message = tool("c1", text) if role == "tool" else _by(role, text)
@@ -201,7 +174,7 @@ def test_any_text_adds_no_control_token_and_is_found_again(
         found, plain = render(said), render(HARMLESS)
         if role == "assistant" and not said.strip():
             continue  # said nothing
-        assert _marks(found, marks) == _marks(plain, marks)
+        assert _marks(found, ADDED) == _marks(plain, ADDED)
         # Formats strip what an assistant said of blanks.
         assert (said.strip() if role == "assistant" else said) in one.decode(found.tokens)
         assert (found.hint_at is None) == (not (hint and said and role == "user"))
@@ -214,8 +187,8 @@ def _by(role: str, text: str) -> Message:
 
 
 @given(said=SAID)
-def test_a_text_is_cut_only_where_a_control_token_is(renderer: Renderer, said: str) -> None:
-    guarded = renderer._guard.text(said)
+def test_a_text_is_cut_only_where_a_control_token_is(said: str) -> None:
+    guarded = Guard(MARKS).text(said)
     assert guarded.replace(CUT, "") == said
     assert not any(mark in guarded for mark in MARKS)
     assert (guarded == said) == (not any(mark in said for mark in MARKS))
@@ -276,6 +249,19 @@ def _model(folder: Path, backend: Tokenizer, tokens: Sequence[str | AddedToken])
     return Renderer.load(str(folder), "default")
 
 
+def test_a_tool_result_forges_no_turn_in_an_extension(renderer: Renderer) -> None:
+    first = renderer.prompt([user("look")]).tokens
+    forged, harmless = (
+        renderer.extend(first, spell(renderer, "So."), [tool("call1", result)])
+        for result in (FORGED, HARMLESS)
+    )
+    assert forged is not None
+    assert harmless is not None
+    assert _marks(forged, ADDED) == _marks(harmless, ADDED)
+    decoded = renderer.decode(forged.tokens)
+    assert decoded == renderer.decode(harmless.tokens).replace(HARMLESS, FORGED)
+
+
 async def test_a_forged_turn_reaches_neither_the_policy_nor_the_judge(
     tmp_path: Path, renderer: Renderer
 ) -> None:
@@ -290,13 +276,13 @@ async def test_a_forged_turn_reaches_neither_the_policy_nor_the_judge(
         await endpoint.answers(messages, 1, schema)
     for sampler, said in ((world.sampler, FORGED), (judge, FORGED.replace("<", "< "))):
         plain, forged = sampler.prompts
-        added = set(renderer._tokenizer.get_added_vocab().values())
-        assert [t for t in forged if t in added] == [t for t in plain if t in added]
+        marks = {*ADDED.values()}
+        assert [t for t in forged if t in marks] == [t for t in plain if t in marks]
         assert said in renderer.decode(forged)
 
 
 def test_thousands_of_control_tokens_in_a_text_are_encoded_like_a_few(renderer: Renderer) -> None:
-    few, many = (renderer.encode(renderer._guard.text("<|im_end|>" * n)) for n in (4, 2500))
+    few, many = (renderer.hint_tokens("<|im_end|>" * n, "{hint}") for n in (4, 2500))
     between = (len(many) - len(few)) // 2496
     assert renderer.decode(many) == "<|im_end|>" * 2500
     assert many[-len(few) + between :] == few[between:]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tests.support.gateways import MODEL, chat, gateway
+from tests.support.gateways import chat, gateway
 from tinker_claw.errors import RequestError
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
@@ -23,10 +23,6 @@ from tinker_claw.types import Reply
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-DEFAULT_SYSTEM = (
-    "{% if messages[0].role != 'system' %}<|im_start|>system\nYou help.<|im_end|>\n{% endif %}"
-    + CHATML
 )
 LLAMA = (
     "<|begin|>{% for m in messages %}<|head|>{{ m.role }}<|/head|>\n\n{{ m.content | trim }}<|eot|>"
@@ -56,7 +52,6 @@ SMOLLM2 = (
 TEMPLATES = {
     "chatml": (CHATML, "<|im_end|>"),
     "smollm2": (SMOLLM2, "<|im_end|>"),
-    "system default": (DEFAULT_SYSTEM, "<|im_end|>"),
     "llama, strips": (LLAMA, "<|eot|>"),
     "mistral, refuses system": (MISTRAL, "</s>"),
     "folds system in": (FOLDING, "</s>"),
@@ -121,14 +116,16 @@ def unknown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Renderer]:
 NAMES = pytest.mark.parametrize("name", [*TEMPLATES, "words"])
 
 
-@NAMES
 def test_a_template_of_any_kind_has_its_place_for_hints_and_streams(
-    unknown: dict[str, Renderer], name: str
+    unknown: dict[str, Renderer],
 ) -> None:
-    renderer = unknown[name]
-    assert renderer.family == "default"
-    assert renderer.refusals == ()
-    assert not isinstance(renderer.stream(()), BufferedStream)
+    for name, renderer in unknown.items():
+        assert (renderer.family, renderer.refusals) == ("default", ()), name
+        assert not isinstance(renderer.stream(()), BufferedStream)
+    prompt = unknown["demo"].prompt(chat("hi")).tokens
+    assert unknown["demo"].extend(prompt, prompt[-1:], chat("x")) is None, "not known to be exact"
+    with pytest.raises(RequestError, match="enable_thinking"):
+        unknown["demo"].thinking.switches({"enable_thinking": False})
 
 
 @NAMES
@@ -157,7 +154,9 @@ def test_what_users_say_and_hints_never_are_control_tokens(
     unknown: dict[str, Renderer], name: str, said: list[str]
 ) -> None:
     renderer = unknown[name]
-    added = set(renderer._tokenizer.get_added_vocab().values())
+    spelled = [renderer.encode(mark) for mark in (*ADDED, "<|im_end|>", "<|im_start|>")]
+    added = {ids[0] for ids in spelled if len(ids) == 1}
+    assert added
     text = "".join([*said, "."])
 
     def marks(tokens: tuple[int, ...]) -> list[int]:
@@ -182,7 +181,7 @@ def test_a_reply_is_the_same_however_it_arrives(
     prompt = renderer.prompt(chat("hi")).tokens
     ids = [*renderer.hint_tokens(text, "{hint}"), renderer.stop_tokens[-1], 70]
     whole = renderer.parse(ids, prompt)
-    assert whole == Reply(renderer._own.decode(ids[:-2]).strip())  # type: ignore[union-attr]
+    assert whole == Reply(renderer.decode(ids[:-2]).strip())
     stream, shown, at = renderer.stream(prompt), list[str](), 0
     for size in [*sizes, len(ids)]:
         shown += [delta.text for delta in stream.feed(ids[at : at + size])]
@@ -214,9 +213,8 @@ def test_text_arrives_word_by_word_with_its_blanks(unknown: dict[str, Renderer])
 def test_a_reply_ends_where_its_template_ends_one(tmp_path: Path) -> None:
     """The tokenizer's own end is another token, as with many tuned models."""
     renderer = Renderer.load(str(folder(tmp_path / "m", LLAMA, "<|endoftext|>")))
-    names = renderer._tokenizer.get_added_vocab()
-    assert renderer.stop_tokens == (names["<|endoftext|>"], names["<|eot|>"])
-    done = [*renderer.encode("Yes."), names["<|eot|>"]]
+    assert renderer.stop_tokens == tuple(renderer.encode("<|endoftext|><|eot|>"))
+    done = renderer.encode("Yes.<|eot|>")
     assert renderer.parse(done, renderer.prompt(chat("So?")).tokens) == Reply("Yes.")
 
 
@@ -226,18 +224,19 @@ def test_thinking_between_tokens_is_reasoning(unknown: dict[str, Renderer]) -> N
     assert renderer.parse(done, renderer.prompt(chat("So?")).tokens) == Reply("Yes.", "Hm.")
 
 
-REFUSED = {
-    "says it twice": CHATML.replace("{{ m.content }}", "{{ m.content }}{{ m.content }}"),
-    "says how it begins": CHATML.replace("{{ m.content }}", "{{ m.content[:5] }}"),
-    "says nothing": CHATML.replace("{{ m.content }}", ""),
-    "writes it as JSON": CHATML.replace("{{ m.content }}", "{{ m.content | tojson }}"),
-    "says how long it is": CHATML.replace("{{ m.content }}", "{{ m.content | length }}"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_template_without_a_place_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    renderer = Renderer.load(str(folder(tmp_path / "m", REFUSED[name], "<|im_end|>")))
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "{{ m.content }}{{ m.content }}",
+        "{{ m.content[:5] }}",
+        "",
+        "{{ m.content | tojson }}",
+        "{{ m.content | length }}",
+    ],
+)
+def test_a_template_without_a_place_is_refused_by_name(tmp_path: Path, shown: str) -> None:
+    template = CHATML.replace("{{ m.content }}", shown)
+    renderer = Renderer.load(str(folder(tmp_path / "m", template, "<|im_end|>")))
     assert any("hints have no place: its chat" in told for told in renderer.refusals)
     prompt = renderer.prompt(chat("hi"), hint_message=0)
     assert prompt.hint_at is None, "and serves all the same"
@@ -303,63 +302,20 @@ def test_a_system_message_that_a_template_knows_in_front_only_is_said_by_the_use
     assert renderer.decode(prompt.tokens[: prompt.hint_at]).endswith("so?")
 
 
-RESULTS = {
-    "/chat/completions": {
-        "messages": [
-            {"role": "user", "content": "Where?"},
-            {
-                "role": "assistant",
-                "tool_calls": [
-                    {
-                        "id": "a1",
-                        "type": "function",
-                        "function": {"name": "look", "arguments": "{}"},
-                    }
-                ],
-            },
-            {"role": "tool", "tool_call_id": "a1", "content": "here"},
-        ]
-    },
-    "/responses": {
-        "input": [
-            {"role": "user", "content": "Where?"},
-            {"type": "function_call", "call_id": "a1", "name": "look", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "a1", "output": "here"},
-        ]
-    },
-    "/messages": {
-        "max_tokens": 9,
-        "messages": [
-            {"role": "user", "content": "Where?"},
-            {
-                "role": "assistant",
-                "content": [{"type": "tool_use", "id": "a1", "name": "look", "input": {}}],
-            },
-            {
-                "role": "user",
-                "content": [{"type": "tool_result", "tool_use_id": "a1", "content": "here"}],
-            },
-        ],
-    },
-}
-
-
-@pytest.mark.parametrize("path", RESULTS)
 @pytest.mark.parametrize(("template", "served"), [("folds system in", False), ("chatml", True)])
-async def test_results_that_a_template_leaves_out_are_refused_in_every_format(
-    tmp_path: Path, path: str, template: str, served: bool
+async def test_results_that_a_template_leaves_out_are_refused(
+    tmp_path: Path, template: str, served: bool
 ) -> None:
     renderer = Renderer.load(str(folder(tmp_path / "model", *TEMPLATES[template])))
+    call = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    calling = {"role": "assistant", "content": None, "tool_calls": [call]}
     async with gateway(tmp_path, renderer) as world:
-        answer = await world.http.post(path, json={"model": MODEL} | RESULTS[path])
-        if served:
-            assert answer.status_code == 200
-        else:
-            assert answer.status_code == 400
-            assert (
-                "no content of messages whose role is 'tool'" in answer.json()["error"]["message"]
-            )
-            assert (world.turns(), world.sampler.prompts) == ([], [])
+        answer = await world.ask(
+            "Where?", calling, {"role": "tool", "tool_call_id": "a1", "content": "here"}
+        )
+        assert answer.status_code == (200 if served else 400)
+        assert len(world.turns()) == len(world.sampler.prompts) == served
+        assert served or "role is 'tool'" in answer.json()["error"]["message"]
 
 
 QWEN25 = (
@@ -430,31 +386,15 @@ def test_a_call_of_such_a_template_is_begun_as_it_writes_it(qwen25: Renderer) ->
     assert (call.name, call.arguments) == ("ls", '{"p":"x"}')
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_its_call_is_one_for_the_openai_client_and_its_result_follows_it(
-    tmp_path: Path, qwen25: Renderer, stream: bool
+async def test_its_call_is_one_for_the_client_and_its_result_follows_it(
+    tmp_path: Path, qwen25: Renderer
 ) -> None:
     async with gateway(tmp_path, qwen25) as world:
         world.say(WRITTEN)
-        asked: Any = chat("So?")
-        tools: Any = [LS]
-        if stream:
-            async with world.openai.chat.completions.stream(
-                model=MODEL, messages=asked, tools=tools
-            ) as events:
-                said = (await events.get_final_completion()).choices[0].message
-        else:
-            found = await world.openai.chat.completions.create(
-                model=MODEL, messages=asked, tools=tools
-            )
-            said = found.choices[0].message
-        (call,) = said.tool_calls or ()
-        result = {"role": "tool", "tool_call_id": call.id, "content": "y"}
-        world.say("There is y.")
-        await world.openai.chat.completions.create(
-            model=MODEL, messages=[*asked, said.to_dict(), result], tools=tools
-        )
+        reply = await world.reply({"messages": chat("So?"), "tools": [LS]})
+        result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "y"}
+        await world.reply({"messages": [*chat("So?"), reply, result], "tools": [LS]})
         shown = qwen25.decode(world.sampler.prompts[-1])
-    assert said.content == "So."
+    assert reply["content"] == "So."
     behind = "<|im_end|>\n<|im_start|>user\n<tool_response>\ny\n</tool_response><|im_end|>\n"
     assert shown.endswith(f"{WRITTEN}{behind}<|im_start|>assistant\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,14 +47,6 @@ FAMILIES = (
 )
 LONG = "Read the files below. " * 400
 CALLS = (("call1", "ls", '{"path":"x"}'), ("call2", "read", '{"path":"y"}'))
-CONVERSATION = [
-    user("look around"),
-    assistant("I will.", *CALLS),
-    tool("call1", "a.txt\nb.txt"),
-    tool("call2", "grüße 🙂 " + LONG),
-    {"role": "assistant", "content": "Done.", "reasoning_content": "It was easy."},
-    user("user"),
-]
 
 
 def tokenizer_for(family: str) -> Any:
@@ -110,25 +101,6 @@ def parsed(messages: Sequence[Any]) -> Sequence[Message]:
     return parse_chat(json.dumps({"model": "demo", "messages": messages}).encode()).messages
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_gives_what_the_package_renders(family: str) -> None:
-    tokenizer, config = tokenizer_for(family), renderers.config_from_name(family)
-    body = openclaw("hello " + LONG, *CONVERSATION)
-    messages = parsed(body["messages"])
-    chat = format_of(tokenizer, config)
-    for end in range(2, len(messages) + 1):
-        users = [i for i in range(end) if messages[i]["role"] == "user"]
-        for hint in (None, users[0], users[-1]):
-            try:
-                expected = full_render(tokenizer, config, messages[:end], body["tools"], hint)
-            except (ValueError, KeyError):
-                with pytest.raises(RequestError):
-                    chat.plan(messages[:end], body["tools"], hint).encode()
-                continue
-            prompt = chat.plan(messages[:end], body["tools"], hint).encode()
-            assert prompt == expected
-
-
 def test_every_captured_request_is_what_the_package_renders(renderer: Renderer, hub: Any) -> None:
     config, compared = renderers.config_from_name("qwen3"), 0
     for one in load():
@@ -142,17 +114,16 @@ def test_every_captured_request_is_what_the_package_renders(renderer: Renderer, 
         assert found == expected, one.name
         compared += found.hint_at is not None
     assert compared == 59
-    assert renderer._cache._entries.currsize
 
 
 def growing(body: dict[str, Any]) -> list[tuple[Message, ...]]:
     """The messages of requests that go on from each other, each with what is dropped at its end."""
     sought = assistant("", CALLS[0]) | {"reasoning_content": "Where?"}
     said = {"role": "assistant", "content": "There.", "reasoning_content": "Easily found."}
-    head, found = body["messages"][0], tool("call1", "a.txt")
+    head, found = body["messages"][0], tool("call1", "grüße 🙂\n")
     history: list[dict[str, Any]] = [head]
     requests = list[list[dict[str, Any]]]()
-    for number in range(4):
+    for number in range(3):
         for new in (
             [user(f"look {number}")],
             [sought, found],
@@ -163,9 +134,9 @@ def growing(body: dict[str, Any]) -> list[tuple[Message, ...]]:
         ):
             history += new
             requests += [[*history, VOLATILE], list(history)]
-        if number == 1:  # its beginning is replaced by a summary
+        if number == 0:  # its beginning is replaced by a summary
             history = [head, user("Summary: all is well."), assistant("Good."), *history[-5:]]
-        if number == 2:  # a message in the middle is another
+        if number == 1:  # a message in the middle is another
             history[4] = user("something else")
     return [parsed(request) for request in requests]
 
@@ -190,9 +161,9 @@ def test_requests_that_go_on_from_each_other_are_what_they_are_alone(
     config = config.model_copy(update=switches)
     chat = format_of(tokenizer, config)
     tools = openclaw("hello")["tools"]
-    for messages in growing(openclaw("hello")):
+    for number, messages in enumerate(growing(openclaw("hello"))):
         users = [i for i, message in enumerate(messages) if message["role"] == "user"]
-        for hint in (last_request_index(messages), None, users[0]):
+        for hint in (last_request_index(messages), users[0] if number % 3 else None):
             try:
                 expected = full_render(tokenizer, config, messages, tools, hint)
             except (ValueError, KeyError):
@@ -229,26 +200,27 @@ def test_system_messages_and_tools_are_encoded_once(family: str) -> None:
 
 
 def test_a_private_request_leaves_nothing(hub: Any) -> None:
-    cache, config = PromptCache(), renderers.config_from_name("qwen3")
-    chat = format_of(hub, config, cache)
+    config = renderers.config_from_name("qwen3")
+    chat = format_of(hub, config)
     history = [user("look"), assistant("Yes."), user("Again?")]
     chat.plan(history, None, None).encode()
-    before = cache._entries.currsize
     for longer in (
-        [*history, assistant("No."), user("And now?")],
-        [{"role": "system", "content": "Be brief."}, *history],
+        [*history, assistant("No. " + LONG), user("And now?")],
+        [{"role": "system", "content": LONG}, *history],
     ):
         at = len(longer) - 1
+        new = chat.plan(longer, None, at).size
         prompt = chat.plan(longer, None, at, remembers=False).encode()
         assert prompt == full_render(hub, config, longer, [], at)
-        assert cache._entries.currsize == before
+        assert chat.plan(longer, None, at).size == new > len(LONG)
 
 
 def test_what_is_remembered_is_bounded_in_bytes(hub: Any) -> None:
-    cache = PromptCache(capacity=20_000)
-    chat = format_of(hub, renderers.config_from_name("qwen3"), cache)
+    cache, config = PromptCache(capacity=20_000), renderers.config_from_name("qwen3")
+    chat = format_of(hub, config, cache)
 
     def ask(number: int) -> bool:
+        """Render a conversation; return whether it was known."""
         said = [user("look"), assistant(f"{number} " + LONG[:2000]), user("Again?")]
         known = chat.plan(said, None, None).size < 1000
         chat.plan(said, None, None).encode()
@@ -258,19 +230,13 @@ def test_what_is_remembered_is_bounded_in_bytes(hub: Any) -> None:
     for number in range(1, 60):
         assert not ask(number)
         assert ask(0), "what is in use stays"
-    assert 12_000 < cache._entries.currsize <= 20_000
-    held = list(cache._entries.values())
-    bytes_ = sum(map(sys.getsizeof, held))
-    assert bytes_ <= cache._entries.currsize <= 1.3 * bytes_
+    assert ask(59)
+    assert not ask(1)
     cache.clear()
-    assert cache._entries.currsize == 0
-
-
-def test_more_than_there_is_room_for_is_rendered_all_the_same(hub: Any) -> None:
-    cache, config = PromptCache(capacity=2_000), renderers.config_from_name("qwen3")
-    messages = [user(LONG), assistant("So: " + LONG), user("user")]
-    prompt = format_of(hub, config, cache).plan(messages, None, 2).encode()
-    assert prompt == full_render(hub, config, messages, [], 2)
+    assert not ask(0)
+    messages = [user(LONG * 9), assistant("So: " + LONG * 9), user("user")]
+    prompt = chat.plan(messages, None, 2).encode()
+    assert prompt == full_render(hub, config, messages, [], 2), "more than there is room for"
 
 
 TEXTS = st.one_of(
@@ -287,18 +253,6 @@ TURNS = st.lists(
     min_size=1,
     max_size=6,
 )
-
-
-@settings(max_examples=300, deadline=None)
-@given(messages=TURNS, data=st.data())
-def test_whatever_the_messages_say_the_prompt_is_the_full_render(
-    renderer: Renderer, hub: Any, messages: list[Message], data: st.DataObject
-) -> None:
-    users = [i for i, m in enumerate(messages) if m["role"] == "user"]
-    hint = data.draw(st.sampled_from([None, *users]))
-    config = renderers.config_from_name("qwen3")
-    expected = full_render(hub, config, messages, [], hint)
-    assert renderer.prompt(messages, hint_message=hint) == expected
 
 
 @settings(max_examples=150, deadline=None)
@@ -371,6 +325,9 @@ async def test_long_text_that_many_bring_at_once_is_encoded_once(hub: Any) -> No
     assert sum(LONG in text for text in counting.asked) == 1
     expected = full_render(hub, config, messages, [], None)
     assert all(task.result() == expected for task in asked)
+    renderer.forget()
+    renderer.prompt(messages)
+    assert sum(LONG in text for text in counting.asked) == 2, "it was forgotten"
 
 
 @pytest.mark.parametrize("family", ["nemotron-3", "kimi-k2.5"])
@@ -382,41 +339,26 @@ def test_what_a_format_trips_over_is_refused(family: str) -> None:
         format_of(tokenizer, config).plan([user("look")], tools, 0).encode()
 
 
-def test_everything_remembered_can_be_forgotten(renderer: Renderer) -> None:
-    renderer.prompt([user("look"), assistant("a secret"), user("of some length")])
-    assert renderer._cache._entries.currsize > 0
-    renderer.forget()
-    assert renderer._cache._entries.currsize == 0
-
-
 ONE_SYSTEM = ("minimax-m2", "nemotron-3", "qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8")
 """Formats that refuse a second system message, or leave it out."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_system_message_between_others_is_moved_only_where_it_is_not_shown(family: str) -> None:
-    tokenizer = tokenizer_for(family)
-    config = renderers.config_from_name(family)
-    late = {"role": "system", "content": "Be brief."}
-    said = [user("hi"), assistant("yo"), late, user("so?")]
-    found = format_of(tokenizer, config).plan(said, None, 3).encode()
-    text = tokenizer.decode(list(found.tokens))
-    assert text.count("Be brief.") == 1
-    if family in ONE_SYSTEM:
-        said[2] = {"role": "user", "content": "[System message]\n\nBe brief."}
-        assert text.index("yo") < text.index("Be brief.") < text.index("so?")
-    assert found == full_render(tokenizer, config, said, (), 3)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_two_system_messages_at_the_beginning_are_one_only_where_it_must_be(family: str) -> None:
-    tokenizer = tokenizer_for(family)
-    config = renderers.config_from_name(family)
-    first, second = ({"role": "system", "content": said} for said in ("Be brief.", "Be kind."))
-    said, at = [first, second, user("Hello!"), assistant("yo"), user("so?")], 4
-    found = format_of(tokenizer, config).plan(said, None, at).encode()
-    if family in ONE_SYSTEM:
-        said[:2], at = [{"role": "system", "content": "Be brief.\n\nBe kind."}], 3
-    assert found == full_render(tokenizer, config, said, (), at)
-    text = tokenizer.decode(list(found.tokens))
-    assert text.index("Be brief.") < text.index("Be kind.") < text.index("Hello!")
+def test_a_second_system_message_is_moved_only_where_it_is_not_shown(family: str) -> None:
+    tokenizer, config = tokenizer_for(family), renderers.config_from_name(family)
+    brief, kind = ({"role": "system", "content": text} for text in ("Be brief.", "Be kind."))
+    moved = {"role": "user", "content": "[System message]\n\nBe brief."}
+    joined = {"role": "system", "content": "Be brief.\n\nBe kind."}
+    rest = [user("Hello!"), assistant("yo"), user("so?")]
+    for sent, joined_or_moved, order in (
+        ([*rest[:2], brief, rest[2]], [*rest[:2], moved, rest[2]], ("yo", "Be brief.", "so?")),
+        ([brief, kind, *rest], [joined, *rest], ("Be brief.", "Be kind.", "Hello!")),
+    ):
+        one_system = family in ONE_SYSTEM
+        wanted = joined_or_moved if one_system else sent
+        prompt = format_of(tokenizer, config).plan(sent, None, len(sent) - 1).encode()
+        assert prompt == full_render(tokenizer, config, wanted, (), len(wanted) - 1)
+        text = tokenizer.decode(list(prompt.tokens))
+        assert text.count("Be brief.") == 1
+        if one_system or sent[0] is brief:
+            assert sorted(order, key=text.index) == [*order]

@@ -4,6 +4,7 @@ calls."""
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,23 +15,11 @@ from tests.render.test_prompt_cache import tokenizer_for
 from tests.support.gateways import chat, spell
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import CutStream, StopSearch
+from tinker_claw.turn_state import Reason
 from tinker_claw.types import Delta, Reply
 
 CALL = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
-PIECES = (
-    CALL,
-    "END",
-    "E",
-    "N",
-    "D",
-    "<think>",
-    "</think>",
-    " ",
-    "\n\n",
-    "word",
-    "ü🙂",
-    "<|im_end|>",
-)
+PIECES = (CALL, "END", *"END", "<think>", "</think>", " ", "\n\n", "word", "ü🙂", "<|im_end|>")
 
 
 def read_singly(text: str, stop: list[str]) -> str:
@@ -63,17 +52,13 @@ def test_a_cut_is_where_single_characters_would_find_it(
     assert (search.match is not None) == (out != text)
 
 
-def cut_stream(renderer: Renderer, stop: list[str], one_call: bool = False) -> CutStream:
-    inner = renderer.stream(renderer.prompt(chat("hi")).tokens)
-    return CutStream(inner, stop, one_call=one_call)
-
-
 def shown(
     renderer: Renderer, chunks: list[list[int]], stop: list[str], one_call: bool = False
 ) -> tuple[Reply, list[Delta], CutStream]:
     """Return the reply, its deltas and the stream, which is left as soon as it says that it is
     cut."""
-    stream = cut_stream(renderer, stop, one_call)
+    inner = renderer.stream(renderer.prompt(chat("hi")).tokens)
+    stream = CutStream(inner, stop, one_call=one_call)
     deltas: list[Delta] = []
     for chunk in chunks:
         deltas += stream.feed(chunk)
@@ -106,46 +91,28 @@ def test_a_cut_falls_in_the_same_place_whatever_the_chunks(
     assert not one_call or len(streamed.tool_calls) <= 1
 
 
-def test_without_a_stop_string_nothing_changes(renderer: Renderer) -> None:
-    tokens = list(spell(renderer, f"<think>hm</think>Look.\n{CALL}\n{CALL}"))
-    reply, deltas, stream = shown(renderer, [[t] for t in tokens], [])
-    assert said(reply) == ("Look.", "hm", 2)
-    assert stream.cut_because is None
-    plain = renderer.stream(renderer.prompt(chat("hi")).tokens)
-    expected = [(d.kind, d.text) for token in tokens for d in plain.feed([token])]
-    assert [(d.kind, d.text) for d in deltas] == expected
-
-
-def test_thinking_and_calls_may_hold_a_stop_string(renderer: Renderer) -> None:
-    text = f"<think>ls END</think>{CALL}"
-    reply, _, stream = shown(renderer, [list(spell(renderer, text))], ["END", "ls"])
-    assert said(reply) == ("", "ls END", 1)
-    assert stream.cut_because is None
-
-
-def test_what_follows_a_stop_string_is_gone(renderer: Renderer) -> None:
-    reply, _, stream = shown(renderer, [list(spell(renderer, f"a END b{CALL}"))], ["END"])
-    assert said(reply) == ("a ", None, 0)
-    assert stream.cut_because is not None
-    assert stream.feed(spell(renderer, "more")) == []
-
-
-def test_a_beginning_that_goes_on_otherwise_is_shown(renderer: Renderer) -> None:
-    tokens = [[t] for t in spell(renderer, "the EN and EN")]
-    reply, deltas, _ = shown(renderer, tokens, ["END"])
-    assert reply.text == "the EN and EN"
-    assert any("the" in d.text for d in deltas[:2]), "only the possible beginning waits"
-
-
-def test_a_second_call_ends_the_reply_and_a_lone_one_does_not(renderer: Renderer) -> None:
-    one, _, stream = shown(renderer, [list(spell(renderer, f"Look.{CALL}"))], [], one_call=True)
-    assert said(one) == ("Look.", None, 1)
-    assert stream.cut_because is None
-    two, _, stream = shown(
-        renderer, [list(spell(renderer, f"Look.{CALL}and{CALL}more"))], [], one_call=True
-    )
-    assert said(two) == ("Look.and", None, 1)
-    assert "second call" in str(stream.cut_because)
+@pytest.mark.parametrize(
+    ("text", "stop", "one_call", "expected", "because"),
+    [
+        (f"<think>hm</think>Look.\n{CALL}\n{CALL}", [], False, ("Look.", "hm", 2), None),
+        (f"<think>ls END</think>{CALL}", ["END", "ls"], False, ("", "ls END", 1), None),
+        (f"a END b{CALL}", ["END"], False, ("a ", None, 0), Reason.STOP_STRING),
+        ("the EN and EN", ["END"], False, ("the EN and EN", None, 0), None),
+        (f"Look.{CALL}", [], True, ("Look.", None, 1), None),
+        (f"Look.{CALL}and{CALL}more", [], True, ("Look.and", None, 1), Reason.ONE_CALL),
+    ],
+)
+def test_a_reply_is_cut_at_a_stop_string_of_its_text_or_a_second_call(
+    renderer: Renderer,
+    text: str,
+    stop: list[str],
+    one_call: bool,
+    expected: tuple[Any, ...],
+    because: Reason | None,
+) -> None:
+    reply, _, stream = shown(renderer, [list(spell(renderer, text))], stop, one_call)
+    assert said(reply) == expected
+    assert (stream.cut_because and stream.cut_because.reason) == because
 
 
 @pytest.mark.parametrize("stop", [["END"], []])

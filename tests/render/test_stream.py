@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from renderers import Qwen35RendererConfig, config_from_name
+from renderers import config_from_name, create_renderer
 from renderers.base import load_tokenizer
 
 from tests.render.test_prompt_cache import tokenizer_for
@@ -40,35 +40,22 @@ def said(reply: Reply) -> tuple[Any, ...]:
     return reply.text, reply.reasoning, calls
 
 
-REPLIES: list[tuple[str, tuple[Any, ...]]] = [
+WELL_FORMED: list[tuple[str, tuple[Any, ...]]] = [
     ("Hello.", ("Hello.", None, [])),
-    ("\n  Hello \n\n there.  \n", ("Hello \n\n there.", None, [])),
-    ("", ("", None, [])),
     ("<think>\nhm\n</think>\n\nyes", ("yes", "hm", [])),
-    ("\n<think></think>yes", ("yes", "", [])),
-    ("<think>\nnever closed", ("", "never closed", [])),
-    ("<think>a<think>b</think>c", ("c", "ab", [])),
-    ("yes <think>no</think>", ("yes <think>no</think>", None, [])),
-    ("a</think>b", ("a</think>b", None, [])),
-    (CALL, ("", None, [("ls", '{"path":"ü"}')])),
-    (f"Look.\n{CALL}\n{CALL}", ("Look.", None, [("ls", '{"path":"ü"}')] * 2)),
-    (f"a\n{CALL}\nb", ("a\n\nb", None, [("ls", '{"path":"ü"}')])),
-    (f"<think>x</think>{CALL}", ("", "x", [("ls", '{"path":"ü"}')])),
+    ("<think>never closed", ("", "never closed", [])),
+    (f"<think>x</think>Look.\n{CALL}\n{CALL}", ("Look.", "x", [("ls", '{"path":"ü"}')] * 2)),
     (f"<think>x {CALL}", ("", "x", [("ls", '{"path":"ü"}')])),
     (f"<think>x {CALL} y</think>z", ("z", f"x {CALL} y", [])),
-    ("<tool_call>{oops</tool_call>", ("<tool_call>{oops</tool_call>", None, [])),
-    ("<tool_call>[1]</tool_call>", ("<tool_call>[1]</tool_call>", None, [])),
-    ('<tool_call>{"name": "f"', ('<tool_call>{"name": "f"', None, [])),
-    ('<tool_call>{"name": "f"}</tool_call>', None),  # type: ignore[list-item]
+]
+REPLIES: list[tuple[str, tuple[Any, ...]]] = [
+    *WELL_FORMED,
+    ("\n  Hello \n\n there.  \n", ("Hello \n\n there.", None, [])),
+    ("", ("", None, [])),
+    ("\n<think></think>yes", ("yes", "", [])),
+    ("<think>a<think>b</think>c", ("c", "ab", [])),
+    (f"a\n{CALL}\nb", ("a\n\nb", None, [("ls", '{"path":"ü"}')])),
     ('<tool_call>{"name": "f", "parameters": {"a": 1}}', ("", None, [("f", '{"a":1}')])),
-    ('<tool_call>{"name": "f", "arguments": {"a": 1}, "b": 2}</tool_call>', None),  # type: ignore[list-item]
-    ('<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>', None),  # type: ignore[list-item]
-    ('<tool_call>{"arguments": {}}</tool_call>', None),  # type: ignore[list-item]
-    ('<tool_call>{"name": 5, "arguments": {}}</tool_call>', None),  # type: ignore[list-item]
-    ('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', None),  # type: ignore[list-item]
-    ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', None),  # type: ignore[list-item]
-    ('<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', None),  # type: ignore[list-item]
-    ('<tool_call>{"name": "f", "arguments": ' + "9" * 5000 + "}</tool_call>", None),  # type: ignore[list-item]
     (
         '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
         ("", None, [("f", '{"a":1}')]),
@@ -79,12 +66,36 @@ REPLIES: list[tuple[str, tuple[Any, ...]]] = [
     ),
     ("a<|im_end|>b", ("a", None, [])),
 ]
+TEXTS = [
+    "yes <think>no</think>",
+    "a</think>b",
+    '<tool_call>{"name": "f"',
+    *(
+        f"<tool_call>{call}</tool_call>"
+        for call in (
+            "{oops",
+            "[1]",
+            '{"name": "f"}',
+            '{"name": "f", "arguments": {"a": 1}, "b": 2}',
+            '{"name": "f", "arguments": {"a": 1, "a": 2}}',
+            '{"arguments": {}}',
+            '{"name": 5, "arguments": {}}',
+            '{"name": "\\ud800", "arguments": {}}',
+            '{"name": "f", "arguments": [1]}',
+            '{"name": "f", "arguments": {"a": NaN}}',
+            '{"name": "f", "arguments": ' + "9" * 5000 + "}",
+            '{"name": "f", "arguments": ' + "[" * 3000,
+        )
+    ),
+]
+"""Replies that are text from end to end."""
 
 
-@pytest.mark.parametrize(("text", "expected"), REPLIES, ids=[text[:30] for text, _ in REPLIES])
-def test_replies(renderer: Renderer, text: str, expected: tuple[Any, ...] | None) -> None:
-    """Expected None: the whole text comes back as text."""
-    assert said(parsed(renderer, text)) == (expected or (text, None, []))
+@pytest.mark.parametrize(
+    ("text", "expected"), [*REPLIES, *((text, (text, None, [])) for text in TEXTS)]
+)
+def test_replies(renderer: Renderer, text: str, expected: tuple[Any, ...]) -> None:
+    assert said(parsed(renderer, text)) == expected
 
 
 def test_a_thinking_block_that_the_prompt_has_opened(renderer: Renderer) -> None:
@@ -93,11 +104,6 @@ def test_a_thinking_block_that_the_prompt_has_opened(renderer: Renderer) -> None
     assert said(parsed(renderer, "hm", thinking=True)) == ("", "hm", [])
     off = renderer.prompt(chat("hi"), switches=OFF).tokens
     assert said(renderer.parse(spell(renderer, "yes"), off)) == ("yes", None, [])
-
-
-def test_endless_nesting_in_a_call_is_text(renderer: Renderer) -> None:
-    text = '<tool_call>{"name": "f", "arguments": ' + "[" * 3000 + "</tool_call>"
-    assert said(parsed(renderer, text)) == (text, None, [])
 
 
 def streamed(renderer: Renderer, chunks: list[list[int]], thinking: bool) -> list[Delta]:
@@ -162,70 +168,14 @@ def test_a_call_comes_with_its_closing_token(renderer: Renderer) -> None:
     assert delta.call.name == "ls"
 
 
-def test_thousands_of_broken_bytes_do_not_pile_up(renderer: Renderer) -> None:
-    (byte, *_) = renderer.encode("🙂")
-    deltas = streamed(renderer, [[byte]] * 1000, False)
-    assert len("".join(delta.text for delta in deltas)) == 1000
-
-
-WELL_FORMED = (
-    "Hello.",
-    "<think>\nhm\n</think>\n\nyes",
-    "<think>never closed",
-    f"<think>x</think>Look.\n{CALL}\n{CALL}",
-    f"<think>x {CALL}",
-    f"<think>x {CALL} y</think>z",
-)
-
-
-@pytest.mark.parametrize("text", WELL_FORMED)
-def test_the_package_reads_well_formed_replies_the_same(renderer: Renderer, text: str) -> None:
-    ids = list(spell(renderer, text))
-    theirs = renderer._base.parse_response(ids, prompt_ids=list(opened(renderer, False)))
-    assert said(parsed(renderer, text)) == (
-        theirs.content,
-        theirs.reasoning_content,
-        [(c.name, json.dumps(c.arguments, ensure_ascii=False, separators=(",", ":")))
-         for c in theirs.tool_calls],
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def qwen35() -> Renderer:
-    """Qwen3.5's format: the prompt opens the thinking block, calls are XML."""
-    tokenizer = load_tokenizer(str(MODEL_DIR))
-    vision = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-    tokenizer.add_special_tokens({"additional_special_tokens": list(vision)})
-    return Renderer(tokenizer, Qwen35RendererConfig(enable_thinking=True))
-
-
-def test_a_newer_family_with_calls_in_xml(qwen35: Renderer) -> None:
-    prompt = qwen35.prompt(chat("hi"), hint_message=0)
-    assert qwen35.decode(prompt.tokens).endswith("<think>\n")
-    assert qwen35.decode(prompt.tokens[: prompt.hint_at]).endswith("user\nhi")
-    text = (
-        "hm\n</think>\n\nLook.\n<tool_call>\n<function=ls>\n<parameter=path>\na b\n"
-        "</parameter>\n</function>\n</tool_call>"
-    )
-    stream = qwen35.stream(prompt.tokens)
-    deltas = [d for token in spell(qwen35, text) for d in stream.feed([token])]
-    rest, reply = stream.finish()
-    assert rest == []
-    assert said(reply) == ("Look.", "hm", [("ls", '{"path":"a b"}')])
-    assert "".join(d.text for d in deltas if d.kind == "text") == "Look."
-    broken = text.replace("<function=ls>", "oops")
-    assert "oops" in qwen35.parse(spell(qwen35, broken), prompt.tokens).text
-
-
-def test_a_family_that_is_parsed_at_the_end_loses_nothing() -> None:
-    buffered = Renderer(tokenizer_for("gemma4"), config_from_name("gemma4"))
-    prompt = buffered.prompt(chat("hi"), hint_message=0)
-    good, bad = '<|tool_call>call:ls{p:<|"|>x<|"|>}<tool_call|>', "<|tool_call>oops<tool_call|>"
-    stream = buffered.stream(prompt.tokens)
-    assert stream.feed(spell(buffered, f"Look.\n{good}\n{bad}", end="<turn|>")) == []
-    deltas, reply = stream.finish()
-    assert said(reply) == (f"Look.{bad}", None, [("ls", '{"p":"x"}')])
-    assert [d.kind for d in deltas] == ["text", "tool_call"]
+def test_the_package_reads_well_formed_replies_the_same(renderer: Renderer) -> None:
+    package = create_renderer(load_tokenizer(str(MODEL_DIR)), config_from_name("qwen3"))
+    for text, expected in WELL_FORMED:
+        ids = list(spell(renderer, text))
+        theirs = package.parse_response(ids, prompt_ids=list(opened(renderer, False)))
+        calls = [(call.name, json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":")))
+                 for call in theirs.tool_calls]  # fmt: skip
+        assert (theirs.content, theirs.reasoning_content, calls) == expected, text
 
 
 @pytest.mark.parametrize(

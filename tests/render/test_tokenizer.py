@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from renderers.base import load_tokenizer
 
 from tests.support.openclaw import assistant, tool, user
-from tests.support.processes import ROOT, product
+from tests.support.processes import product
 from tests.support.tinker import wire_process
 from tinker_claw.render.outside_text import CutTokenizer
 from tinker_claw.render.tokenizer import load
@@ -138,32 +138,6 @@ def test_a_folder_without_tokenizer_json_is_left_to_transformers(tmp_path: Path)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     found = load(str(tmp_path))
     assert found.encode("look") == ours_in(MODEL_DIR).encode("look")
-
-
-def run(script: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-
-
-NOT_THERE = "assert 'torch' not in sys.modules, 'imported'\n"
-
-
-@pytest.mark.slow
-def test_a_gateway_over_tinker_does_not_import_torch_and_may_import_it_later() -> None:
-    run(
-        "import sys\nfrom tinker_claw.render.renderer import Renderer\n"
-        f"for family in ('qwen3', 'auto'):\n"
-        f"    renderer = Renderer.load({str(MODEL_DIR)!r}, family)\n"
-        "    renderer.prompt([{'role': 'user', 'content': 'hi'}])\n"
-        "import tinker_claw.backends.tinker, tinker_claw.cli.main, tinker_claw.app.wiring\n"
-        "from tinker_claw.config.load import load\n"
-        "from tinker_claw.backends.open import learning_rate\n"
-        f"learning_rate(load(['--learning-rate', 'auto']), {str(MODEL_DIR)!r})\n"
-        + NOT_THERE
-        + "import torch\nassert torch.zeros(1).sum() == 0\n"
-    )
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -91,11 +90,14 @@ BOMBS = {
 """Commands by name, with the message that each ends with."""
 
 
-async def burst(tmp_path: Path, names: Sequence[str]) -> Peak:
-    """Run bombs side by side; return the most that they took together."""
+@pytest.mark.slow
+async def test_twenty_bombs_at_eight_at_once_stay_within_bounds_and_end_with_their_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (len(BOMBS), PLACES) == (20, 8)
     walls = walls_for("demo")
 
-    async def one(name: str) -> None:
+    async def explode(name: str) -> None:
         says, bomb = BOMBS[name]
         job = Job(name, "", {"bomb.py": BEGIN + bomb + WAIT}, {}, walls)
         job = replace(job, limit_s=5.0 if name == "time" else 20.0)
@@ -104,26 +106,10 @@ async def burst(tmp_path: Path, names: Sequence[str]) -> Peak:
             assert re.search(says, said), f"{name}: {said}"
             assert not naming(str(attempt.path)), f"{name}: all have ended with it"
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", str(tmp_path))
-        with Peak(tmp_path) as peak:
-            await asyncio.gather(*map(one, names))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Peak(tmp_path) as peak:
+        await asyncio.gather(*map(explode, BOMBS))
     assert os.listdir(tmp_path) == []
-    return peak
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["processes", "memory of four"])
-async def test_a_bomb_ends_at_its_bound_and_says_which(tmp_path: Path, name: str) -> None:
-    peak = await burst(tmp_path, [name])
-    assert peak.processes < 4 * PROCESSES, "root forks on between two looks"
-    assert peak.memory < 2.5 * MEMORY, "on a busy machine four fill theirs between two looks"
-
-
-@pytest.mark.slow
-async def test_twenty_bombs_at_eight_at_once_stay_within_bounds(tmp_path: Path) -> None:
-    assert (len(BOMBS), PLACES) == (20, 8)
-    peak = await burst(tmp_path, [*BOMBS])
     assert peak.processes < 2 * PLACES * PROCESSES, "root forks on between two looks"
     assert peak.memory < PLACES * MEMORY
     assert peak.disk < PLACES * DISK

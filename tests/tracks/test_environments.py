@@ -7,25 +7,17 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from examples.tracks import TrackError, environments, sandbox
-from examples.tracks.swe import Bug, repositories
+from examples.tracks.screen import Screens
+from examples.tracks.swe import Bug, Swe, repositories
 from examples.tracks.terminal import Job, Terminal
 from examples.tracks.tool_call import ToolCall, calculate
 from examples.tracks.track import Track, read
 from tests.house.test_floors import ROOT, imports, modules
-
-COMMANDS = {
-    "write": lambda job: f"echo {job.wish.split()[3]} > {job.wish.split()[-1].rstrip('.')}",
-    "rename": lambda job: f"mv {job.wish.split()[1]} {job.wish.split()[-1].rstrip('.')}",
-    "remove": lambda job: "rm *.tmp",
-    "count": lambda job: f"wc -l < {job.wish.split()[4]} > count.txt",
-    "order": lambda job: f"sort {job.wish.split()[4]} > sorted.txt",
-    "find": lambda job: f"grep '^{job.wish.split()[9]} ' {job.wish.split()[4]} > found.txt",
-}
-"""Commands of somebody who knows how."""
 
 
 def plain(seed: int = 0) -> Terminal:
@@ -70,17 +62,15 @@ def test_shipped_tracks_are_tracks(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "does not say environment"),
-        ("environment = 'chess'\nsize = 1", "size is no setting"),
-        ("environment = 'chess'\nsteps = '3'", "steps must be a number"),
-        ("environment = 'chess'\ngroup_size = 0", "group_size must be a number"),
-        ("environment = 'chess'\nurl = '127.0.0.1:30000/v1'", "url must begin with http://"),
-        ("environment =", "cannot be read as TOML"),
+        ("", "environment"),
+        ("environment = 'chess'\nsize = 1", "size"),
+        ("environment = 'chess'\nsteps = '3'", "steps"),
+        ("environment = 'chess'\ngroup_size = 0", "group_size"),
+        ("environment = 'chess'\nurl = '127.0.0.1:30000/v1'", "url"),
+        ("environment =", "TOML"),
     ],
 )
-def test_a_file_that_is_no_track_is_refused_in_a_sentence(
-    tmp_path: Path, text: str, why: str
-) -> None:
+def test_a_file_that_is_no_track_is_refused_by_name(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "track.toml").write_text(text)
     with pytest.raises(TrackError, match=why):
         read(tmp_path / "track.toml")
@@ -93,31 +83,23 @@ def test_an_environment_that_is_not_there_is_named() -> None:
         environments.environment(Track(environment="verifiers"))
 
 
-@pytest.mark.parametrize(
-    ("place", "why"),
-    [
-        ("examples.tracks.chess:Chess", r"No module named 'examples\.tracks\.chess'"),
-        ("chess:Chess", "No module named 'chess'"),
-        ("examples.tracks.terminal:Chess", "no attribute 'Chess'"),
-        ("examples.tracks.terminal:Job", "no attribute 'of'"),
-    ],
-)
+@pytest.mark.parametrize("place", ["chess:Chess", "examples.tracks.terminal:Job"])
 def test_an_environment_that_is_not_at_its_place_cannot_be_loaded(
-    monkeypatch: pytest.MonkeyPatch, place: str, why: str
+    monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     monkeypatch.setitem(environments.ENVIRONMENTS, "chess", place)
-    with pytest.raises(TrackError, match=rf"chess \({place}\) cannot be loaded: .*{why}"):
+    with pytest.raises(TrackError, match=rf"chess \({place}\) cannot be loaded"):
         environments.environment(Track(environment="chess"))
 
 
 def test_options_that_are_none_or_are_missing_are_named() -> None:
     track = Track(environment="openenv", options=(("url", "http://x"), ("reset", {})))
     assert environments.options(track, url=..., reset={}, low=0.0)["low"] == 0.0
-    with pytest.raises(TrackError, match="reset is no option of openenv; there are url"):
+    with pytest.raises(TrackError, match="reset is no option of openenv"):
         environments.options(track, url=...)
-    with pytest.raises(TrackError, match="digit is no option of tool-call; there are numbers, dig"):
+    with pytest.raises(TrackError, match="digit is no option of tool-call"):
         environments.environment(Track(environment="tool-call", options=(("digit", 1),)))
-    with pytest.raises(TrackError, match="does not say places"):
+    with pytest.raises(TrackError, match="places"):
         environments.options(track, url=..., reset={}, places=...)
 
 
@@ -126,13 +108,10 @@ def test_options_that_are_none_or_are_missing_are_named() -> None:
     [
         ("3 + 4 * 5", "23"),
         ("-(7 - 9)", "2"),
-        ("7 / 2", "3.5"),
         ("1 / 0", "error: division by zero"),
         ("9 ** 9 ** 9", "error: this is no expression"),
         ("__import__('os')", "error: this is no expression"),
-        ("10**6", "error: this is no expression"),
         ("999999 * 9999999", "error: this is no expression"),
-        ("3 +", "error: this is no expression"),
         ("True + 1", "error: this is no expression"),
         ("(" * 150 + "1" + ")" * 150, "error: an expression has at most"),
     ],
@@ -141,14 +120,27 @@ def test_calculator_works_out_numbers_and_nothing_else(expression: str, result: 
     assert calculate(expression).startswith(result)
 
 
-async def test_sums_are_drawn_from_the_seed_and_held_out_ones_are_others() -> None:
-    env = ToolCall(seed=3)
-    shown = [env.task(n).expression for n in range(200)]
-    assert shown == [ToolCall(seed=3).task(n).expression for n in range(200)]
-    assert shown != [ToolCall(seed=4).task(n).expression for n in range(200)]
-    kept = {env.held_out(n).expression for n in range(200)}
-    assert not kept & set(shown)
-    task = env.task(0)
+@pytest.mark.parametrize(
+    ("make", "shows"),
+    [
+        (ToolCall, lambda task: task.expression),
+        (lambda seed: Swe(seed, None), lambda task: task.repository.name),
+        (Screens, lambda task: task.icons),
+    ],
+    ids=["tool-call", "swe", "screen"],
+)
+def test_tasks_are_drawn_from_the_seed_and_held_out_ones_are_others(make: Any, shows: Any) -> None:
+    env, again, other = make(3), make(3), make(4)
+    tasks, same, different, kept = (
+        [shows(draw(number)) for number in range(100)]
+        for draw in (env.task, again.task, other.task, env.held_out)
+    )
+    assert tasks == same != different
+    assert not any(task in tasks for task in kept)
+
+
+async def test_a_sum_is_solved_by_its_result_alone() -> None:
+    task = ToolCall(seed=3).task(0)
     right = calculate(task.expression)
     async with task.attempt() as attempt:
         assert await attempt.call("calculator", {"expression": task.expression}) == right
@@ -164,18 +156,6 @@ async def _done(job: Job, command: str) -> bool:
         assert not await attempt.solved(""), f"{job.wish}: done before anything was"
         await attempt.call("shell", {"command": command})
         return await attempt.solved("Done.")
-
-
-async def test_every_kind_of_job_is_done_by_the_right_command_and_by_no_other() -> None:
-    env = plain()
-    kinds = set[str]()
-    for job in (*map(env.task, range(40)), *map(env.held_out, range(10))):
-        kind = job.name.split()[0]
-        if kind not in kinds:
-            assert await _done(job, COMMANDS[kind](job)), job.wish
-            assert not await _done(job, "true"), job.wish
-        kinds.add(kind)
-    assert kinds == set(COMMANDS)
 
 
 async def test_shell_says_what_came_of_a_command_and_ends_what_takes_too_long() -> None:
@@ -214,20 +194,14 @@ def test_without_a_sandbox_only_the_shipped_models_have_a_shell(
     assert env.sandbox is None
 
 
-@pytest.mark.parametrize(
-    ("limit", "wanted"),
-    [("-t", "10"), ("-f", "20480"), ("-v", "2097152"), ("-d", "524288"), ("-n", "256")],
-    ids=str,
-)
-async def test_each_process_of_a_command_has_its_limits(
-    tmp_path: Path, limit: str, wanted: str
-) -> None:
-    ended = await sandbox.run(None, tmp_path, f"ulimit {limit}")
-    assert ended.output.decode().strip() == wanted
+async def test_each_process_of_a_command_has_its_limits(tmp_path: Path) -> None:
+    limits = {"t": 10, "f": 20480, "v": 2097152, "d": 524288, "n": 256}
+    ended = await sandbox.run(None, tmp_path, "; ".join(f"ulimit -{name}" for name in limits))
+    assert [*map(int, ended.output.split())] == [*limits.values()]
 
 
 async def test_folder_deeper_than_python_goes_is_no_solution_and_is_removed(tmp_path: Path) -> None:
-    deep = "import os\nfor _ in range(1500): os.mkdir('a'); os.chdir('a')"
+    deep = "import os\nfor _ in range(1100): os.mkdir('a'); os.chdir('a')"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(tmp_path))
         for task in (Bug(repositories()[0], 0, None), Job("x", "", {}, {"a.txt": "b"}, None)):
@@ -248,13 +222,9 @@ async def test_file_that_nobody_may_read_or_reach_is_no_solution() -> None:
         assert not await _done(job, command)
 
 
-@pytest.mark.parametrize(
-    ("score", "wanted"),
-    [(0.25, 0.25), (7.0, 1.0), (float("-inf"), -1.0), (float("nan"), None)],
-    ids=str,
-)
-def test_sum_that_is_no_number_is_no_outcome(score: float, wanted: float | None) -> None:
-    assert environments.outcome(score) == wanted
+def test_score_is_cut_to_an_outcome_and_none_if_it_is_no_number() -> None:
+    scores = {0.25: 0.25, 7.0: 1.0, float("-inf"): -1.0, float("nan"): None}
+    assert [*map(environments.outcome, scores)] == [*scores.values()]
 
 
 @pytest.mark.parametrize("arguments", ["[" * 5000, r'{"command": "echo \ud83d"}', "[]"])
@@ -263,19 +233,6 @@ async def test_arguments_that_cannot_be_used_are_answered(arguments: str) -> Non
         call = {"id": "c", "function": {"name": "shell", "arguments": arguments}}
         said = await environments.result(call, attempt.call)
     assert "must be a JSON object" in said["content"]
-
-
-def test_folder_under_the_number_of_somebody_elses_process_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(number: int, signal: int) -> None:
-        raise PermissionError(number)
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(os, "kill", refused)
-    (tmp_path / "track-1-x").mkdir()
-    sandbox.sweep()
-    assert (tmp_path / "track-1-x").is_dir()
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -297,33 +254,23 @@ async def test_in_the_sandbox_there_is_neither_a_network_nor_this_machine(tmp_pa
         assert (await shell("env")).count("\n") < 8
 
 
-class Torn:
-    """An environment whose servers do not start."""
-
-    tools = ()
-
-    @classmethod
-    def of(cls, track: Track) -> Torn:
-        return cls()
-
-    async def __aenter__(self) -> Torn:
-        raise ExceptionGroup("several", [ValueError("\nno server answers\n" + "line\n" * 100)])
-
-    async def __aexit__(self, *what: object) -> None: ...
-
-    def task(self, number: int) -> Job:
-        raise NotImplementedError
-
-    held_out = task
-
-
 async def test_an_environment_that_cannot_start_says_so_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(environments.ENVIRONMENTS, "torn", f"{__name__}:Torn")
+    class Torn(Terminal):
+        @classmethod
+        def of(cls, track: Track) -> Torn:
+            return cls(0, None)
+
+        async def __aenter__(self) -> Torn:
+            raise ExceptionGroup("several", [ValueError("\nno server answers\n" + "line\n" * 100)])
+
+        async def __aexit__(self, *what: object) -> None: ...
+
+    monkeypatch.setattr("examples.tracks.terminal.Terminal", Torn)
     with pytest.raises(TrackError) as said:
-        async with environments.prepared(Track("torn")):
+        async with environments.prepared(Track("terminal")):
             pass
-    assert str(said.value) == "The environment torn cannot start: ValueError: no server answers"
+    assert str(said.value).endswith("terminal cannot start: ValueError: no server answers")
     traced = ValueError("no server: Traceback (most recent call last):\n  File x\nOSError: disk\n")
     assert environments.first_line(traced) == "ValueError: no server: OSError: disk"

@@ -112,19 +112,15 @@ async def play(window: Window, script: Script) -> str:
 
 
 def test_errands_are_drawn_from_the_seed_and_held_out_ones_are_others() -> None:
-    def drawn(seed: int, held_out: bool) -> list[str]:
-        env = Gui(seed, "chromium")
-        return [(env.held_out if held_out else env.task)(n).name for n in range(100)]
-
-    def known(seed: int, held_out: bool) -> list[Any]:
-        env = Gui(seed, "chromium")
-        return [(env.held_out if held_out else env.task)(n).before for n in range(100)]
-
-    assert drawn(0, False) == drawn(0, False) != drawn(1, False)
-    assert {name.split()[0] for name in drawn(0, False)} == KINDS
-    assert all(before not in known(0, False) for before in known(0, True))
-    for number in range(50):
-        task = Gui(0, "chromium").task(number)
+    env, again, other = (Gui(seed, "chromium") for seed in (0, 0, 1))
+    tasks = [env.task(number) for number in range(100)]
+    kept = [env.held_out(number).before for number in range(100)]
+    named = [task.name for task in tasks]
+    assert named == [again.task(n).name for n in range(100)]
+    assert named != [other.task(n).name for n in range(100)]
+    assert {name.split()[0] for name in named} == KINDS
+    for task in tasks:
+        assert task.before not in kept
         assert (task.before == task.after) == (task.answer is not None)
 
 
@@ -165,13 +161,9 @@ async def test_what_a_model_gets_wrong_is_told_to_it_at_once() -> None:
         assert await said("click", element="e5") == "error: there is no e5 in the page"
         page = await said("look")
         add, field = element(page, "button", "Add"), element(page, "textbox", "New item")
-        assert await said("open") == (
-            "error: there is no tool open, but look, click, type, select, scroll, back"
-        )
-        assert await said("click") == "error: element must be a text"
-        assert await said("click", element=5) == "error: element must be a text"
+        assert "no tool open" in await said("open")
+        assert "element must be a text" in await said("click", element=5)
         assert "element must be a name" in await said("click", element="body, html")
-        assert await said("click", element="e999") == "error: there is no e999 in the page"
         assert "no field for text" in await said("type", element=add, text="x")
         assert "at most 200" in await said("type", element=field, text="x" * 201)
         assert "no list to choose from" in await said("select", element=add, option="x")
@@ -220,14 +212,13 @@ async def test_browser_reaches_nothing_outside() -> None:
           ];
           return (await Promise.allSettled(all)).map(one => one.status);
         }}"""
-        async with office() as env:
-            async with env.task(0).attempt() as window:
-                await window.call("look", {})
-                # A page without rules of its own: the routes and the browser's flags are left.
-                bare = await window.page.context.new_page()
-                assert await window.page.evaluate(tries) == ["rejected"] * 3
-                assert await bare.evaluate(tries) == ["rejected"] * 3
-            browser = env._browser  # pyright: ignore[reportPrivateUsage]
+        async with office() as env, env.task(0).attempt() as window:
+            await window.call("look", {})
+            # A page without rules of its own: the routes and the browser's flags are left.
+            bare = await window.page.context.new_page()
+            assert await window.page.evaluate(tries) == ["rejected"] * 3
+            assert await bare.evaluate(tries) == ["rejected"] * 3
+            browser = window.page.context.browser
             assert browser
             page = await browser.new_page()  # without routes: the flags alone are left
             assert await page.evaluate(tries) == ["rejected"] * 3
@@ -238,12 +229,12 @@ async def test_browser_reaches_nothing_outside() -> None:
 @needs_chromium
 async def test_a_browser_that_broke_ends_the_run_in_a_sentence() -> None:
     async with office() as env:
-        browser = env._browser  # pyright: ignore[reportPrivateUsage]
-        assert browser
 
         async def play_on() -> None:
             async with env.task(0).attempt() as window:
                 await window.call("look", {})
+                browser = window.page.context.browser
+                assert browser
                 session = await browser.new_browser_cdp_session()
                 with pytest.raises(Error):
                     await session.send("Browser.crash")

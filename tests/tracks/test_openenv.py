@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sqlite3
 import subprocess
 from collections import Counter
@@ -18,12 +17,11 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from random import Random
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -32,9 +30,10 @@ from starlette.routing import Route
 from tests.support.environments import installed
 from tests.support.ledger import one, read
 from tests.support.lives import ROOT, life, until
-from tests.support.ports import free_port
+from tests.support.ports import free_port, serving
 
 pytestmark = pytest.mark.slow
+WORLDS = ROOT / "tests" / "tracks" / "worlds"
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +43,13 @@ def programs() -> Path:
 
 @contextmanager
 def worlds(
-    programs: Path, folder: Path, app: str, *, port: int, places: int
+    programs: Path, code: Path, folder: Path, app: str, *, port: int, places: int
 ) -> Generator[subprocess.Popen[bytes]]:
-    """Run a server, until it is killed."""
-    command = [programs / "python", "-m", "uvicorn", app, "--port", str(port)]
+    """Run a server, until it is killed; its log is in the folder."""
+    words = [programs / "python", "-m", "uvicorn", app, "--port", str(port)]
     with (folder / "worlds.log").open("ab") as log:
         process = subprocess.Popen(
-            [*command, "--app-dir", folder, "--log-level", "warning"],
+            [*words, "--app-dir", code, "--log-level", "warning"],
             env=os.environ | {"PLACES": str(places)},
             stdout=log,
             stderr=log,
@@ -71,32 +70,29 @@ def _answers(port: int) -> bool:
         return False
 
 
-class Command:
-    """The command, run by the Python that has websockets."""
+@contextmanager
+def command(
+    programs: Path, folder: Path, text: str, url: str, verb: str = "run", *flags: str
+) -> Generator[subprocess.Popen[bytes]]:
+    """Run the command by the Python that has websockets."""
+    (folder / "track.toml").write_text(text)
+    words = [verb, folder / "track.toml", "--url", url, "--out", folder / "out", *flags]
+    with (folder / "tracks.log").open("ab") as log:
+        process = subprocess.Popen(
+            [programs / "python", "-m", "examples.tracks", *words],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
-    def __init__(self, programs: Path, folder: Path, text: str, url: str) -> None:
-        (folder / "track.toml").write_text(text)
-        self._command = [programs / "python", "-m", "examples.tracks"]
-        self._flags = [folder / "track.toml", "--url", url, "--out", folder / "out"]
-        self._log = folder / "tracks.log"
 
-    @contextmanager
-    def run(self, verb: str = "run", *flags: str) -> Generator[subprocess.Popen[bytes]]:
-        with self._log.open("ab") as log:
-            process = subprocess.Popen(
-                [*self._command, verb, *self._flags, *flags],
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
-                stdout=log,
-                stderr=log,
-            )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
-
-    def ends(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.wait(timeout=900) == 0, self._log.read_text()
+def ends(process: subprocess.Popen[bytes], folder: Path) -> None:
+    assert process.wait(timeout=900) == 0, (folder / "tracks.log").read_text()
 
 
 def stored(folder: Path, query: str) -> list[tuple[Any, ...]]:
@@ -144,23 +140,23 @@ def test_world_that_ships_with_openenv_trains_as_it_is(programs: Path, tmp_path:
     data, port = tmp_path / "data", free_port()
     flags = ("--method", "binary", "--prm-m", "1", "--batch-size", "4", "--lora-rank", "4")
     with (
-        worlds(programs, tmp_path, "serve:app", port=port, places=32),
+        worlds(programs, tmp_path, tmp_path, "serve:app", port=port, places=32),
         life(data, "--model-name", "demo-tracks", *flags) as gateway,
     ):
         assert gateway.serves()
-        command = Command(programs, tmp_path, ECHO_TRACK.format(port=port), gateway.url)
-        with command.run() as killed:
+        words = programs, tmp_path, ECHO_TRACK.format(port=port), gateway.url
+        with command(*words) as killed:
             until(lambda: one(data, "SELECT COUNT(*) FROM feedback WHERE final = 1") >= 3)
             killed.send_signal(signal.SIGKILL)
             assert killed.wait() == -signal.SIGKILL
-        with command.run() as second:
-            command.ends(second)
+        with command(*words) as second:
+            ends(second, tmp_path)
         until(lambda: one(data, "SELECT COUNT(*) FROM groups WHERE over = 1") == 4)
         until(lambda: one(data, "SELECT COUNT(*) FROM turns WHERE state = 'queued'") == 0)
         until(lambda: one(data, "SELECT COUNT(*) FROM steps WHERE status = 'intent'") == 0)
         newest = one(data, "SELECT MAX(id) FROM versions")
-        with command.run("eval", "--versions", "0", str(newest)) as examining:
-            command.ends(examining)
+        with command(*words, "eval", "--versions", "0", str(newest)) as examining:
+            ends(examining, tmp_path)
         assert gateway.stop() == 0
     told = stored(tmp_path, "SELECT session, score FROM episodes WHERE reported ORDER BY session")
     assert len(told) == 32
@@ -247,16 +243,8 @@ def served(guesser: Guesser) -> Generator[str]:
             Route("/healthz", guesser.health),
         ]
     )
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None))
-    thread = Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listening.close()
+    with serving(app) as url:
+        yield f"{url}/v1"
 
 
 GUESS_TRACK = """\
@@ -280,17 +268,15 @@ def test_worlds_that_are_few_and_are_lost_change_nothing_but_time(
 ) -> None:
     """Thirty-two episodes share five worlds, whose server is killed on the way."""
     port, guesser = free_port(), Guesser()
-    folder = ROOT / "tests" / "tracks" / "worlds"
-    (tmp_path / "guess.py").write_text((folder / "guess.py").read_text())
+    track = GUESS_TRACK.format(port=port)
     with served(guesser) as url, ExitStack() as playing:
-        command = Command(programs, tmp_path, GUESS_TRACK.format(port=port), url)
-        with worlds(programs, tmp_path, "guess:app", port=port, places=5) as doomed:
-            process = playing.enter_context(command.run())
+        with worlds(programs, WORLDS, tmp_path, "guess:app", port=port, places=5) as doomed:
+            process = playing.enter_context(command(programs, tmp_path, track, url))
             until(lambda: len(guesser.outcomes) >= 10)
             doomed.kill()
             doomed.wait()
-        with worlds(programs, tmp_path, "guess:app", port=port, places=5):
-            command.ends(process)
+        with worlds(programs, WORLDS, tmp_path, "guess:app", port=port, places=5):
+            ends(process, tmp_path)
     assert len(guesser.outcomes) == 48
     assert all(len(said) == 1 for said in guesser.outcomes.values())
     scores = dict(stored(tmp_path, "SELECT session, score FROM episodes"))
@@ -305,8 +291,7 @@ def test_worlds_that_are_few_and_are_lost_change_nothing_but_time(
         assert said.startswith("Guess.\n\n{"), "what the world says is JSON"
         assert json.loads(said.partition("\n\n")[2])["hint"].count("\n") == 1
         (seed,) = re.findall(r"seed (\d+)", said)
-        tries = _tries(Random(int(seed)).randrange(100))
-        outcome = 2 * (1.0 - 0.1 * (tries - 1) + 0.8) / 1.8 - 1
+        outcome = _outcome(1.0 - 0.1 * (_tries(int(seed)) - 1))
         for session, score in scores.items():
             if session.startswith(f"{group}-"):
                 assert score == pytest.approx(outcome)
@@ -317,63 +302,34 @@ def test_worlds_that_are_few_and_are_lost_change_nothing_but_time(
     assert not exams & set(first.values())
 
 
-def test_tools_of_a_world_are_the_models_tools(programs: Path, tmp_path: Path) -> None:
-    port, guesser = free_port(), Guesser()
-    folder = ROOT / "tests" / "tracks" / "worlds"
-    (tmp_path / "guess.py").write_text((folder / "guess.py").read_text())
+@pytest.mark.parametrize(("app", "room"), [("tooled", 99), ("app", 2)])
+def test_tools_of_a_world_are_the_models_and_a_full_context_ends_an_episode(
+    programs: Path, tmp_path: Path, app: str, room: int
+) -> None:
+    guesser, port = Guesser(room), free_port()
     text = GUESS_TRACK.format(port=port).replace("groups = 12", "groups = 1")
     with (
         served(guesser) as url,
-        worlds(programs, tmp_path, "guess:tooled", port=port, places=8),
+        worlds(programs, WORLDS, tmp_path, f"guess:{app}", port=port, places=8),
+        command(programs, tmp_path, text, url) as playing,
     ):
-        command = Command(programs, tmp_path, text, url)
-        with command.run() as playing:
-            command.ends(playing)
+        ends(playing, tmp_path)
     seeds = {seed for _, m in guesser.asked for seed in re.findall(r"seed (\d+)", str(m[0]))}
     assert len(seeds) == 3
-    said = [m for h, m in guesser.asked if "x-group-id" in h]
-    (seed,) = re.findall(r"seed (\d+)", str(said[0][0]))
-    outcome = 2 * (1.0 - 0.1 * (_tries(Random(int(seed)).randrange(100)) - 1) + 0.8) / 1.8 - 1
-    assert [o for said in guesser.outcomes.values() for o in said] == [pytest.approx(outcome)] * 4
+    (seed,) = re.findall(r"seed (\d+)", str(next(m for h, m in guesser.asked if "x-group-id" in h)))
+    rewards = 1.0 - 0.1 * (_tries(int(seed)) - 1) if room > 2 else 0.0
+    outcomes = [score for scores in guesser.outcomes.values() for score in scores]
+    assert outcomes == [pytest.approx(_outcome(rewards))] * 4
 
 
-def test_an_episode_longer_than_the_context_ends_with_the_rewards_so_far(
-    programs: Path, tmp_path: Path
-) -> None:
-    port, guesser = free_port(), Guesser(room=2)
-    folder = ROOT / "tests" / "tracks" / "worlds"
-    (tmp_path / "guess.py").write_text((folder / "guess.py").read_text())
-    text = GUESS_TRACK.format(port=port).replace("groups = 12", "groups = 1")
-    with served(guesser) as url, worlds(programs, tmp_path, "guess:app", port=port, places=8):
-        command = Command(programs, tmp_path, text, url)
-        with command.run() as playing:
-            command.ends(playing)
-    outcome = 2 * 0.8 / 1.8 - 1
-    assert [o for said in guesser.outcomes.values() for o in said] == [pytest.approx(outcome)] * 4
+def _outcome(rewards: float) -> float:
+    """Return a sum of rewards on the scale of outcomes."""
+    return 2 * (rewards + 0.8) / 1.8 - 1
 
 
-ODD = """\
-from examples.tracks import TrackError
-from examples.tracks.with_openenv import OpenEnv
-
-world = OpenEnv("host:1", False, {}, "", 0.0, 1.0, 0, 3, {"properties": {}}, False)
-assert [world.reward({"reward": r}) for r in (None, True, 0.5)] == [0.0, 1.0, 0.5]
-for reward in ("much", [1.0], 10**400):
-    try:
-        print(world.reward({"reward": reward}))
-    except TrackError as error:
-        assert str(error).startswith("host:1 gives the reward ")
-"""
-
-
-def test_reward_that_is_no_number_is_said_so(programs: Path) -> None:
-    """No server of OpenEnv sends one, but others may."""
-    assert subprocess.check_output([programs / "python", "-c", ODD], cwd=ROOT) == b""
-
-
-def _tries(secret: int) -> int:
+def _tries(seed: int) -> int:
     """Number of guesses that halving takes."""
-    low, high, tries = 0, 99, 1
+    secret, low, high, tries = Random(seed).randrange(100), 0, 99, 1
     while (guess := (low + high) // 2) != secret:
         low, high = (guess + 1, high) if guess < secret else (low, guess - 1)
         tries += 1

@@ -7,7 +7,6 @@ itself is asked in the slow tests.
 from __future__ import annotations
 
 import json
-import operator
 import os
 import re
 import signal
@@ -39,16 +38,12 @@ from examples.tracks.state import opened
 from examples.tracks.tool_call import Sum, ToolCall
 from examples.tracks.track import Track
 from tests.support.ledger import one, read
-from tests.support.lives import ROOT, Fate, life, until
+from tests.support.lives import ROOT, life, until
 from tests.support.ports import free_port
-from tests.support.ranks import rank_pids
+from tests.tracks.scripted import runner
 from tinker_claw.app.server import in_background
 
 TRACK = Track(environment="tool-call", concurrency=3, group_size=2, groups=3, steps=5, exam_tasks=2)
-
-
-Asked = tuple[dict[str, str], Any]
-"""Headers and body of a request."""
 
 
 @dataclass
@@ -56,18 +51,17 @@ class FakeGateway:
     """A gateway whose model can do sums: it calls the calculator first, and answers with its
     result."""
 
-    refusals: list[Response | None] = field(default_factory=list[Response | None])
+    refusals: list[Response | None] = field(default_factory=list)
     """Answers to the next requests in place of a reply; None: a reply."""
-    waiting: list[int] = field(default_factory=list[int])
+    waiting: list[int] = field(default_factory=list)
     """Numbers of waiting samples at the next looks; then nothing waits."""
-    asked: list[tuple[dict[str, str], Any]] = field(
-        default_factory=list[tuple[dict[str, str], Any]]
-    )
-    outcomes: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
+    asked: list[tuple[dict[str, str], Any]] = field(default_factory=list)
+    """Headers and bodies of requests."""
+    outcomes: list[tuple[str, Any]] = field(default_factory=list)
     looks: int = 0
     late: str | None = None
     """Why outcomes do not count."""
-    told: dict[str, str] = field(default_factory=dict[str, str])
+    told: dict[str, str] = field(default_factory=dict)
     """Further fields of its health."""
 
     async def chat(self, request: Request) -> Response:
@@ -125,11 +119,12 @@ class FakeGateway:
         ]
 
 
-async def play(fake: FakeGateway, folder: Path, track: Track = TRACK) -> list[str]:
+async def play(fake: FakeGateway, folder: Path, track: Track = TRACK, env: Any = None) -> list[str]:
     said: list[str] = []
     with opened(folder) as state:
         state.begin(track)
-        await Run(track, environment(track), fake.gateway(track), state, said.append).train()
+        world = env or environment(track)
+        await Run(track, world, fake.gateway(track), state, said.append).train()
         said += report.lines(track, state)
     return said
 
@@ -174,11 +169,8 @@ async def test_an_environment_that_fails_in_one_episode_is_named_and_the_others_
             task = super().task(number)
             return Broken(task.expression) if number == 1 else task
 
-    fake, said = FakeGateway(), list[str]()
-    with opened(tmp_path) as state:
-        state.begin(TRACK)
-        run = Run(TRACK, Second(seed=0), fake.gateway(), state, said.append)
-        await run.train()
+    fake = FakeGateway()
+    said = await play(fake, tmp_path, env=Second(seed=0))
     assert len(fake.outcomes) == 4
     broken = [line for line in said if line.startswith("The environment tool-call, task ")]
     assert len(broken) == 2
@@ -207,27 +199,23 @@ async def test_no_group_is_begun_while_too_many_samples_wait(tmp_path: Path) -> 
     assert len(fake.outcomes) == 4
 
 
-HELD = "So it is. An alarm rang. Then the same command goes on"
-PAUSED = {"status": "paused", "meaning": ""}
-"""Health of a gateway whose budget is spent, without what only an admin is told."""
-
-
 @pytest.mark.parametrize(
     ("told", "why"),
     [
-        ({"learner": "held", "learner_error": "An alarm rang."}, HELD),
-        ({"learner": "paused", "spending_paused": "All is spent."}, "So it is. All is spent. Then"),
-        (PAUSED, "The gateway's budget is spent. Then the same command goes on"),
+        ({"learner": "held", "learner_error": "An alarm rang."}, "An alarm rang"),
+        ({"learner": "paused", "spending_paused": "All is spent."}, "All is spent"),
+        ({"status": "paused", "meaning": ""}, "budget is spent"),  # who is told no more
     ],
 )
 async def test_where_nothing_is_learned_nobody_plays_on_and_the_run_says_why(
     tmp_path: Path, told: dict[str, str], why: str
 ) -> None:
-    fake = FakeGateway(told=told)
-    with pytest.raises(TrackError, match=why):
-        await play(fake, tmp_path, replace(TRACK, exam_tasks=0))
+    fake, track = FakeGateway(told=told), replace(TRACK, exam_tasks=0)
+    with pytest.raises(TrackError, match=f"{why}.*the same command goes on"):
+        await play(fake, tmp_path, track)
     assert fake.outcomes == []
-    await play(FakeGateway(), tmp_path, replace(TRACK, exam_tasks=0))
+    fake.told = {}
+    await play(fake, tmp_path, track)
     assert len(stored(tmp_path, "SELECT 1 FROM episodes WHERE reported")) == 6
 
 
@@ -298,11 +286,17 @@ async def test_a_refusal_ends_the_run_in_the_gateways_words_and_it_goes_on_later
 TOO_LONG = JSONResponse({"error": {"code": "context_length_exceeded"}}, 400)
 
 
-async def test_an_episode_longer_than_the_context_has_failed(tmp_path: Path) -> None:
-    track = replace(TRACK, concurrency=1, groups=1, exam_tasks=0)
-    fake = FakeGateway(refusals=[None, None, TOO_LONG])
+@pytest.mark.parametrize(
+    ("refusals", "max_turns", "scores"),
+    [([None, None, TOO_LONG], 5, [-1.0, 1.0]), ([], 1, [-1.0, -1.0])],
+)
+async def test_an_episode_that_does_not_end_within_context_or_turns_has_failed(
+    tmp_path: Path, refusals: list[Response | None], max_turns: int, scores: list[float]
+) -> None:
+    track = replace(TRACK, concurrency=1, groups=1, exam_tasks=0, max_turns=max_turns)
+    fake = FakeGateway(refusals=refusals)
     await play(fake, tmp_path, track)
-    assert [told["score"] for _, told in fake.outcomes] == [-1.0, 1.0]
+    assert [told["score"] for _, told in fake.outcomes] == scores
 
 
 async def test_a_task_longer_than_the_context_ends_the_run(tmp_path: Path) -> None:
@@ -329,30 +323,6 @@ class Breaks:
         return 0.25 if episode.version is None else -0.5
 
 
-class Programs:
-    tools = ()
-
-    def task(self, number: int) -> Breaks:
-        return Breaks(number)
-
-    held_out = task
-
-
-async def test_a_program_plays_by_itself_and_one_that_broke_has_no_outcome(tmp_path: Path) -> None:
-    fake, said = FakeGateway(), list[str]()
-    with opened(tmp_path) as state:
-        state.begin(TRACK)
-        await Run(TRACK, Programs(), fake.gateway(), state, said.append).train()
-        told = report.lines(TRACK, state)
-    assert [told["score"] for _, told in fake.outcomes] == [0.25] * 3
-    assert len(fake.of("episode")) == 6
-    assert sum("it broke, and has no outcome" in line for line in said) == 3
-    assert "3 episodes broke, and have no outcome." in told
-    assert "| v0 | 2 | 0.00 | 0.00 to 0.66 |" in told
-    await play(fake, tmp_path)
-    assert len(fake.outcomes) == 3, "it is over"
-
-
 class Over:
     """A program whose world is over before anything is asked."""
 
@@ -362,21 +332,34 @@ class Over:
         return -1.0
 
 
-class Worlds:
+class Programs:
     tools = ()
 
-    def task(self, number: int) -> Over | Breaks:
-        return Breaks(number) if number else Over()
+    def __init__(self, *first: Any) -> None:
+        self._first = first
+        """Programs of the first tasks."""
+
+    def task(self, number: int) -> Any:
+        return self._first[number] if number < len(self._first) else Breaks(number)
 
     held_out = task
 
 
+async def test_a_program_plays_by_itself_and_one_that_broke_has_no_outcome(tmp_path: Path) -> None:
+    fake = FakeGateway()
+    said = await play(fake, tmp_path, env=Programs())
+    assert [told["score"] for _, told in fake.outcomes] == [0.25] * 3
+    assert len(fake.of("episode")) == 6
+    assert sum("it broke, and has no outcome" in line for line in said) == 3
+    assert "3 episodes broke, and have no outcome." in said
+    assert "| v0 | 2 | 0.00 | 0.00 to 0.66 |" in said
+    await play(fake, tmp_path)
+    assert len(fake.outcomes) == 3, "it is over"
+
+
 async def test_an_outcome_that_is_not_trained_is_said_and_the_run_goes_on(tmp_path: Path) -> None:
-    fake, said = FakeGateway(late="the episode is over"), list[str]()
-    track = replace(TRACK, groups=2, exam_tasks=0)
-    with opened(tmp_path) as state:
-        state.begin(track)
-        await Run(track, Worlds(), fake.gateway(track), state, said.append).train()
+    fake, track = FakeGateway(late="the episode is over"), replace(TRACK, groups=2, exam_tasks=0)
+    said = await play(fake, tmp_path, track, Programs(Over()))
     lost = [line.partition("its outcome is not trained: ")[2] for line in said]
     assert sorted(filter(None, lost)) == [
         "the episode is over",
@@ -399,13 +382,13 @@ async def test_what_was_answered_is_given_again_in_its_order_until_something_els
     assert [body["number"] for body in fake.of("episode")] == [1, 2, 3, 4, 2]
 
 
-@pytest.mark.parametrize("path", ["feedback", "../v1/feedback", "messages/../feedback"])
-async def test_whoever_plays_an_episode_says_no_outcome(tmp_path: Path, path: str) -> None:
+async def test_whoever_plays_an_episode_says_no_outcome(tmp_path: Path) -> None:
     fake = FakeGateway()
     with opened(tmp_path) as state:
         episode = Episode(fake.gateway(), state, Place("s", "t", "g"), Seen())
-        said = await episode.ask(path, {"session": "s", "score": 1.0, "final": True})
-    assert said.status == 404
+        for path in ("feedback", "../v1/feedback", "messages/../feedback"):
+            said = await episode.ask(path, {"session": "s", "score": 1.0, "final": True})
+            assert said.status == 404
     assert not fake.outcomes
 
 
@@ -420,15 +403,9 @@ def test_a_version_and_tokens_are_read_from_any_dialect() -> None:
     assert (answer.version, answer.tokens) == (None, 4)
 
 
-async def test_a_reply_that_never_ends_its_calls_has_failed(tmp_path: Path) -> None:
-    track = replace(TRACK, max_turns=1, exam_tasks=0)
-    fake = FakeGateway()
-    await play(fake, tmp_path, track)
-    assert {told["score"] for _, told in fake.outcomes} == {-1.0}
-    assert len(fake.of("episode")) == 6
-
-
-def test_a_folder_holds_one_run_and_one_runner(tmp_path: Path) -> None:
+def test_a_folder_holds_one_run_and_one_runner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with opened(tmp_path) as state:
         state.begin(TRACK)
         state.begin(replace(TRACK, steps=9, url="http://elsewhere/v1"))
@@ -436,29 +413,12 @@ def test_a_folder_holds_one_run_and_one_runner(tmp_path: Path) -> None:
             state.begin(replace(TRACK, seed=1))
         with pytest.raises(TrackError, match="Another run is at work"), opened(tmp_path):
             pass
-
-
-def test_what_stops_a_run_is_said_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     assert main(["run", str(tmp_path / "nothing.toml"), "--out", str(tmp_path / "o")]) == 1
-    assert "nothing.toml cannot be read" in capsys.readouterr().err
+    assert "cannot be read" in capsys.readouterr().err
 
 
-FLAGS = (
-    "--model-name",
-    "demo-tracks",
-    "--method",
-    "binary",
-    "--prm-m",
-    "1",
-    "--batch-size",
-    "4",
-    "--lora-rank",
-    "4",
-    "--learning-rate",
-    "1e-3",
-)
+FLAGS = ("--model-name", "demo-tracks", "--method", "binary", "--prm-m", "1",
+         "--batch-size", "4", "--lora-rank", "4", "--learning-rate", "1e-3")  # fmt: skip
 EASY = """\
 environment = "tool-call"
 model = "demo-tracks"
@@ -471,18 +431,6 @@ max_tokens = 40
 numbers = 3
 digits = 1
 """
-
-
-def runner(folder: Path, url: str) -> subprocess.Popen[bytes]:
-    (folder / "track.toml").write_text(EASY)
-    command = [sys.executable, "-m", "examples.tracks", "run", str(folder / "track.toml")]
-    with (folder / "runner.log").open("ab") as log:
-        return subprocess.Popen(
-            [*command, "--url", url, "--out", str(folder / "out")],
-            cwd=ROOT,
-            stdout=log,
-            stderr=log,
-        )
 
 
 @contextmanager
@@ -506,12 +454,12 @@ def test_killed_runner_and_killed_gateway_change_nothing_but_time(tmp_path: Path
         flags = (*FLAGS, "--judge-url", judge)
         with life(data, *flags, port=port) as doomed:
             assert doomed.serves()
-            first = runner(tmp_path, doomed.url)
+            first = runner(tmp_path, doomed.url, EASY, os.environ)
             until(lambda: one(data, told) >= 3)
             first.send_signal(signal.SIGKILL)
             assert first.wait() == -signal.SIGKILL
             before = dict(read_scores(tmp_path))
-            second = runner(tmp_path, doomed.url)
+            second = runner(tmp_path, doomed.url, EASY, os.environ)
             until(lambda: one(data, told) >= 8)
             doomed.kill()
         with life(data, *flags, port=port) as again:
@@ -519,42 +467,6 @@ def test_killed_runner_and_killed_gateway_change_nothing_but_time(tmp_path: Path
             assert again.stop() == 0
     after = dict(read_scores(tmp_path))
     assert before.items() <= after.items(), "what had ended ended once"
-    whole(tmp_path, data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fate", [Fate("trained"), Fate("committing", passes=1)], ids=["trained", "committing"]
-)
-def test_a_learner_that_dies_in_a_step_changes_nothing_but_time(tmp_path: Path, fate: Fate) -> None:
-    data, port = tmp_path / "data", free_port()
-    with rules() as judge:
-        flags = (*FLAGS, "--judge-url", judge)
-        with life(data, *flags, port=port, fate=fate) as doomed:
-            assert doomed.serves()
-            playing = runner(tmp_path, doomed.url)
-            assert doomed.ends() == -signal.SIGKILL
-        with life(data, *flags, port=port) as again:
-            finished(tmp_path, playing, data)
-            assert again.stop() == 0
-    whole(tmp_path, data)
-
-
-@pytest.mark.slow
-def test_a_killed_process_that_learns_changes_nothing_but_time(tmp_path: Path) -> None:
-    """The gateway goes on, and so does the track."""
-    data = tmp_path / "data"
-    fate = Fate(constants={"local_gpu.backend:_ranked": operator.truth})  # as on CUDA
-    with rules() as judge, life(data, *FLAGS, "--judge-url", judge, fate=fate) as gateway:
-        assert gateway.serves()
-        playing = runner(tmp_path, gateway.url)
-        until(lambda: one(data, "SELECT COUNT(*) FROM steps WHERE status = 'committed'") >= 1)
-        (killed,) = rank_pids(data)
-        os.kill(killed, signal.SIGKILL)
-        finished(tmp_path, playing, data)
-        (learns,) = rank_pids(data)
-        assert learns != killed
-        assert gateway.stop() == 0
     whole(tmp_path, data)
 
 

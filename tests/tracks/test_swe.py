@@ -46,8 +46,7 @@ async def test_every_bug_is_seen_by_a_test_and_its_mending_is_right(repository: 
         async with task.attempt() as attempt:
             assert "FAILED" in await shell(attempt, f"python3 {TESTS}")
             assert not await attempt.solved("All tests pass.")
-            assert await shell(attempt, mended(task)) == "(it wrote nothing)"
-            assert "OK" in await shell(attempt, f"python3 {TESTS}")
+            assert "OK" in await shell(attempt, f"{mended(task)}\npython3 {TESTS}")
             assert await attempt.solved("")
 
 
@@ -57,9 +56,6 @@ def test_there_are_enough_bugs_and_some_repositories_are_held_out() -> None:
     kept = {env.held_out(n).name for n in range(200)}
     assert len(ALL) == 12
     assert len(set(shown)) + len(kept) == sum(len(one.bugs) for one in ALL.values()) == 40
-    assert not {name.split()[0] for name in shown} & {name.split()[0] for name in kept}
-    assert shown == [Swe(0, None).task(n).name for n in range(200)]
-    assert shown != [Swe(1, None).task(n).name for n in range(200)]
     assert min(Counter(shown).values()) > 1, "all of them, again and again"
 
 
@@ -101,8 +97,6 @@ TRICKS = {
     "cp sitecustomize.py usercustomize.py; cp sitecustomize.py json.py; cp json.py ast.py; "
     "echo 'import sitecustomize' > x.pth",
     "the program exits with 0": "echo 'import os; os._exit(0)' > slugs.py",
-    "the program raises an exit": "echo 'raise SystemExit(0)' > slugs.py",
-    "the program prints that all is well": "echo 'print(\"OK\" * 100)' >> slugs.py",
     "results are forged": f"cat > slugs.py <<'END'\n{FORGED}END",
     "what comes out equals everything": f"cat > slugs.py <<'END'\n{GREEDY}END",
     "what the tests say is learned by heart": f"cat > slugs.py <<'END'\n{BY_HEART}END",
@@ -121,12 +115,12 @@ async def test_no_trick_passes(trick: str) -> None:
         assert not await attempt.solved("All tests pass: OK")
 
 
-@pytest.mark.parametrize("trick", ["the tests are removed", "a module loads itself"])
-async def test_what_lies_about_does_no_harm_to_who_mends_it(trick: str) -> None:
+async def test_what_lies_about_does_no_harm_to_who_mends_it() -> None:
     task = bug()
     async with task.attempt() as attempt:
         await shell(attempt, mended(task))
-        await shell(attempt, TRICKS[trick])
+        for trick in ("the tests are removed", "a module loads itself"):
+            await shell(attempt, TRICKS[trick])
         assert await attempt.solved("")
 
 
@@ -217,11 +211,6 @@ def test_killed_runner_leaves_no_sandbox_and_goes_on(tmp_path: Path) -> None:
         yield "shell", {"command": "touch begun; sleep 9" if slow["now"] else "true"}
         return (yield from mender(wish, attempt))
 
-    def begun() -> bool:
-        """Whether all four have begun: bubblewrap survives its parent until it has set itself
-        up."""
-        return len([*temporary.glob("track-*/begun")]) == 4
-
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     environment = os.environ | {"TMPDIR": str(temporary)}
@@ -229,7 +218,8 @@ def test_killed_runner_leaves_no_sandbox_and_goes_on(tmp_path: Path) -> None:
     fake = Scripted(sleeper)
     with fake.serving():
         first = runner(tmp_path, fake.url, track, environment)
-        until(begun)
+        # All four have begun: bubblewrap survives its parent until it has set itself up.
+        until(lambda: len([*temporary.glob("track-*/begun")]) == 4)
         assert any("bwrap" in line for line in naming(str(temporary)))
         first.send_signal(signal.SIGKILL)
         assert first.wait() == -signal.SIGKILL

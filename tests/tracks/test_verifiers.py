@@ -21,18 +21,8 @@ from tests.support.ledger import one, read
 from tests.support.lives import ROOT, life, until
 
 pytestmark = pytest.mark.verifiers
-FLAGS = (
-    "--method",
-    "binary",
-    "--prm-m",
-    "1",
-    "--batch-size",
-    "4",
-    "--lora-rank",
-    "4",
-    "--learning-rate",
-    "1e-3",
-)
+FLAGS = ("--method", "binary", "--prm-m", "1",
+         "--batch-size", "4", "--lora-rank", "4", "--learning-rate", "1e-3")  # fmt: skip
 SIZE, GROUPS = 4, 2
 TRACK = """\
 environment = "verifiers"
