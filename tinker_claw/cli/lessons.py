@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -19,6 +20,7 @@ from tinker_claw.config.flags import WORD
 from tinker_claw.config.settings import DEFAULT_USER
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.lessons import read_lessons
+from tinker_claw.ledger.turn_view import Record
 from tinker_claw.words import practised
 
 _COLUMNS = (
@@ -51,25 +53,21 @@ class Lessons(LedgerCommand):
     as_json: bool = Field(False, alias="json", description="one JSON object a line")
 
     def run(self) -> int:
-        if self.do == "list":
-            if self.words:
-                raise UndoError(f"`list` takes no {' '.join(self.words)!r}: `tinker-claw lessons`")
-            with self.rows() as ledger:
-                lessons = read_lessons(ledger, self.user)
-            if self.as_json:
-                write_json(lessons)
-            elif lessons:
-                vain = [lesson for lesson in lessons if lesson["vain"]]
-                notes = [
-                    f"Lesson {lesson['id']} is told in vain: {lesson['vain']}." for lesson in vain
-                ]
-                notes += [practised(run) for lesson in lessons for run in lesson["runs"][-1:]]
-                write(
-                    [*table(_COLUMNS, lessons), *(line for note in notes for line in wrapped(note))]
-                )
-            else:
-                write(wrapped(_NONE))
-            return 0
+        if self.do != "list":
+            self._change()
+        elif self.words:
+            raise UndoError(f"`list` takes no {' '.join(self.words)!r}: `tinker-claw lessons`")
+        elif self.as_json:
+            write_json(self._read(self.user))
+        else:
+            write(_listing(self._read(self.user)))
+        return 0
+
+    def _read(self, user: str | None) -> list[Record]:
+        with self.rows() as ledger:
+            return read_lessons(ledger, user)
+
+    def _change(self) -> None:
         number, user, text, newest = None, self.user, list(self.words), 0
         if self.do == "add":
             user = user or DEFAULT_USER
@@ -90,13 +88,23 @@ class Lessons(LedgerCommand):
         existed = self.do == "add" and done <= newest
         write([f"Lesson {done}: {_DONE['known' if existed else self.do]}."])
         if self.do == "drop":
-            with self.rows() as ledger:
-                back = next(
-                    lesson["back"] for lesson in read_lessons(ledger, None) if lesson["id"] == done
-                )
+            back = next(lesson["back"] for lesson in self._read(None) if lesson["id"] == done)
             if back is not None:
                 write(wrapped(_UNDO.format(back)))
-        return 0
+
+
+def _listing(lessons: Sequence[Record]) -> list[str]:
+    """Return the table of lessons, then those that are told in vain and the newest practice."""
+    if not lessons:
+        return wrapped(_NONE)
+    lines = table(_COLUMNS, lessons)
+    for lesson in lessons:
+        if lesson["vain"]:
+            lines += wrapped(f"Lesson {lesson['id']} is told in vain: {lesson['vain']}.")
+    for lesson in lessons:
+        for run in lesson["runs"][-1:]:
+            lines += wrapped(practised(run))
+    return lines
 
 
 _NONE = (
