@@ -272,10 +272,8 @@ class PartCache:
 
         def read(make: Callable[[Any, str], Any], raw: msgspec.Raw, at: str) -> Any:
             key = user, make, bytes(raw)
-            if (parsed := new.get(key)) is not None:
-                return parsed
             with self._lock:
-                _, parsed = self._parsed.get(key, (0, None))
+                _, parsed = self._parsed.get(key, (0, new.get(key)))
             if parsed is None:
                 parsed = new[key] = anew(make, raw, at)
             return parsed
