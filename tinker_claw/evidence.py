@@ -71,10 +71,12 @@ class TwoRates:
         The prior density 6 (a - b) ** 2 looks for large differences first. (The e-variables of
         Turner, Ly and Grünwald 2024, J. Stat. Plan. Inference 230:106116, need blocks of fixed
         composition; in pairs they took as many sessions.)"""
+        both = self.a, self.b
         common = Rate(self.a.good + self.b.good, self.a.of + self.b.of)
-        mixed = _mixed(self.a, 1) + _mixed(self.b, 1) - _log_likelihood(common, common.value)
-        (a, more_a), (b, more_b) = _posterior_means(self.a), _posterior_means(self.b)
-        apart = 6 * (a * more_a - 2 * a * b + b * more_b)
+        mixed = sum(_mixed(rate, 1) for rate in both) - _log_likelihood(common, common.value)
+        a, b = ((rate.good + 1) / (rate.of + 2) for rate in both)  # means of the posterior
+        squares = [(rate.good + 2) / (rate.of + 3) for rate in both]
+        apart = 6 * (a * squares[0] - 2 * a * b + b * squares[1])
         return math.exp(min(mixed + math.log(apart), _MOST))
 
 
@@ -98,11 +100,6 @@ def _mixed(rate: Rate, prior: float) -> float:
     norm."""
     good, bad = rate.good + prior, rate.of - rate.good + prior
     return math.lgamma(good) + math.lgamma(bad) - math.lgamma(good + bad)
-
-
-def _posterior_means(rate: Rate) -> tuple[float, float]:
-    """Return the mean of the posterior under Beta(1, 1), and the mean after one more success."""
-    return (rate.good + 1) / (rate.of + 2), (rate.good + 2) / (rate.of + 3)
 
 
 def _log_likelihood(rate: Rate, at: float) -> float:

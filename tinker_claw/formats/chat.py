@@ -205,9 +205,7 @@ def _messages(raw: Raw | None, read: Read) -> list[Message]:
 def _message(raw: Any, at: str) -> KnownMessage:
     with naming(at, raw):
         fields = Object(raw, at)
-        role = fields.get("role")
-        if not isinstance(role, str) or role not in _ROLES:
-            raise fields.wrong(f"must be one of {', '.join(_ROLES)}", "role")
+        role = fields.one_of("role", _ROLES)
         message = _assistant(fields) if role == "assistant" else _other(fields, _ROLES[role])
         if name := fields.optional("name", empty=True):
             message["name"] = name

@@ -321,9 +321,7 @@ def _messages(raw: Any, at: str) -> list[Message]:
     """Convert one message of the client's into neutral messages."""
     with naming(at, raw):
         fields = Object(raw, at)
-        role = fields.get("role")
-        if not isinstance(role, str) or role not in _ROLES:
-            raise fields.wrong(f"must be one of {', '.join(_ROLES)}", "role")
+        role = fields.one_of("role", _ROLES)
         content = fields.get("content", [])
         if not isinstance(content, list):
             return [{"role": role, "content": text_of(fields, "content", plain_part)}]

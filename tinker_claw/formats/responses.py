@@ -347,9 +347,7 @@ def _reasoning(fields: Object) -> list[Message]:
 
 
 def _message(fields: Object) -> list[Message]:
-    role = fields.get("role")
-    if role not in _ROLES:
-        raise fields.wrong(f"must be one of {', '.join(_ROLES)}", "role")
+    role = fields.one_of("role", _ROLES)
     if role == "assistant":
         return [assistant([text_of(fields, "content", plain_part, glued=True)], [], [])]
     content = text_of(fields, "content", seen_part if role == "user" else plain_part)
