@@ -125,10 +125,9 @@ def table(experiment: Experiment, kinds: Sequence[Row]) -> Iterator[str]:
     yield "| " + " | ".join(heads) + " |"
     yield "|" + "---|" * len(heads)
     for row in kinds:
-        cells = [row.name, str(len(row.runs))]
-        cells += [spread(row.at_step(step)) for step in marks]
-        cells += [spread(row.at_sessions(count)) for count in ended]
-        cells += _others(row, steps)
+        at_steps = (spread(row.at_step(step)) for step in marks)
+        at_sessions = (spread(row.at_sessions(count)) for count in ended)
+        cells = (row.name, str(len(row.runs)), *at_steps, *at_sessions, *_others(row, steps))
         yield "| " + " | ".join(cells) + " |"
     for row in kinds:
         for run in row.runs:
