@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -53,21 +53,15 @@ class Lessons(LedgerCommand):
     as_json: bool = Field(False, alias="json", description="one JSON object a line")
 
     def run(self) -> int:
-        if self.do != "list":
-            self._change()
-        elif self.words:
-            raise UndoError(f"`list` takes no {' '.join(self.words)!r}: `tinker-claw lessons`")
-        elif self.as_json:
-            write_json(self._read(self.user))
-        else:
-            write(_listing(self._read(self.user)))
-        return 0
-
-    def _read(self, user: str | None) -> list[Record]:
-        with self.rows() as ledger:
-            return read_lessons(ledger, user)
-
-    def _change(self) -> None:
+        if self.do == "list":
+            if self.words:
+                raise UndoError(f"`list` takes no {' '.join(self.words)!r}: `tinker-claw lessons`")
+            lessons = self._read(self.user)
+            if self.as_json:
+                write_json(lessons)
+            else:
+                write(_listing(lessons))
+            return 0
         number, user, text, newest = None, self.user, list(self.words), 0
         if self.do == "add":
             user = user or DEFAULT_USER
@@ -91,20 +85,22 @@ class Lessons(LedgerCommand):
             back = next(lesson["back"] for lesson in self._read(None) if lesson["id"] == done)
             if back is not None:
                 write(wrapped(_UNDO.format(back)))
+        return 0
+
+    def _read(self, user: str | None) -> list[Record]:
+        with self.rows() as ledger:
+            return read_lessons(ledger, user)
 
 
-def _listing(lessons: Sequence[Record]) -> list[str]:
-    """Return the table of lessons, then those that are told in vain and the newest practice."""
-    if not lessons:
-        return wrapped(_NONE)
-    lines = table(_COLUMNS, lessons)
+def _listing(lessons: Sequence[Record]) -> Iterator[str]:
+    """Yield the table of lessons, then those that are told in vain and the newest practice."""
+    yield from table(_COLUMNS, lessons) if lessons else wrapped(_NONE)
     for lesson in lessons:
         if lesson["vain"]:
-            lines += wrapped(f"Lesson {lesson['id']} is told in vain: {lesson['vain']}.")
+            yield from wrapped(f"Lesson {lesson['id']} is told in vain: {lesson['vain']}.")
     for lesson in lessons:
         for run in lesson["runs"][-1:]:
-            lines += wrapped(practised(run))
-    return lines
+            yield from wrapped(practised(run))
 
 
 _NONE = (
