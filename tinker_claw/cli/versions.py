@@ -42,17 +42,17 @@ def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Recor
     Raises:
         UndoError: it is not; names the versions that are.
     """
-    kept = {record["id"]: record for record in read_kept(rows)}
+    kept = read_kept(rows)
     if not kept:
         raise UndoError(f"{rows.path} has no version yet: the gateway makes v0 when it starts")
     if version is None:
-        version = max(id for id in kept if kept[id]["serving"])
-    possible = [id for id, record in kept.items() if usable(record, with_state=with_state)]
-    names = ", ".join(f"v{id}" for id in possible[-40:]) or "none"
-    chosen = kept.get(version)
+        version = max(record["id"] for record in kept if record["serving"])
+    possible = [record for record in kept if usable(record, with_state=with_state)]
+    names = ", ".join(f"v{record['id']}" for record in possible[-40:]) or "none"
+    chosen = next((record for record in kept if record["id"] == version), None)
     if chosen is None:
         raise UndoError(f"there is no v{version}; possible: {names}")
-    if version not in possible:
+    if chosen not in possible:
         raise UndoError(f"v{version} cannot be used: {chosen['lost']} ({STAYS}); possible: {names}")
     return chosen
 
