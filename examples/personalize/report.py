@@ -83,7 +83,7 @@ def write(experiment: Experiment, out: Path) -> list[Path]:
     paths = [out / SCORES, out / MARKDOWN, out / PICTURE]
     _scores(experiment, out, paths[0])
     paths[1].write_text("\n".join(markdown(experiment, kinds)) + "\n", encoding="utf-8")
-    _picture(experiment, kinds, paths[2])
+    _picture(kinds, paths[2])
     return paths
 
 
@@ -189,7 +189,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return mean if len(values) == 1 else f"{mean} ± {stdev(values):.{digits}f}"
 
 
-def _picture(experiment: Experiment, kinds: Sequence[Row], path: Path) -> None:
+def _picture(kinds: Sequence[Row], path: Path) -> None:
     """Draw each kind's mean over the steps that all of its seeds reached."""
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for row in kinds:
