@@ -55,8 +55,6 @@ from tinker_claw.types import (
 CONTEXT_TOKENS = 131_072
 TOPK = 4
 """Candidates per sampled token, as methods opd and combine ask for."""
-TAKES_S = 0.6
-"""Seconds of a step, and of a publication."""
 _LOGPROB = -0.5
 """Logprob of every token, under any weights."""
 CALL = '<tool_call>\n{"name": "tool_1", "arguments": {"path1": "notes.txt"}}\n</tool_call>'

@@ -54,8 +54,8 @@ def _responses(messages: list[Json], tools: list[Json]) -> Json:
 def _items(message: Json) -> list[Json]:
     role, content = message["role"], message["content"]
     if role == "tool":
-        call = message["tool_call_id"]
-        return [{"type": "function_call_output", "call_id": call, "output": content}]
+        result = {"call_id": message["tool_call_id"], "output": content}
+        return [{"type": "function_call_output", **result}]
     kind = "output_text" if role == "assistant" else "input_text"
     parts = [{"type": kind, "text": text} for text in _texts(content)]
     texts = [{"type": "message", "role": role, "content": parts}] if parts else []

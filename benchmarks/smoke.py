@@ -209,8 +209,8 @@ def machine(device: torch.device) -> Row:
             row[name] = version(name)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        row |= {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
-        row |= {"free_bytes": free, "total_bytes": total}
+        name = torch.cuda.get_device_name(device)
+        row |= {"gpu": name, "cuda": torch.version.cuda, "free_bytes": free, "total_bytes": total}
     return row
 
 

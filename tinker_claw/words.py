@@ -111,29 +111,33 @@ def _judged(turn: TurnView, contents: Contents) -> Iterator[Field]:
     for feedback in contents.feedback:
         of = "session" if feedback["final"] else "reply"
         unused = f"trains nothing: {feedback['unused']}" if feedback["unused"] else ""
-        by = f"{vote(feedback['score'])} by the {feedback['source']}, of the {of}"
-        yield Field("rating", _joined(by, unused), feedback["text"] or None)
+        score = f"{vote(feedback['score'])} by the {feedback['source']}, of the {of}"
+        yield Field("rating", _joined(score, unused), feedback["text"] or None)
     if not turn.judged:
         if (answer := contents.failed_try) is not None:
             tries = f"{contents.tries} of {TRIES} tries to judge it"
             yield Field("failed", tries, answer or "(empty)")
         return
-    votes = " ".join(
-        "unreadable" if answer["value"] is None else vote(answer["value"])
-        for answer in contents.answers
-    )
-    by = turn.verdict_by
-    if by == "judge" and contents.judge_prompt is None and not votes:
-        by = "agent's program"
-    elif by != "judge" and votes:
-        votes = f"judge {vote(contents.judge_verdict)}: {votes}"
-    yield Field("verdict", f"{vote(turn.verdict)} by the {by}{f' ({votes})' * bool(votes)}")
+    yield Field("verdict", f"{vote(turn.verdict)} by the {_verdict_by(turn, contents)}")
     for hint in contents.hints:
         yield Field("hint", "used" if hint == contents.hint else "not used", hint)
     if contents.hint and contents.hint not in contents.hints:
         yield Field("teacher", "was shown", contents.hint)
     if contents.untaught:
         yield Field("teacher", contents.untaught)
+
+
+def _verdict_by(turn: TurnView, contents: Contents) -> str | None:
+    """Name who judged a turn, with the judge's votes."""
+    by, judged = turn.verdict_by, turn.verdict_by == "judge"
+    votes = " ".join(
+        "unreadable" if answer["value"] is None else vote(answer["value"])
+        for answer in contents.answers
+    )
+    if votes:
+        of_judge = "" if judged else f"judge {vote(contents.judge_verdict)}: "
+        return f"{by} ({of_judge}{votes})"
+    return "agent's program" if judged and contents.judge_prompt is None else by
 
 
 def _episode(turn: TurnView, contents: Contents) -> Iterator[Field]:

@@ -150,12 +150,11 @@ def day(seed: int, messages: int) -> tuple[Message, ...]:
 
 
 def _message(rng: random.Random, n: int, stance: Stance, new: bool, *, looks: bool) -> Message:
-    hint = None
     if stance == "corrects":
-        text, hint = rng.choice(_CORRECTS)
+        template, hint = rng.choice(_CORRECTS)
     else:
-        text = rng.choice(_PRAISES if stance == "praises" else _ASKS)
-    text = text.format(n=n, place=rng.choice(_PLACES), thing=rng.choice(_THINGS))
+        template, hint = rng.choice(_PRAISES if stance == "praises" else _ASKS), None
+    text = template.format(n=n, place=rng.choice(_PLACES), thing=rng.choice(_THINGS))
     calls = list[Call]()
     if stance != "praises":
         count = rng.randint(*CALLS)

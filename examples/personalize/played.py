@@ -137,13 +137,13 @@ class PlayedTalk:
         mark, scenario = token_hex(8), self.by.scenario
         system = _PLAY.format(persona=scenario.persona.strip(), mark=mark)
         lines = [f"The person: {self.opening}"]
-        for wrote, message in [*self.so_far, (reply, "")]:
+        for wrote, answered in [*self.so_far, (reply, "")]:
             lines.append(f"The assistant:\n<<{mark}>>\n{wrote}\n<<{mark}>>")
-            lines += [f"The person: {message}"] if message else []
+            lines += [f"The person: {answered}"] if answered else []
         answer = await self.by.model.object(system, "\n\n".join(lines))
-        content, message = answer.get("content") is True, str(answer.get("say") or "").strip()
-        if not message:
-            message = "Good, please save it." if content else "No, that is not what I want."
+        content = answer.get("content") is True
+        usual = "Good, please save it." if content else "No, that is not what I want."
+        message = str(answer.get("say") or "").strip() or usual
         self.so_far.append((reply, message))
         right = content if scenario.scored == "model" else scenario.accepts(reply, self.subject)
         return Reaction(right, content, message)

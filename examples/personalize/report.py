@@ -83,7 +83,7 @@ def write(experiment: Experiment, out: Path) -> list[Path]:
     paths = [out / SCORES, out / MARKDOWN, out / PICTURE]
     _scores(experiment, out, paths[0])
     paths[1].write_text("\n".join(markdown(experiment, kinds)) + "\n", encoding="utf-8")
-    _picture(experiment, kinds, paths[2])
+    _picture(kinds, paths[2])
     return paths
 
 
@@ -125,10 +125,9 @@ def table(experiment: Experiment, kinds: Sequence[Row]) -> Iterator[str]:
     yield "| " + " | ".join(heads) + " |"
     yield "|" + "---|" * len(heads)
     for row in kinds:
-        cells = [row.name, str(len(row.runs))]
-        cells += [spread(row.at_step(step)) for step in marks]
-        cells += [spread(row.at_sessions(count)) for count in ended]
-        cells += _others(row, steps)
+        at_steps = (spread(row.at_step(step)) for step in marks)
+        at_sessions = (spread(row.at_sessions(count)) for count in ended)
+        cells = (row.name, str(len(row.runs)), *at_steps, *at_sessions, *_others(row, steps))
         yield "| " + " | ".join(cells) + " |"
     for row in kinds:
         for run in row.runs:
@@ -190,7 +189,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return mean if len(values) == 1 else f"{mean} ± {stdev(values):.{digits}f}"
 
 
-def _picture(experiment: Experiment, kinds: Sequence[Row], path: Path) -> None:
+def _picture(kinds: Sequence[Row], path: Path) -> None:
     """Draw each kind's mean over the steps that all of its seeds reached."""
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for row in kinds:

@@ -81,8 +81,8 @@ class Case:
         """Render as a method of a unittest class."""
         *first, last = self.code.splitlines()
         if self.wanted.startswith(_RAISES):
-            lines = [f"with self.assertRaises({self.wanted.removeprefix(_RAISES)}):"]
-            lines += [f"    {line}" for line in self.code.splitlines()]
+            opens = f"with self.assertRaises({self.wanted.removeprefix(_RAISES)}):"
+            lines = [opens, *(f"    {line}" for line in self.code.splitlines())]
         else:
             lines = [*first, f"self.assertEqual({last}, {self.wanted})"]
         return f"    def test_{number}(self):\n" + textwrap.indent("\n".join(lines), " " * 8)

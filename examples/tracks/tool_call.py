@@ -6,8 +6,9 @@ Rule: only the number that the last reply ends with counts, however it was found
 from __future__ import annotations
 
 import ast
+import operator
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
@@ -129,21 +130,27 @@ def calculate(expression: str) -> str:
 
 
 def _value(node: ast.expr) -> float:
-    match node:
-        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            value = number
-        case ast.UnaryOp(op=ast.USub(), operand=inner):
-            value = -_value(inner)
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            value = _value(left) + _value(right)
-        case ast.BinOp(left=left, op=ast.Sub(), right=right):
-            value = _value(left) - _value(right)
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            value = _value(left) * _value(right)
-        case ast.BinOp(left=left, op=ast.Div(), right=right):
-            value = _value(left) / _value(right)
-        case _:
-            raise ValueError(type(node).__name__)
+    value = _computed(node)
     if not abs(value) <= _LARGEST:
         raise ValueError("too large")
     return value
+
+
+def _computed(node: ast.expr) -> float:
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return number
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return -_value(inner)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(left), _value(right))
+        case _:
+            raise ValueError(type(node).__name__)
+
+
+_OPERATORS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}

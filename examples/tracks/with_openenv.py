@@ -83,13 +83,15 @@ class OpenEnv:
             raise TrackError("lowest must be below highest: sums of an episode's rewards.")
         try:
             schema = httpx.get(f"{str(url).rstrip('/')}/schema", timeout=30.0, trust_env=False)
-            action = schema.raise_for_status().json()["action"]
-            fields = action["properties"]
+            described = schema.raise_for_status().json()["action"]
+            fields = described["properties"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise TrackError(f"{url} is no server of OpenEnv that answers: {error}") from error
-        action = {name: action[name] for name in action.keys() & {"$defs", "required"}}
-        action |= {"type": "object"}
-        action["properties"] = {n: field for n, field in fields.items() if n != "metadata"}
+        action = {
+            **{name: described[name] for name in described.keys() & {"$defs", "required"}},
+            "type": "object",
+            "properties": {n: field for n, field in fields.items() if n != "metadata"},
+        }
         return cls(
             address=str(url).partition("://")[2].rstrip("/"),
             secure=url.scheme in ("https", "wss"),
@@ -100,7 +102,7 @@ class OpenEnv:
             first=track.seed * _LARGEST % (1 << 30),
             max_turns=track.max_turns,
             action=action,
-            lists=schema.json()["action"].get("title") in _LISTING,
+            lists=described.get("title") in _LISTING,
         )
 
     @property

@@ -298,14 +298,13 @@ class LearningCore:
     def _first_rank(self, call: Callable[[], T]) -> T:
         """Run a call on the first rank only and return its result, or raise its error, on every
         rank."""
-        failure: Exception | None = None
-        result: T | None = None
+        own: T | Exception | None = None
         if self._world.rank == 0:
             try:
-                result = call()
+                own = call()
             except (ClawError, OSError, RuntimeError) as error:
-                failure = error
-        failure, result = self._world.gather((failure, result))[0]
-        if failure is not None:
-            raise failure
-        return cast(T, result)
+                own = error
+        first = self._world.gather(own)[0]
+        if isinstance(first, Exception):
+            raise first
+        return cast(T, first)

@@ -56,11 +56,9 @@ class Draws:
     def chunk(self, drawn: Drawn, *, cached_tokens: int = 0) -> TokenChunk:
         """Count a token and wrap it; the last one also has `cached_tokens`, of the prompt."""
         self._count += 1
-        stop: StopReason | None = None
-        if drawn.token in self._params.stop_tokens:
-            stop = StopReason.STOP
-        elif self._count == self._params.max_tokens:
-            stop = StopReason.LENGTH
+        ended = drawn.token in self._params.stop_tokens
+        full = self._count == self._params.max_tokens
+        stop = StopReason.STOP if ended else StopReason.LENGTH if full else None
         has_topk = self._params.student_topk > 0
         return TokenChunk(
             tokens=(drawn.token,),

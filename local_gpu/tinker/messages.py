@@ -100,6 +100,23 @@ def _record(loss: str, datum: pb.Datum, facts: Facts, vision: Vision | None) -> 
     ]
     tokens, images = tokens_of(pieces, vision)
     inputs = np.array(tokens, np.int64)
+    arrays = _arrays(loss, datum, inputs, facts)
+    ids = arrays["target_tokens"]
+    signal = arrays["weights" if loss == "cross_entropy" else "advantages"]
+    learning = np.flatnonzero(signal.reshape(len(ids), -1).any(axis=1))
+    first = min(learning.tolist(), default=len(ids))
+    tails = {key: torch.from_numpy(rows[first:]) for key, rows in arrays.items()}
+    return LossRecord(
+        inputs=torch.from_numpy(inputs),
+        ids=torch.from_numpy(ids.reshape(len(ids), -1)),
+        learns_from=first,
+        inputs_of_loss=LossInputs(*map(tails.get, ("logprobs", "advantages", "weights"))),
+        images=images,
+    )
+
+
+def _arrays(loss: str, datum: pb.Datum, inputs: Array, facts: Facts) -> dict[str, Array]:
+    """Return the checked arrays of a datum; those of cross_entropy as (N, K)."""
     tensors, wanted = datum.loss_fn_inputs, {"target_tokens", *LOSSES[loss].arrays}
     if set(tensors) != wanted:
         raise StepError(f"loss {loss} takes {sorted(wanted)}, not {sorted(tensors)}.")
@@ -117,19 +134,9 @@ def _record(loss: str, datum: pb.Datum, facts: Facts, vision: Vision | None) -> 
             raise StepError(f"{key} has an id outside 0..{facts.vocabulary - 1}, or none.")
     if len(inputs) > facts.context_tokens:
         raise StepError(f"it has {len(inputs)} tokens, and the context has {facts.context_tokens}.")
-    if loss == "cross_entropy":
-        arrays = {key: rows.reshape(len(ids), -1) for key, rows in arrays.items()}
-    signal = arrays["weights" if loss == "cross_entropy" else "advantages"]
-    learning = np.flatnonzero(signal.reshape(len(ids), -1).any(axis=1))
-    first = min(learning.tolist(), default=len(ids))
-    tails = {key: torch.from_numpy(rows[first:]) for key, rows in arrays.items()}
-    return LossRecord(
-        inputs=torch.from_numpy(inputs),
-        ids=torch.from_numpy(ids.reshape(len(ids), -1)),
-        learns_from=first,
-        inputs_of_loss=LossInputs(*map(tails.get, ("logprobs", "advantages", "weights"))),
-        images=images,
-    )
+    if loss != "cross_entropy":
+        return arrays
+    return {name: array.reshape(len(ids), -1) for name, array in arrays.items()}
 
 
 def tokens_of(pieces: Sequence[Any], vision: Vision | None) -> tuple[list[int], Images]:

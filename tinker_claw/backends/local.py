@@ -124,27 +124,27 @@ def cpu_memory(settings: Settings) -> tuple[str, str | None]:
     from local_gpu.plan.memory import GIB, cpu_parts, sequence_bytes, total_of
 
     demand, has = _demand(settings), machine_bytes()
-    dtype = _cpu_dtype(settings)
-    dtype = "float32" if dtype == "auto" else dtype
+    chosen = _cpu_dtype(settings)
+    dtype = "float32" if chosen == "auto" else chosen
     parts = cpu_parts(demand.model, demand.rank, dtype)
     needs, each = total_of(parts), sequence_bytes(demand.model, dtype)
-    reckoned = f"{needs / GIB:.1f} GiB ({', '.join(f'{p.what} {p.size / GIB:.1f}' for p in parts)})"
-    reckoned += f" and {each * 1000 / GIB:.2f} for 1,000 tokens of a sequence, estimated"
+    needed = (
+        f"{needs / GIB:.1f} GiB ({', '.join(f'{p.what} {p.size / GIB:.1f}' for p in parts)}) "
+        f"and {each * 1000 / GIB:.2f} for 1,000 tokens of a sequence, estimated"
+    )
     if has is None:
-        return reckoned, None
-    reckoned += f"; this machine, or its container, has {has / GIB:.1f}"
+        return needed, None
+    balance = f"{needed}; this machine, or its container, has {has / GIB:.1f}"
     longest = int((has - needs) / each) // _SHORTEST * _SHORTEST
     if longest < _SHORTEST:
         halved = total_of(cpu_parts(demand.model, demand.rank, "bfloat16"))
         fits = dtype != "bfloat16" and halved + _SHORTEST * each < has
         smaller = "--base-dtype bfloat16" if fits else "a smaller model"
-        raise ConfigError(
-            f"--model-name {settings.run.model_name} needs {reckoned}: take {smaller}"
-        )
+        raise ConfigError(f"--model-name {settings.run.model_name} needs {balance}: take {smaller}")
     if longest >= demand.context_tokens:
-        return reckoned, None
-    reckoned += f", too little for a context of {demand.context_tokens:,} tokens"
-    return reckoned, f"--context-tokens {longest}"
+        return balance, None
+    short = f"{balance}, too little for a context of {demand.context_tokens:,} tokens"
+    return short, f"--context-tokens {longest}"
 
 
 def _cpu_dtype(settings: Settings) -> Literal["auto", "float32", "bfloat16"]:

@@ -122,14 +122,15 @@ def _learning(settings: Settings, prompt_tokens: int) -> Usage:
     """Tokens of a step of a full batch, without judging: teacher, training, rescoring, gate."""
     cfg, method = settings.training, build(settings.run.method)
     batch, length = cfg.batch_size, prompt_tokens + REPLY_TOKENS
-    step, taught = _scored(length, batch * STALE), batch * method.taught
+    taught, hinted = batch * method.taught, Usage()
     if method.teaching is not None:
         texts = cfg.hints_scored if Signal.HINT in method.needs else 1
-        step += _scored(length + method.teaching.tokens, taught * texts)
+        hinted = _scored(length + method.teaching.tokens, taught * texts)
     topk = method.distill > 0 and cfg.opd_mode == "topk"
     datums = batch if method.reward > 0 or not topk else taught
-    step += _times(Usage(trained=length - 1), datums)
-    return step + CANARIES if cfg.gate != "off" else step
+    trained = _times(Usage(trained=length - 1), datums)
+    canaries = CANARIES if cfg.gate != "off" else Usage()
+    return _scored(length, batch * STALE) + hinted + trained + canaries
 
 
 def _served(prompt_tokens: int) -> Usage:

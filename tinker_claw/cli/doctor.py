@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -141,17 +141,19 @@ class Checks:
     async def examine(self) -> bool:
         """Run all checks; return whether none failed."""
         for name, needs in _CHECKS.items():
-            if missing := [other for other in needs if other in self.failed]:
-                self.failed.append(name)
-                finding = Finding(f"skipped: needs {missing[0]}", "-")
-            else:
-                try:
-                    finding: Finding = await getattr(self, name)()
-                except ClawError as error:
-                    self.failed.append(name)
-                    finding = Finding(str(error), "FAIL")
+            finding = await self._check(name, needs)
             finding.show(name)
         return not self.failed
+
+    async def _check(self, name: str, needs: Sequence[str]) -> Finding:
+        if missing := [other for other in needs if other in self.failed]:
+            self.failed.append(name)
+            return Finding(f"skipped: needs {missing[0]}", "-")
+        try:
+            return await getattr(self, name)()
+        except ClawError as error:
+            self.failed.append(name)
+            return Finding(str(error), "FAIL")
 
     # What the gateway itself needs
 
@@ -295,12 +297,11 @@ class Checks:
         asks = settings.judge
         if asks.judge_prompts:
             Prompts.read(asks.judge_prompts)
-        summary = "the base model judges"
         if asks.judge_url:
-            summary = await _answers(asks.judge_url, asks)
-        elif settings.run.model_name in MODELS:
-            summary = "the rules that come with the shipped models judge"
-        return Finding(summary)
+            return Finding(await _answers(asks.judge_url, asks))
+        if settings.run.model_name in MODELS:
+            return Finding("the rules that come with the shipped models judge")
+        return Finding("the base model judges")
 
     async def data(self) -> Finding:
         directory = self.settings.run.directory

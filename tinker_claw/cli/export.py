@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -73,13 +74,14 @@ class Export(LedgerCommand):
         return 0
 
     def _lessons(self, target: Path) -> None:
+        by_user = defaultdict[str, list[str]](list)
         with self.rows() as ledger:
-            lessons = [lesson for lesson in of_user(ledger, None) if lesson.state not in NOT_TOLD]
-        users = sorted({lesson.user for lesson in lessons})
+            for lesson in of_user(ledger, None):
+                if lesson.state not in NOT_TOLD:
+                    by_user[lesson.user].append(f"- {plain_line(lesson.text)}")
         lines = ["# What the user wants of replies"]
-        for user in users:
-            lines += ["", *([f"## {user}", ""] if len(users) > 1 else [])]
-            lines += [f"- {plain_line(lesson.text)}" for lesson in lessons if lesson.user == user]
+        for user, items in sorted(by_user.items()):
+            lines += ["", *([f"## {user}", ""] if len(by_user) > 1 else []), *items]
         _write(target, lines, "The lessons are")
 
     def _turns(self, target: Path) -> None:

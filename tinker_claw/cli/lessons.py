@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -19,6 +20,7 @@ from tinker_claw.config.flags import WORD
 from tinker_claw.config.settings import DEFAULT_USER
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.lessons import read_lessons
+from tinker_claw.ledger.turn_view import Record
 from tinker_claw.words import practised
 
 _COLUMNS = (
@@ -54,21 +56,11 @@ class Lessons(LedgerCommand):
         if self.do == "list":
             if self.words:
                 raise UndoError(f"`list` takes no {' '.join(self.words)!r}: `tinker-claw lessons`")
-            with self.rows() as ledger:
-                lessons = read_lessons(ledger, self.user)
+            lessons = self._read(self.user)
             if self.as_json:
                 write_json(lessons)
-            elif lessons:
-                vain = [lesson for lesson in lessons if lesson["vain"]]
-                notes = [
-                    f"Lesson {lesson['id']} is told in vain: {lesson['vain']}." for lesson in vain
-                ]
-                notes += [practised(run) for lesson in lessons for run in lesson["runs"][-1:]]
-                write(
-                    [*table(_COLUMNS, lessons), *(line for note in notes for line in wrapped(note))]
-                )
             else:
-                write(wrapped(_NONE))
+                write(_listing(lessons))
             return 0
         number, user, text, newest = None, self.user, list(self.words), 0
         if self.do == "add":
@@ -90,13 +82,25 @@ class Lessons(LedgerCommand):
         existed = self.do == "add" and done <= newest
         write([f"Lesson {done}: {_DONE['known' if existed else self.do]}."])
         if self.do == "drop":
-            with self.rows() as ledger:
-                back = next(
-                    lesson["back"] for lesson in read_lessons(ledger, None) if lesson["id"] == done
-                )
+            back = next(lesson["back"] for lesson in self._read(None) if lesson["id"] == done)
             if back is not None:
                 write(wrapped(_UNDO.format(back)))
         return 0
+
+    def _read(self, user: str | None) -> list[Record]:
+        with self.rows() as ledger:
+            return read_lessons(ledger, user)
+
+
+def _listing(lessons: Sequence[Record]) -> Iterator[str]:
+    """Yield the table of lessons, then those that are told in vain and the newest practice."""
+    yield from table(_COLUMNS, lessons) if lessons else wrapped(_NONE)
+    for lesson in lessons:
+        if lesson["vain"]:
+            yield from wrapped(f"Lesson {lesson['id']} is told in vain: {lesson['vain']}.")
+    for lesson in lessons:
+        for run in lesson["runs"][-1:]:
+            yield from wrapped(practised(run))
 
 
 _NONE = (

@@ -93,10 +93,8 @@ def settings_file(parsed: Mapping[str, Any]) -> Path | None:
 
 def names_run(parsed: Mapping[str, Any]) -> bool:
     """Return whether flags or variables say what is to run, other than by a settings file."""
-    typed = (name for name, value in parsed.items() if value is not None)
-    return any(name.startswith("run__") for name in typed) or any(
-        name.startswith(f"{ENV_PREFIX}RUN__") for name in os.environ
-    )
+    by_flag = any(flag.startswith("run__") for flag, value in parsed.items() if value is not None)
+    return by_flag or any(name.startswith(f"{ENV_PREFIX}RUN__") for name in os.environ)
 
 
 def first_file() -> Path:

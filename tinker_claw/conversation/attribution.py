@@ -240,12 +240,12 @@ class _Reader:
         self._quoted = False
         """A block with words of others came before."""
         for part in parts:
-            if self._last:
+            if self._last or self._shown:
                 reading.pieces.append(Piece(Writer.HARNESS, part, reading.pieces[-1].what))
-                self._last = self._last if part.strip() != self._last else ""
-            elif self._shown:
-                reading.pieces.append(Piece(Writer.HARNESS, part, reading.pieces[-1].what))
-                self._shown = False
+                if not self._last:
+                    self._shown = False
+                elif part.strip() == self._last:
+                    self._last = ""
             elif isinstance(part, Attached):  # a document, or a line in place of an image
                 reading.pieces.append(Piece(Writer.QUOTATION, part, "attachment"))
             elif placed(part) and all(isinstance(piece, Image) for piece in split(part)):

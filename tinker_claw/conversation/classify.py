@@ -78,11 +78,7 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
     seen = gather(request, headers)
     explicit = _turn_type(headers)
     sign = recognise(seen)
-    kind, why = sign.call.kind, f"{sign.call}: {sign.by}"
-    if explicit is Kind.MAIN and kind is Kind.SIDE:
-        why = f"{why} (X-Turn-Type says {explicit}, which makes no such call trainable)"
-    elif explicit is not None:
-        kind, why = explicit, f"X-Turn-Type says so; it looks like a {why}"
+    kind, why = _kind(sign, explicit)
     key, key_source, by_trace = _session(seen, sign.call, kind)
     identity = Identity(
         key=session_key(key),
@@ -103,6 +99,18 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
             param="X-Session-Id",
         )
     return identity
+
+
+def _kind(sign: Sign, explicit: Kind | None) -> tuple[Kind, str]:
+    """Return the kind of a turn and why: by its header, unless that would train a side call."""
+    inferred = f"{sign.call}: {sign.by}"
+    if explicit is None:
+        return sign.call.kind, inferred
+    if explicit is Kind.MAIN and sign.call.kind is Kind.SIDE:
+        return Kind.SIDE, (
+            f"{inferred} (X-Turn-Type says {explicit}, which makes no such call trainable)"
+        )
+    return explicit, f"X-Turn-Type says so; it looks like a {inferred}"
 
 
 def session_key(name: str) -> str:
@@ -367,11 +375,10 @@ def opening_key(seen: SessionEvidence) -> str:
     """
     hasher, harness = hashlib.sha256(), seen.harness
     for message in seen.request.messages:
-        text: str = message["content"]
         if message["role"] == "user":
             text = read(message).words
-        elif harness is not None:
-            text = harness.name
+        else:
+            text = message["content"] if harness is None else harness.name
         hasher.update(f"{message['role']}\0{text}\0".encode())
         if message["role"] == "user" and text:
             break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
@@ -161,14 +161,7 @@ class Harness:
 
 def read(table: dict[str, Any]) -> Harness:
     """Make a harness from its table, which is consumed."""
-    blocks = list[Block]()
-    for row in table.pop("blocks", ()):
-        row["writer"] = Writer(row.get("writer", Writer.HARNESS))
-        opens, tags, labels = (row.pop(name, ()) for name in ("opens", "tags", "labels"))
-        blocks += [Block(opens=text, **row) for text in opens]
-        blocks += [Block(tag, f"<{tag}", tag=True, **row) for tag in tags]
-        blocks += [Block(text, form=_LABELLED.format(re.escape(text)), **row) for text in labels]
-        blocks += [Block(**row)] if "form" in row else []
+    blocks = [block for row in table.pop("blocks", ()) for block in _blocks(row)]
     calls = [KnownRequest(**call) for call in table.pop("calls", ())]
     denials = [
         Denial(re.compile(form, re.DOTALL), re.compile(row.get("tools", ".*")), row["vote"])
@@ -178,6 +171,20 @@ def read(table: dict[str, Any]) -> Harness:
     source = table.pop("source", None)
     form = None if source is None else re.compile(source, re.MULTILINE)
     return Harness(blocks=blocks, calls=calls, denials=denials, source=form, **table)
+
+
+def _blocks(row: dict[str, Any]) -> Iterator[Block]:
+    """Yield a block for each opening, tag and label of a row, which is consumed."""
+    row["writer"] = Writer(row.get("writer", Writer.HARNESS))
+    opens, tags, labels = (row.pop(name, ()) for name in ("opens", "tags", "labels"))
+    for text in opens:
+        yield Block(opens=text, **row)
+    for tag in tags:
+        yield Block(tag, f"<{tag}", tag=True, **row)
+    for label in labels:
+        yield Block(label, form=_LABELLED.format(re.escape(label)), **row)
+    if "form" in row:
+        yield Block(**row)
 
 
 _TEXT = files("tinker_claw.conversation").joinpath("harnesses.toml").read_text(encoding="utf-8")

@@ -146,6 +146,12 @@ class Object(dict[str, Any]):
         """A string; None: absent."""
         return self.string(name, empty=empty) if name in self else None
 
+    def one_of(self, name: str, choices: Collection[str]) -> str:
+        value = self.get(name)
+        if not isinstance(value, str) or value not in choices:
+            raise self.wrong(f"must be one of {', '.join(choices)}", name)
+        return value
+
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.get(name, default)
         if not isinstance(value, bool):
@@ -272,10 +278,8 @@ class PartCache:
 
         def read(make: Callable[[Any, str], Any], raw: msgspec.Raw, at: str) -> Any:
             key = user, make, bytes(raw)
-            if (parsed := new.get(key)) is not None:
-                return parsed
             with self._lock:
-                _, parsed = self._parsed.get(key, (0, None))
+                _, parsed = self._parsed.get(key, (0, new.get(key)))
             if parsed is None:
                 parsed = new[key] = anew(make, raw, at)
             return parsed

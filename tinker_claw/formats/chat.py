@@ -34,6 +34,7 @@ from tinker_claw.formats.fields import (
     PLAIN_TEXT,
     TEXT_ONLY,
     arguments_of,
+    assistant,
     effort_level,
     function_call,
     function_tool,
@@ -51,7 +52,6 @@ from tinker_claw.formats.fields import (
 from tinker_claw.formats.parts import (
     READS_TEXT,
     as_text,
-    joined,
     line,
     plain_part,
     seen_part,
@@ -205,24 +205,21 @@ def _messages(raw: Raw | None, read: Read) -> list[Message]:
 def _message(raw: Any, at: str) -> KnownMessage:
     with naming(at, raw):
         fields = Object(raw, at)
-        role = fields.get("role")
-        if not isinstance(role, str) or role not in _ROLES:
-            raise fields.wrong(f"must be one of {', '.join(_ROLES)}", "role")
+        role = fields.one_of("role", _ROLES)
         message = _assistant(fields) if role == "assistant" else _other(fields, _ROLES[role])
-        if name := fields.optional("name", empty=True):
-            message["name"] = name
-        return KnownMessage(message)
+        name = fields.optional("name", empty=True)
+        return KnownMessage({**message, "name": name} if name else message)
 
 
-def _other(fields: Object, role: str) -> dict[str, Any]:
+def _other(fields: Object, role: str) -> Message:
     """A message of anyone but the assistant."""
     content = text_of(fields, "content", plain_part if role == "system" else seen_part)
     if role == "tool":
-        return {**result(fields.optional("tool_call_id", empty=True), content)}
+        return result(fields.optional("tool_call_id", empty=True), content)
     return {"role": role, "content": content}
 
 
-def _assistant(fields: Object) -> dict[str, Any]:
+def _assistant(fields: Object) -> Message:
     calls = [_call(call) for call in fields.objects("tool_calls")]
     if "function_call" in fields:
         calls.append(_called("", fields.object("function_call")))
@@ -233,15 +230,9 @@ def _assistant(fields: Object) -> dict[str, Any]:
     ]
     if "audio" in fields:
         texts.append(line(READS_TEXT, "audio"))
-    text = joined([*filter(None, texts)], glued=True)
-    message: dict[str, Any] = {"role": "assistant", "content": text}
-    if calls:
-        message["tool_calls"] = calls
     # "" is sent by agents whose service demands the field.
     thought = [text for name in _THOUGHT if isinstance(text := fields.get(name), str)]
-    if reasoning := thought[:1] or thought_in(fields.get("content")):
-        message["reasoning_content"] = "".join(reasoning)
-    return message
+    return assistant(texts, thought[:1] or thought_in(fields.get("content")), calls)
 
 
 def _call(call: Object) -> dict[str, Any]:

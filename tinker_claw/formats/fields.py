@@ -226,19 +226,18 @@ def conversation(
         at: the field that holds the items.
         thought_begins: an item that only thinks begins another message, once one has said more.
     """
-    rows, says = list[_Row](), False
+    rows = list[_Row]()
     for i, raw in enumerate(items):
         messages = read(messages_of, raw, place := f"{at}[{i}]")
         for message in messages:
-            more = bool(message["content"] or "tool_calls" in message)
-            assistant_s = bool(rows) and rows[-1].role == message["role"] == "assistant"
-            thinks = not more and "reasoning_content" in message
-            if assistant_s and not (thought_begins and says and thinks):
-                rows[-1].add(message, raw, alone=len(messages) == 1)
-                says |= more
+            says = bool(message["content"] or "tool_calls" in message)
+            row = _Row(place, [message], [raw], alone=len(messages) == 1, says=says)
+            assistant_s = bool(rows) and rows[-1].role == row.role == "assistant"
+            thinks = not says and "reasoning_content" in message
+            if assistant_s and not (thought_begins and rows[-1].says and thinks):
+                rows[-1].add(row)
             else:
-                rows.append(_Row(place, [message], [raw], alone=len(messages) == 1))
-                says = more
+                rows.append(row)
     return [row.joined(reply_of, at, read) for row in rows], [row.at for row in rows]
 
 
@@ -252,15 +251,18 @@ class _Row:
     items: list[Raw]
     alone: bool
     """Whether no item holds further messages, so that the items say the whole."""
+    says: bool
+    """Whether any of them does more than think."""
 
     @property
     def role(self) -> str:
         return self.messages[0]["role"]
 
-    def add(self, message: KnownMessage, item: Raw, *, alone: bool) -> None:
-        self.messages.append(message)
-        self.items.append(item)
-        self.alone &= alone
+    def add(self, row: _Row) -> None:
+        self.messages += row.messages
+        self.items += row.items
+        self.alone &= row.alone
+        self.says |= row.says
 
     def joined(self, reply_of: Callable[[Any, str], KnownMessage], at: str, read: Read) -> Message:
         if len(self.messages) == 1:

@@ -226,15 +226,13 @@ def _thinking(fields: Object, output: Object) -> tuple[str | None, str, bool]:
     display = thinking.get("display", "summarized")
     if display not in ("summarized", "omitted"):
         raise thinking.wrong("must be summarized or omitted", "display")
-    shows = kind in ("enabled", "adaptive") and display == "summarized"
-    at = output.place("effort")
     if kind == "disabled":
-        effort, at = "none", thinking.place("type")
-    elif kind == "enabled" and effort is None:
-        effort, at = _USUAL, thinking.place("type")
-    elif kind != "enabled" and effort == _USUAL:
-        effort = None
-    return effort, at, shows
+        return "none", thinking.place("type"), False
+    shows = kind is not None and display == "summarized"
+    if kind == "enabled" and effort is None:
+        return _USUAL, thinking.place("type"), shows
+    usual = kind != "enabled" and effort == _USUAL
+    return None if usual else effort, output.place("effort"), shows
 
 
 def _edits(fields: Object) -> list[str]:
@@ -287,10 +285,10 @@ def _tool(tool: Object) -> Tool:
 
 
 def _system(fields: Object, read: Read) -> list[Message]:
-    texts = [fields.get("system", "")]
-    if not isinstance(texts[0], str):
-        texts = [_text(block) for block in fields.objects("system")]
-    texts = [stripped for text in texts if (stripped := _BILLING.sub("", text))]
+    system = fields.get("system", "")
+    whole = isinstance(system, str)
+    sent = [system] if whole else [_text(block) for block in fields.objects("system")]
+    texts = [stripped for text in sent if (stripped := _BILLING.sub("", text))]
     # By its text: Claude Code's billing line, which is gone by now, is another in every request.
     return [read(system_message, written(texts), "system")] if texts else []
 
@@ -323,9 +321,7 @@ def _messages(raw: Any, at: str) -> list[Message]:
     """Convert one message of the client's into neutral messages."""
     with naming(at, raw):
         fields = Object(raw, at)
-        role = fields.get("role")
-        if not isinstance(role, str) or role not in _ROLES:
-            raise fields.wrong(f"must be one of {', '.join(_ROLES)}", "role")
+        role = fields.one_of("role", _ROLES)
         content = fields.get("content", [])
         if not isinstance(content, list):
             return [{"role": role, "content": text_of(fields, "content", plain_part)}]

@@ -316,11 +316,10 @@ def _item(fields: Object) -> list[Message]:
     id = fields.optional("call_id", empty=True) or fields.optional("id", empty=True)
     if kind.endswith(("_call", "_request")) or kind == "program":
         name = fields.optional("name", empty=True) or kind.removesuffix("_call")
-        names = [name for name in _ASKED if name in fields]
-        sent = {name: fields[name] for name in names}
-        alone = names == ["arguments"] and isinstance(sent["arguments"], str)
+        sent = _present(fields, _ASKED)
+        alone = [*sent] == ["arguments"] and isinstance(sent["arguments"], str)
         call = function_call(id or "", name, sent["arguments"] if alone else as_text(sent))
-        has = any(name in fields for name in _ANSWERED)
+        has = _present(fields, _ANSWERED)
         return [assistant([], [], [call]), *([_answer(fields, id)] if has else [])]
     if kind.endswith(("_output", "_response")):
         return [_answer(fields, fields.optional("approval_request_id", empty=True) or id)]
@@ -329,12 +328,16 @@ def _item(fields: Object) -> list[Message]:
 
 def _answer(fields: Object, id: str | None) -> Message:
     """Return the answer of a service's own tool, or of the user who was asked for leave."""
-    names = [name for name in _ANSWERED if name in fields]
-    if len(names) == 1:
-        (name,) = names
-        content = [fields[name]] if isinstance(fields[name], dict) else fields[name]
+    answers = _present(fields, _ANSWERED)
+    if len(answers) == 1:
+        ((name, value),) = answers.items()
+        content = [value] if isinstance(value, dict) else value
         return result(id, answered(content, fields.place(name)))
-    return result(id, as_text({name: fields[name] for name in names}))
+    return result(id, as_text(answers))
+
+
+def _present(fields: Object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: fields[name] for name in names if name in fields}
 
 
 def _reasoning(fields: Object) -> list[Message]:
@@ -344,9 +347,7 @@ def _reasoning(fields: Object) -> list[Message]:
 
 
 def _message(fields: Object) -> list[Message]:
-    role = fields.get("role")
-    if role not in _ROLES:
-        raise fields.wrong(f"must be one of {', '.join(_ROLES)}", "role")
+    role = fields.one_of("role", _ROLES)
     if role == "assistant":
         return [assistant([text_of(fields, "content", plain_part, glued=True)], [], [])]
     content = text_of(fields, "content", seen_part if role == "user" else plain_part)

@@ -65,7 +65,7 @@ def take_out(
         elif message is new or not (command or (before and before.alone and _is_ours(message))):
             kept.append(message)
         before = command
-    return kept, next((command for message, command in pairs if message is new), None)
+    return kept, _command(new, named) if new else None
 
 
 def _command(message: Message, named: Attribute) -> Always | None:

@@ -368,11 +368,9 @@ def read_answer(answer: str, state: NextState) -> JudgeAnswer:
     if effect is None:
         return JudgeAnswer()
     quote = own_words(text_in(fields, "quote"), quotable(state.text)) if by_user else ""
-    hint = None
-    if quote and effect.takes_hint:
-        hint = " ".join(text_in(fields, "hint").split())
-        hint = hint if MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS else None
-    return JudgeAnswer(effect.value, effect.weight, hint, quote)
+    hint = " ".join(text_in(fields, "hint").split())
+    usable = quote and effect.takes_hint and MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS
+    return JudgeAnswer(effect.value, effect.weight, hint if usable else None, quote)
 
 
 def own_words(quote: str, owner: str) -> str:

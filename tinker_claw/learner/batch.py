@@ -126,22 +126,23 @@ def _units(waiting: Sequence[Waiting]) -> list[_Unit]:
     alone = len({sample.user for sample in able}) <= 1
     needed = {_better(able, judge) for judge in JUDGES}
     says = max((s.id for s in able if s.judge == "user" and not s.baseline), default=None)
-    units = list[_Unit]()
-    for samples in together.values():
-        first = samples[0]
-        origins: list[Hashable] = [] if alone else [("user", first.user)]
-        if first.group is None:
-            origins.append(("session", first.session))
-        ids = tuple(sorted(sample.id for sample in samples))
-        since = max(sample.queued_at for sample in samples)
-        tools = first.group is None and first.judge == "tools"
-        units.append(_Unit(ids, since, tuple(origins), tools, alone))
 
     def place(unit: _Unit) -> tuple[bool, bool, bool, int]:
         newest = unit.ids[-1]
         return unit.tools, newest != says, newest not in needed, -newest
 
-    return sorted(units, key=place)
+    return sorted((_unit(samples, alone=alone) for samples in together.values()), key=place)
+
+
+def _unit(samples: Sequence[Waiting], *, alone: bool) -> _Unit:
+    first = samples[0]
+    origins: list[Hashable] = [] if alone else [("user", first.user)]
+    if first.group is None:
+        origins.append(("session", first.session))
+    ids = tuple(sorted(sample.id for sample in samples))
+    since = max(sample.queued_at for sample in samples)
+    tools = first.group is None and first.judge == "tools"
+    return _Unit(ids, since, tuple(origins), tools, alone)
 
 
 def _better(waiting: Sequence[Waiting], judge: Judge) -> int | None:

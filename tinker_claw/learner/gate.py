@@ -121,8 +121,8 @@ def _canary(canary: Canary, renderer: Renderer, switches: Switches) -> Question:
         replies = (begun[len(unthought) :],)
     prompt += unthought
     digest = hashlib.sha256(json.dumps([prompt, replies]).encode()).hexdigest()
-    text = textwrap.shorten(canary.messages[-1], _SHOWN, placeholder="…")
-    return Question(digest[:12], text, prompt, replies)
+    last_words = textwrap.shorten(canary.messages[-1], _SHOWN, placeholder="…")
+    return Question(digest[:12], last_words, prompt, replies)
 
 
 # Answers

@@ -111,11 +111,19 @@ class Health:
     def snapshot(self, *, version: int, waiting: int, batch_size: int) -> dict[str, Any]:
         """Return the JSON of /healthz. `status` covers serving and learning together."""
         away, refused = self.backend.away, self._refused(version)
-        parts = {name: part for name, part in vars(self).items() if isinstance(part, PartHealth)}
-        wrong = [name for name, part in parts.items() if part.state not in _FINE]
-        wrong = ["serving", *wrong] if refused else wrong
-        wrong = ["backend", *wrong] if away else wrong
-        fields: dict[str, Any] = {
+        wrong, states = ["backend"] * bool(away) + ["serving"] * bool(refused), dict[str, Any]()
+        for name, part in vars(self).items():
+            if isinstance(part, PartHealth):
+                states |= {
+                    name: part.state,
+                    f"{name}_since": part.since,
+                    f"{name}_error": part.error,
+                }
+                if name in ("learner", "judge", "upkeep"):
+                    states[f"{name}_next_try_s"] = part.next_try_s
+                if part.state not in _FINE:
+                    wrong.append(name)
+        return {
             "status": "degraded" if wrong else "ok",
             "wrong": wrong,
             "meaning": self._meaning(version, waiting, batch_size),
@@ -127,12 +135,7 @@ class Health:
             "backend": "away" if away else "ok",
             "backend_since": self.backend.since,
             "backend_error": self.backend.error,
-        }
-        for name, part in parts.items():
-            fields |= {name: part.state, f"{name}_since": part.since, f"{name}_error": part.error}
-            if name in ("learner", "judge", "upkeep"):
-                fields[f"{name}_next_try_s"] = part.next_try_s
-        return fields | {
+            **states,
             "learner_attempts": self.backend.attempts("learning"),
             "samples_waiting": waiting,
             "batch_size": batch_size,
@@ -146,34 +149,38 @@ class Health:
 
     def _meaning(self, version: int, waiting: int, batch_size: int) -> str:
         """Describe the state in one sentence for the user: what works, and what waits."""
-        troubles = [*self._troubles()]
-        if self.records.state != "ok":
-            replies = (
-                "Requests are refused until they can be recorded again: see whether the disk is "
-                "full, and the data folder where it was"
-            )
-        elif (refused := self._refused(version)) and refused.by:
-            replies = f"Replies come from {refused.by}, since v{version} cannot answer"
-            if self.backend.gone.is_set() and not self.learner.ended:
-                replies += "; it is published anew from its state"
-        elif refused:
-            replies = f"Requests get an error: neither v{version} nor what stands in for it answers"
-        elif "serving" in self.backend.away:
-            replies = (
-                "Replies wait for the service, which is asked again and again; a request that it "
-                "does not answer in time gets an error"
-            )
-        elif troubles:
-            replies = f"Replies come from policy v{version} as before"
-        else:
-            queue = f"{waiting} of {batch_size} samples for the next step are queued"
+        unserved, troubles = self._unserved(version), [*self._troubles()]
+        served = f"Replies come from policy v{version}"
+        if not (unserved or troubles):
             if self.learner.state == "finished":
-                queue = "learning has ended"
-            return f"Replies come from policy v{version}; {queue}."
+                return f"{served}; learning has ended."
+            return f"{served}; {waiting} of {batch_size} samples for the next step are queued."
         if self.records.state == "ok":  # else what was recorded may be gone with its folder
             queued = f"{waiting} {'sample is' if waiting == 1 else 'samples are'} queued, none"
             troubles.append(f"{queued if waiting else 'nothing'} is lost")
-        return "; ".join([replies, *troubles]) + "."
+        return "; ".join([unserved or f"{served} as before", *troubles]) + "."
+
+    def _unserved(self, version: int) -> str | None:
+        """Describe what happens to requests that this version does not answer; None: it does."""
+        if self.records.state != "ok":
+            return (
+                "Requests are refused until they can be recorded again: see whether the disk is "
+                "full, and the data folder where it was"
+            )
+        if refused := self._refused(version):
+            if not refused.by:
+                neither = f"neither v{version} nor what stands in for it answers"
+                return f"Requests get an error: {neither}"
+            replaced = f"Replies come from {refused.by}, since v{version} cannot answer"
+            if self.backend.gone.is_set() and not self.learner.ended:
+                return f"{replaced}; it is published anew from its state"
+            return replaced
+        if "serving" in self.backend.away:
+            return (
+                "Replies wait for the service, which is asked again and again; a request that it "
+                "does not answer in time gets an error"
+            )
+        return None
 
     def _troubles(self) -> Iterator[str]:
         """Yield what does not work besides replies, each as part of a sentence."""

@@ -15,7 +15,7 @@ from tinker_claw.learner.loop import Learner
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.prune import Forgetting
-from tinker_claw.policy import Policy, Sampler
+from tinker_claw.policy import Policy
 from tinker_claw.telemetry import log
 from tinker_claw.types import PolicyVersion
 
@@ -47,10 +47,9 @@ class RollbackOperations:
             UndoError: there is no such version, or its weights cannot be loaded.
         """
         async with self._lock:
-            version = self._version(version_id)
-            sampler = await self._opened(version)
+            policy = await self._opened(version_id)
             self.ledger.pin.to(version_id)
-            self._answer_with(Policy(version, sampler))
+            self._answer_with(policy)
             log.info("pinned", version=version_id)
 
     async def unpin(self) -> int:
@@ -71,20 +70,19 @@ class RollbackOperations:
             UndoError: there is no such version, or its weights or state cannot be loaded.
         """
         async with self._lock:
-            version = self._version(version_id)
-            sampler = await self._opened(version)
-            before = self._policy.pin(Policy(version, sampler))
+            policy = await self._opened(version_id)
+            before = self._policy.pin(policy)
             try:
                 async with self._learner.between_steps():
-                    new = await self._load(version)
-                    self._learner.retire(self._policy.swap(Policy(new, sampler)))
+                    new = await self._load(policy.version)
+                    self._learner.retire(self._policy.swap(Policy(new, policy.sampler)))
                     self._policy.pin(None)
             except BaseException:
                 self._answer_with(before)
                 raise
             if before is not None:
                 self._learner.retire(before)
-            log.info("rolled_back", to=version.id, version=new.id, step=new.step)
+            log.info("rolled_back", to=version_id, version=new.id, step=new.step)
             return new
 
     async def accept(self) -> int:
@@ -138,9 +136,12 @@ class RollbackOperations:
         self._learner.recovery.suspect = False
         return new
 
-    async def _opened(self, version: PolicyVersion) -> Sampler:
+    async def _opened(self, version_id: int) -> Policy:
+        version = self.ledger.steps.version(version_id)
+        if version is None:
+            raise UndoError(f"there is no v{version_id}; `tinker-claw versions` lists them")
         try:
-            return await self._trainer.open(version.sampler_ref)
+            return Policy(version, await self._trainer.open(version.sampler_ref))
         except OutageError:
             raise
         except BackendError as error:
@@ -150,9 +151,3 @@ class RollbackOperations:
         replaced = self._policy.pin(pinned)
         if replaced is not None:
             self._learner.retire(replaced)
-
-    def _version(self, version_id: int) -> PolicyVersion:
-        version = self.ledger.steps.version(version_id)
-        if version is None:
-            raise UndoError(f"there is no v{version_id}; `tinker-claw versions` lists them")
-        return version

@@ -212,25 +212,30 @@ def headline(firsts: Sequence[First], base: Container[int]) -> Record:
     if len(before) < LEAST and len(firsts) >= NEWEST + LEAST:
         before, later, by = list(firsts[:NEWEST]), list(firsts[NEWEST:]), "at first"
     at_first, since, newest = _rate(before), _rate(later), _rate(later[-NEWEST:])
-    evidence, claim = None, "too few to compare"
-    if min(at_first.of, since.of) >= LEAST:
-        evidence, claim = TwoRates(at_first, since).e_value, "no clear change"
-        rises = since.value > at_first.value
-        if evidence >= CLAIM and rises == (newest.value > at_first.value):
-            claim = f"{'better' if rises else 'worse'} ({odds(evidence)})"
-    comparison = "none yet"
-    if firsts:
-        comparison = f"{in_words(record(at_first)) if at_first.of else 'none'} {by}"
-        comparison += f"; {in_words(record(since))} by later versions" * bool(since.of)
-        comparison += f", {newest.value:.0%} of the newest {NEWEST}" * (since.of > NEWEST)
-        comparison += f": {claim}"
+    evidence, claim = _claim(at_first, since, newest)
+    comparison = (
+        f"{in_words(record(at_first)) if at_first.of else 'none'} {by}"
+        + f"; {in_words(record(since))} by later versions" * bool(since.of)
+        + f", {newest.value:.0%} of the newest {NEWEST}" * (since.of > NEWEST)
+        + f": {claim}"
+    )
     return {
-        "said": f"First judged turns accepted: {comparison}",
+        "said": f"First judged turns accepted: {comparison if firsts else 'none yet'}",
         "base": record(at_first),
         "since": record(since),
         "newest": record(newest),
         "evidence": evidence,
     }
+
+
+def _claim(at_first: Rate, since: Rate, newest: Rate) -> tuple[float | None, str]:
+    """Return the evidence that the rate has changed, and what it lets one say."""
+    if min(at_first.of, since.of) < LEAST:
+        return None, "too few to compare"
+    evidence, rises = TwoRates(at_first, since).e_value, since.value > at_first.value
+    if evidence >= CLAIM and rises == (newest.value > at_first.value):
+        return evidence, f"{'better' if rises else 'worse'} ({odds(evidence)})"
+    return evidence, "no clear change"
 
 
 def _rate(firsts: Sequence[First]) -> Rate:

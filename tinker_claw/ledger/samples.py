@@ -97,10 +97,9 @@ class SampleTable(LedgerTable):
             baseline: whether it teaches nothing but beside a rejection, a hint or an explicit
                 rating.
         """
-        values = {"turn_id": turn_id, "reward": reward, "untaught": untaught and str(untaught)}
-        values |= {"bare": bare, "baseline": baseline}
+        scores = dict[str, object]()
         if teacher is not None:
-            values |= {
+            scores = {
                 "hint": teacher.hint,
                 "teacher_logprobs": pack_floats(teacher.logprobs),
                 "teacher_targets": pack_floats(flat(teacher.targets)),
@@ -120,7 +119,16 @@ class SampleTable(LedgerTable):
             beside = _BARE if bare else _BASELINE if baseline else None
             state = states[row["episode"]]
             set_state(tx, state, "id = ?", turn_id, refusal=over, detail=beside)
-            return insert(tx, "samples", values | {"created_at": time.time()})
+            values = {
+                "turn_id": turn_id,
+                "reward": reward,
+                "untaught": untaught and str(untaught),
+                "bare": bare,
+                "baseline": baseline,
+                **scores,
+                "created_at": time.time(),
+            }
+            return insert(tx, "samples", values)
 
     def waiting(self) -> int:
         """Return the number of queued samples."""

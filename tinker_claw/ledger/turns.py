@@ -299,28 +299,26 @@ class TurnTable(LedgerTable):
             "history": json.dumps(place.history or ()) if turn.keeps_tokens else "[]",
             "reply_digest": turn.reply_digest if turn.keeps_tokens else "",
         }
-        raw, sampled = raw_ids(prompt.tokens), _completion_columns(done)
-        lesson_block, hint_at = prompt.lesson_block, prompt.hint_at
         with self._db.transaction() as tx:
             refusal = turn.untrained_because or _over(tx, place)
             keeps_ids = turn.keeps_tokens and not (secret and refusal)
-            if keeps_ids and lesson_block and _lacks_lesson(tx, lesson_block):
-                raw, lesson_block = raw_ids(lesson_block.without(prompt.tokens)), None
-                hint_at, refusal = None, TurnRefusal(Reason.FORGOTTEN_LESSON)
-                keeps_ids = not secret
+            if keeps_ids and (lessons := prompt.lesson_block) and _lacks_lesson(tx, lessons):
+                refusal, keeps_ids = TurnRefusal(Reason.FORGOTTEN_LESSON), not secret
+                left = lessons.without(prompt.tokens)
+                prompt = replace(prompt, tokens=left, lesson_block=None, hint_at=None)
             if not keeps_ids:
+                prompt = replace(prompt, tokens=(), lesson_block=None)
                 done = replace(done, params=replace(done.params, stop=()), **_NO_TOKENS)
-                raw, lesson_block, sampled = b"", None, _completion_columns(done)
-            blocks, rest = store(tx, raw, shared=not secret)
+            blocks, rest = store(tx, raw_ids(prompt.tokens), shared=not secret)
             values |= {
                 "state": TurnState.REFUSED if refusal else TurnState.WAITING,
                 "reason": refusal and refusal.reason,
                 "detail": refusal and (refusal.detail or None),
-                "told": lesson_block and json.dumps(astuple(lesson_block)),
-                "hint_at": hint_at,
+                "told": prompt.lesson_block and json.dumps(astuple(prompt.lesson_block)),
+                "hint_at": prompt.hint_at,
                 "blocks": blocks,
                 "prompt": rest,
-                **sampled,
+                **_completion_columns(done),
                 "idx": tx.execute(_NEXT_INDEX, (place.session_id, who.kind)).fetchone()[0],
             }
             turn_id = insert(tx, "turns", values)

@@ -102,18 +102,19 @@ def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
     if gate_record is None and not refused:
         return None
     number, details = step["version"], gate_record or {}
-    sentence = step["error"] if refused else None
     if why := details.get("unasked"):
-        sentence = f"v{number} answers although the gate could not ask it: {why}"
+        objection = f"v{number} answers although the gate could not ask it: {why}"
     elif details.get("fell"):
-        sentence = f"v{number} has lost too much since the reference: learning is paused"
-    well = f"v{number} passed the gate ({details.get('asked', 0)} canaries)"
+        objection = f"v{number} has lost too much since the reference: learning is paused"
+    else:
+        objection = step["error"] if refused else None
+    passed = f"v{number} passed the gate ({details.get('asked', 0)} canaries)"
     return {
         "step": step["id"],
         "version": number,
         "refused": refused,
-        "well": sentence is None,
-        "told": sentence or well,
+        "well": objection is None,
+        "told": objection or passed,
     }
 
 

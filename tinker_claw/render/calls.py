@@ -15,12 +15,12 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 from uuid import uuid4
 
 from renderers import ParsedToolCall, ToolCallParseStatus
 
-from tinker_claw.render.schema import typed
+from tinker_claw.render.schema import no_constant, typed
 from tinker_claw.types import Tool, ToolCall
 
 Tools: TypeAlias = Sequence[Tool]
@@ -396,7 +396,7 @@ def _parameters(tool: Tool) -> Mapping[str, Any]:
 def _object(text: str) -> dict[str, Any]:
     """Raises ValueError where a text is no JSON object, or has a key twice."""
     # Newlines may stand in strings as they are: nothing else can be meant.
-    value = json.loads(text, strict=False, object_pairs_hook=_unique, parse_constant=_no_number)
+    value = json.loads(text, strict=False, object_pairs_hook=_unique, parse_constant=no_constant)
     if not isinstance(value, dict):
         raise ValueError("no JSON object")
     return cast("dict[str, Any]", value)
@@ -407,7 +407,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) != len(pairs):
         raise ValueError("a key stands twice")
     return fields
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not in JSON")

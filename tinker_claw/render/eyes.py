@@ -71,15 +71,15 @@ class Eyes:
         sides = image.height, image.width
         if max(sides) > _LONGEST * min(sides):
             raise image.wrong(f"is more than {_LONGEST} times as long as wide, or as wide as long")
-        high, wide = (round(length / self.side) for length in sides)
+        count = math.prod(round(length / self.side) for length in sides)
         area = image.width * image.height
-        if high * wide * self.side**2 > self.most:
+        if count * self.side**2 > self.most:
             factor = math.sqrt(area / self.most)
-            high, wide = (max(1, math.floor(n / factor / self.side)) for n in sides)
-        elif high * wide * self.side**2 < self.least:
+            return math.prod(max(1, math.floor(n / factor / self.side)) for n in sides)
+        if count * self.side**2 < self.least:
             factor = math.sqrt(self.least / area)
-            high, wide = (math.ceil(n * factor / self.side) for n in sides)
-        return high * wide
+            return math.prod(math.ceil(n * factor / self.side) for n in sides)
+        return count
 
     def spread(self, prompt: Prompt, images: Sequence[Image]) -> Prompt:
         """Return the prompt with the placeholder of each last image repeated once per token.
@@ -88,14 +88,13 @@ class Eyes:
             RequestError: the chat format has left an image out.
         """
         pads = [at for at, token in enumerate(prompt.tokens) if token == self.placeholder]
-        pads = pads[len(pads) - len(images) :] if len(pads) >= len(images) else []
-        if len(pads) != len(images):
+        if len(pads) < len(images):
             raise RequestError(
                 "The model's chat format has no place for images in these messages.",
                 param="messages",
             )
         ids, done, places, hint_at = list[int](), 0, list[tuple[int, int]](), prompt.hint_at
-        for at, image in zip(pads, images, strict=True):
+        for at, image in zip(pads[-len(images) :], images, strict=True):
             count = self.tokens(image)
             ids += prompt.tokens[done:at]
             places.append((len(ids), count))

@@ -153,20 +153,17 @@ class ChatFormat:
             messages = [{"role": "system", "content": text}, *messages[head:]]
             hint, head = None if hint is None else hint - head + 1, 1
         messages = self._placed(messages, head)
-        # After an image in the same message it is not known where a hint would go.
-        if hint is not None and placed(messages[hint]["content"]):
-            hint = None
-        hint = hint if self._tokenizer.tells_starts else None
+        place = _before_images(messages, hint) if self._tokenizer.tells_starts else None
         with _refused():
             guarded, offered = self._guarded(messages, tools)
-            laid = self._laid_out(guarded, offered, hint)
+            laid = self._laid_out(guarded, offered, place)
 
         def encode() -> Prompt:
             with _refused():
                 if self.own is not None:
-                    return self.own.prompt(guarded, offered, hint)
+                    return self.own.prompt(guarded, offered, place)
                 prompt = (
-                    _plainly(self.plain, guarded, offered, hint)
+                    _plainly(self.plain, guarded, offered, place)
                     if laid is None
                     else self._joined(laid, remembers=remembers)
                 )
@@ -195,9 +192,8 @@ class ChatFormat:
             return None
         if rendered is None:
             return None
-        if hint is not None and placed(messages[hint]["content"]):
-            hint = None
-        extended = Prompt(tuple(rendered.token_ids), _content_end(rendered, hint))
+        place = _before_images(messages, hint)
+        extended = Prompt(tuple(rendered.token_ids), _content_end(rendered, place))
         return self._spread(extended, messages)
 
     def _spread(self, prompt: Prompt, messages: Sequence[Message]) -> Prompt:
@@ -380,6 +376,11 @@ def _parted(content: str) -> list[dict[str, str]]:
         {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
         for part in split(content)
     ]
+
+
+def _before_images(messages: Sequence[Message], hint: int | None) -> int | None:
+    """Return the index of the message for a hint; None if an image in it hides the hint's place."""
+    return hint if hint is not None and not placed(messages[hint]["content"]) else None
 
 
 def _content_end(rendered: renderers.RenderedTokens, message: int | None) -> int | None:

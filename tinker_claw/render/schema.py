@@ -35,7 +35,7 @@ def typed(text: str, name: str, parameters: Any) -> Any:
     if _accepts(schema, text, parameters):
         return text
     try:
-        value = json.loads(text, parse_constant=_no_number)
+        value = json.loads(text, parse_constant=no_constant)
     except (ValueError, RecursionError):
         value = _WORDS.get(text.strip(), text)
     if isinstance(value, float) and not isfinite(value):
@@ -115,5 +115,6 @@ def _target(ref: Any, root: Any) -> Any:
     return target
 
 
-def _no_number(text: str) -> NoReturn:
+def no_constant(text: str) -> NoReturn:
+    """Refuse NaN and Infinity, which Python's JSON reads."""
     raise ValueError(f"{text} is not in JSON")

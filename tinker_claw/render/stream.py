@@ -250,10 +250,6 @@ class MarkedStream:
         self._state = _State.REASONING if thinking else _State.START
         self._block: list[int] = []
         """A call from its marker on, and the marker of a section before it."""
-        self._block_from = 0
-        """Index of the first token of the block."""
-        self._place = 0
-        """Number of tokens fed."""
         self._after_call = False
         """No text has followed the last call."""
         self.thought = 0
@@ -296,7 +292,6 @@ class MarkedStream:
                 self._mark(token)
             else:
                 run.append(token)
-            self._place += 1
         self._plain(run)
 
     def _plain(self, ids: list[int]) -> None:
@@ -312,7 +307,7 @@ class MarkedStream:
             if self._decode(ids).strip():
                 self._unread()
         else:
-            self._show_text(self._place - len(ids), ids)
+            self._show_text(ids)
             if not self._text.blank:
                 self._state = _State.TEXT
 
@@ -332,7 +327,7 @@ class MarkedStream:
                 self._show("text", self._text.cut())
                 self._open(_State.CALL if token == marks.tool_call else _State.SECTION, token)
             elif token != marks.section_end or not self._after_call:
-                self._show_text(self._place, [token])
+                self._show_text([token])
         elif state is _State.REASONING:
             if token in self._openers:
                 self._open(_State.DRAFT, token)
@@ -354,7 +349,7 @@ class MarkedStream:
                 self._end_call(closed=True)
 
     def _open(self, state: _State, token: int) -> None:
-        self._state, self._block, self._block_from = state, [token], self._place
+        self._state, self._block = state, [token]
 
     def _end_call(self, *, closed: bool) -> None:
         """Handle a block that is over. `closed`: its closing marker has come."""
@@ -399,7 +394,7 @@ class MarkedStream:
 
     def _unread(self) -> None:
         """Show the block as text: it is no call."""
-        self._show_text(self._block_from, self._block)
+        self._show_text(self._block)
         self._state = _State.TEXT
 
     def _close(self, *, cut: bool) -> None:
@@ -412,7 +407,7 @@ class MarkedStream:
             self._think_draft()
         elif self._state is _State.DRAFT:
             self._show("reasoning", self._reasoning.cut())
-            self._state, self._place = _State.TEXT, self._block_from
+            self._state = _State.TEXT
             self._take(self._block)
         if self._state is _State.CALL and not cut:
             self._end_call(closed=False)
@@ -429,7 +424,7 @@ class MarkedStream:
         self._think([t for t in self._block if t != self._markers.think])
         self._show("reasoning", self._reasoning.cut())
 
-    def _show_text(self, place: int, ids: Sequence[int]) -> None:
+    def _show_text(self, ids: Sequence[int]) -> None:
         text = self._text.feed(ids)
         self._after_call = self._after_call and not text
         self._show("text", text)

@@ -94,22 +94,27 @@ def commands(job: Job) -> tuple[tuple[str, str], tuple[str, str], tuple[str, str
     """Return the right command for a job, half of it and an unknown one, each with its output."""
     kind, words = job.name.split()[0], job.wish.rstrip(".").split()
     right, half, unknown = (form.format(*words) for form in _COMMANDS[kind])
+    output = "\n".join(_output(job, kind, words)) or _SILENT
+    missing = f"error: exit status 127\n/bin/sh: 1: {unknown.split()[0]}: not found"
+    return (right, _SILENT), (half, output), (unknown, missing)
+
+
+def _output(job: Job, kind: str, words: Sequence[str]) -> Sequence[str]:
+    """Return the lines that half of a job's command prints."""
     lines = job.before.get(words[4], "").splitlines() if len(words) > 4 else []
     match kind:
         case "write":
-            output = [words[3]]
+            return [words[3]]
         case "rename":
-            output = []
+            return []
         case "remove":
-            output = sorted(name for name in job.before if name.endswith(".tmp"))
+            return sorted(name for name in job.before if name.endswith(".tmp"))
         case "count":
-            output = [str(len(lines))]
+            return [str(len(lines))]
         case "order":
-            output = sorted(lines)
+            return sorted(lines)
         case _:
-            output = [line for line in lines if words[9] in line]
-    missing = f"error: exit status 127\n/bin/sh: 1: {unknown.split()[0]}: not found"
-    return (right, _SILENT), (half, "\n".join(output) or _SILENT), (unknown, missing)
+            return [line for line in lines if words[9] in line]
 
 
 def _prompt(

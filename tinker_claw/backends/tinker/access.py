@@ -124,19 +124,19 @@ def choose(model: str, served: Sequence[ServedModel], base_url: str) -> ServedMo
     Raises:
         ConfigError: it is not there, or cannot be trained; with those that can.
     """
-    entry = next((entry for entry in served if entry.name == model), None)
-    if entry is None and not served:
+    if not served:
         return ServedModel(model, None, trainable=True)
+    chosen = next((entry for entry in served if entry.name == model), None)
     able = ", ".join(sorted(entry.name for entry in served if entry.trainable)) or "none"
-    if entry is None:
+    if chosen is None:
         raise ConfigError(
             f"--model-name {model} is not among the models that {base_url} trains: {able}"
         )
-    if not entry.trainable:
+    if not chosen.trainable:
         raise ConfigError(
             f"--model-name {model} can be sampled at {base_url} but not trained; these can: {able}"
         )
-    return entry
+    return chosen
 
 
 def source_of_key() -> str | None:

@@ -86,7 +86,17 @@ class ServiceSession:
     async def settle(
         self, tasks: Sequence[asyncio.Task[T]], deadline_s: float
     ) -> list[T | BaseException]:
-        """Wait for all tasks, or until the deadline, or until the service is found to be away.
+        """Wait for all tasks, or until the deadline, or until the service is found to be away."""
+        try:
+            late = await self._deadline(set(tasks), deadline_s)
+            self._doubtful = late is not None
+        finally:
+            for task in tasks:
+                task.cancel()
+        return [_outcome(task, late) for task in tasks]
+
+    async def _deadline(self, waiting: set[asyncio.Task[T]], deadline_s: float) -> Deadline | None:
+        """Return why tasks are waited for no longer; None: all have ended.
 
         The SDK retries for minutes before it reports that a service is gone. Here two plain
         requests in a row without an answer are enough.
@@ -94,28 +104,22 @@ class ServiceSession:
         clock = asyncio.get_running_loop().time
         until, billing, unwell_before = clock() + deadline_s, NOTICES.billing, self._doubtful
         ask_at = clock() + (0.0 if self._doubtful else QUESTION_S)
-        waiting, late = set(tasks), None
-        try:
-            while waiting and late is None:
-                left = max(0.0, until - clock())
-                _, waiting = await asyncio.wait(waiting, timeout=min(_LOOK_S, left))
-                over = clock() >= until
-                if waiting and NOTICES.billing != billing:
-                    late = Deadline(BILLING)
-                elif waiting and (over or clock() >= ask_at):
-                    trouble = await unwell(self.address.base_url, self.address.key, late=over)
-                    ask_at = clock() + QUESTION_S
-                    if trouble and unwell_before:
-                        late = Deadline(trouble)
-                    elif over:
-                        trouble = trouble or "it answers other questions; this one hangs"
-                        late = Deadline(f"nothing came back within {deadline_s:g} s: {trouble}")
-                    unwell_before = trouble is not None
-            self._doubtful = late is not None
-        finally:
-            for task in tasks:
-                task.cancel()
-        return [_outcome(task, late) for task in tasks]
+        while waiting:
+            left = max(0.0, until - clock())
+            _, waiting = await asyncio.wait(waiting, timeout=min(_LOOK_S, left))
+            over = clock() >= until
+            if waiting and NOTICES.billing != billing:
+                return Deadline(BILLING)
+            if waiting and (over or clock() >= ask_at):
+                trouble = await unwell(self.address.base_url, self.address.key, late=over)
+                ask_at = clock() + QUESTION_S
+                if trouble and unwell_before:
+                    return Deadline(trouble)
+                if over:
+                    why = trouble or "it answers other questions; this one hangs"
+                    return Deadline(f"nothing came back within {deadline_s:g} s: {why}")
+                unwell_before = trouble is not None
+        return None
 
     async def renew(self, broken: tinker.ServiceClient, ending: Ending = "errored") -> None:
         """Begin a new session, unless that was done since `broken` was looked up."""
