@@ -16,6 +16,7 @@ from tinker_claw.ledger.lessons import State
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState
 
+SETTINGS = {"lessons": True}
 WISH = "answer in one sentence"
 COMMAND = f"/always {WISH}"
 HELD = f"Lessons: number 1 holds from your next session on: {WISH}"
@@ -36,77 +37,69 @@ WIRES: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_bare_command_is_answered_without_the_model_on_every_wire(
-    tmp_path: Path, renderer: Renderer, wire: str, *, stream: bool
+    world: World, wire: str, *, stream: bool
 ) -> None:
     path, body = WIRES[wire]
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        for said, answer in (
-            ("/always", "Lessons: none yet."),
-            (COMMAND, HELD),
-            ("/ALWAYS", f"1. {WISH}"),
-        ):
-            sent = {"model": MODEL, "stream": stream, **body(said)}
-            response = await world.http.post(path, json=sent)
-            assert response.status_code == 200, response.text
-            assert answer in response.text
-        assert texts(world) == [(WISH, State.TOLD)]
-        assert (world.turns(), world.sampler.prompts) == ([], []), "nothing is asked or trained"
+    for said, answer in (
+        ("/always", "Lessons: none yet."),
+        (COMMAND, HELD),
+        ("/ALWAYS", f"1. {WISH}"),
+    ):
+        sent = {"model": MODEL, "stream": stream, **body(said)}
+        response = await world.http.post(path, json=sent)
+        assert response.status_code == 200, response.text
+        assert answer in response.text
+    assert texts(world) == [(WISH, State.TOLD)]
+    assert (world.turns(), world.sampler.prompts) == ([], []), "nothing is asked or trained"
 
 
 @pytest.mark.parametrize("agent", [False, True], ids=["client", "openclaw"])
 async def test_a_command_and_its_answer_are_cut_out_of_the_conversation(
-    tmp_path: Path, renderer: Renderer, *, agent: bool
+    world: World, renderer: Renderer, *, agent: bool
 ) -> None:
     """The reply before it is judged by what the user says next."""
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        if agent:
-            await world.reply(openclaw("hi"), **TRACE)
-            answer = (await world.reply(openclaw("hi", assistant("fine"), user(COMMAND)), **TRACE))[
-                "content"
-            ]
-            talk = [assistant("fine"), user(COMMAND), assistant(answer), user("thanks")]
-            await world.reply(openclaw("hi", *talk), **TRACE)
-        else:
-            await world.ask("hi")
-            answer = (await world.ask("hi", "fine", COMMAND)).json()["choices"][0]["message"][
-                "content"
-            ]
-            await world.ask("hi", "fine", COMMAND, answer, "thanks")
-        assert answer == HELD
-        first, second = world.turns()
-        assert world.next_states()[first.id] == NextState("user", "thanks")
-        assert agent or second.prompt[: len(first.prompt)] == first.prompt, "extended"
-        assert WISH not in renderer.decode(second.prompt)
-        assert world.column("lost") == [None, None]
-        (lesson,) = world.ledger.lessons.of_user("default")
-        assert (lesson.text, lesson.turn_id) == (WISH, first.id)
+    if agent:
+        await world.reply(openclaw("hi"), **TRACE)
+        answer = (await world.reply(openclaw("hi", assistant("fine"), user(COMMAND)), **TRACE))[
+            "content"
+        ]
+        talk = [assistant("fine"), user(COMMAND), assistant(answer), user("thanks")]
+        await world.reply(openclaw("hi", *talk), **TRACE)
+    else:
+        await world.ask("hi")
+        answer = (await world.ask("hi", "fine", COMMAND)).json()["choices"][0]["message"]["content"]
+        await world.ask("hi", "fine", COMMAND, answer, "thanks")
+    assert answer == HELD
+    first, second = world.turns()
+    assert world.next_states()[first.id] == NextState("user", "thanks")
+    assert agent or second.prompt[: len(first.prompt)] == first.prompt, "extended"
+    assert WISH not in renderer.decode(second.prompt)
+    assert world.column("lost") == [None, None]
+    (lesson,) = world.ledger.lessons.of_user("default")
+    assert (lesson.text, lesson.turn_id) == (WISH, first.id)
 
 
 async def test_a_command_before_a_question_leaves_the_question(
-    tmp_path: Path, renderer: Renderer
+    world: World, renderer: Renderer
 ) -> None:
     said = f"{COMMAND}\n\nWhat is a fjord?"
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await world.ask(said, **named("first"))
-        await world.ask(said, "fine", "More?", **named("first"))
-        await world.ask("New?", **named("later"))
-        first, second, later = world.turns()
-        assert first.prompt == renderer.prompt(chat("\nWhat is a fjord?")).tokens
-        assert second.lesson_block is None, "from the next session on"
-        assert later.prompt == renderer.prompt([told_system(WISH), *chat("New?")]).tokens
-        assert texts(world) == [(WISH, State.TOLD)], "once"
+    await world.ask(said, **named("first"))
+    await world.ask(said, "fine", "More?", **named("first"))
+    await world.ask("New?", **named("later"))
+    first, second, later = world.turns()
+    assert first.prompt == renderer.prompt(chat("\nWhat is a fjord?")).tokens
+    assert second.lesson_block is None, "from the next session on"
+    assert later.prompt == renderer.prompt([told_system(WISH), *chat("New?")]).tokens
+    assert texts(world) == [(WISH, State.TOLD)], "once"
 
 
-async def test_a_wish_that_is_held_again_lives_again_and_is_the_newest(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        for said in (COMMAND, "/always in French"):
-            await world.ask(said)
-        for state in State:
-            sql(world.ledger).write("UPDATE lessons SET state = ?, created_at = 0", state)
-            await world.ask(f"{COMMAND.upper()}.")
-            assert texts(world)[0] == (f"{WISH.upper()}.", State.TOLD)
+async def test_a_wish_that_is_held_again_lives_again_and_is_the_newest(world: World) -> None:
+    for said in (COMMAND, "/always in French"):
+        await world.ask(said)
+    for state in State:
+        sql(world.ledger).write("UPDATE lessons SET state = ?, created_at = 0", state)
+        await world.ask(f"{COMMAND.upper()}.")
+        assert texts(world)[0] == (f"{WISH.upper()}.", State.TOLD)
 
 
 OTHERS = {
@@ -120,15 +113,14 @@ OTHERS = {
 
 @pytest.mark.parametrize("case", OTHERS)
 async def test_from_anyone_but_the_owner_it_is_text(
-    tmp_path: Path, renderer: Renderer, case: str
+    world: World, renderer: Renderer, case: str
 ) -> None:
     said: Any = OTHERS[case]
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        messages = [said] if isinstance(said, dict) else chat(said)
-        response = await world.ask(*messages)
-        assert response.status_code == 200, response.text
-        assert texts(world) == []
-        assert WISH in renderer.decode(world.sampler.prompts[-1]), "the model answers it"
+    messages = [said] if isinstance(said, dict) else chat(said)
+    response = await world.ask(*messages)
+    assert response.status_code == 200, response.text
+    assert texts(world) == []
+    assert WISH in renderer.decode(world.sampler.prompts[-1]), "the model answers it"
 
 
 @pytest.mark.parametrize(
@@ -137,12 +129,11 @@ async def test_from_anyone_but_the_owner_it_is_text(
     ids=["side call", "episode"],
 )
 async def test_nobody_commands_in_calls_that_no_person_makes(
-    tmp_path: Path, renderer: Renderer, headers: dict[str, str]
+    world: World, headers: dict[str, str]
 ) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await world.ask(COMMAND, **named("s", **headers))
-        assert texts(world) == []
-        assert len(world.sampler.prompts) == 1
+    await world.ask(COMMAND, **named("s", **headers))
+    assert texts(world) == []
+    assert len(world.sampler.prompts) == 1
 
 
 REFUSED = {
@@ -154,22 +145,18 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_what_cannot_be_held_is_answered_in_a_sentence(
-    tmp_path: Path, renderer: Renderer, case: str
-) -> None:
+async def test_what_cannot_be_held_is_answered_in_a_sentence(world: World, case: str) -> None:
     said, headers, answer = REFUSED[case]
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        response = await world.ask(said, **named("s", **headers))
-        assert response.json()["choices"][0]["message"]["content"].startswith(answer)
-        assert texts(world) == []
-        assert world.sampler.prompts == []
-        assert SECRET.encode() not in world.ledger.path.read_bytes()
+    response = await world.ask(said, **named("s", **headers))
+    assert response.json()["choices"][0]["message"]["content"].startswith(answer)
+    assert texts(world) == []
+    assert world.sampler.prompts == []
+    assert SECRET.encode() not in world.ledger.path.read_bytes()
 
 
-async def test_lessons_that_are_off_hold_nothing(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        assert always.OFF in (await world.ask(COMMAND)).text
-        assert texts(world) == []
+async def test_lessons_that_are_off_hold_nothing(world: World) -> None:
+    assert always.OFF in (await world.ask(COMMAND)).text
+    assert texts(world) == []
 
 
 async def test_each_user_holds_their_own(tmp_path: Path, renderer: Renderer) -> None:
@@ -181,16 +168,15 @@ async def test_each_user_holds_their_own(tmp_path: Path, renderer: Renderer) -> 
         assert WISH in (await world.ask("/always", headers=ann)).text
 
 
-async def test_the_opposite_wish_is_the_later_line(tmp_path: Path, renderer: Renderer) -> None:
+async def test_the_opposite_wish_is_the_later_line(world: World, renderer: Renderer) -> None:
     """The sentence above them says that the later one counts; the older goes by its user's word."""
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        for said in ("/always use lists", "/always without lists"):
-            await world.ask(said)
-        await world.ask("New?", **named("one"))
-        world.ledger.lessons.rule("drop", None, 1)
-        await world.ask("New?", **named("two"))
-        one, two = world.turns()
-        both = told_system("use lists", "without lists")
-        assert one.prompt == renderer.prompt([both, *chat("New?")]).tokens
-        last = told_system("without lists")
-        assert two.prompt == renderer.prompt([last, *chat("New?")]).tokens
+    for said in ("/always use lists", "/always without lists"):
+        await world.ask(said)
+    await world.ask("New?", **named("one"))
+    world.ledger.lessons.rule("drop", None, 1)
+    await world.ask("New?", **named("two"))
+    one, two = world.turns()
+    both = told_system("use lists", "without lists")
+    assert one.prompt == renderer.prompt([both, *chat("New?")]).tokens
+    last = told_system("without lists")
+    assert two.prompt == renderer.prompt([last, *chat("New?")]).tokens

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gateway_wires import WIRES, Json, Spoken
-from tests.support.gateways import MODEL, gateway
+from tests.support.gateways import MODEL, World, gateway
 from tinker_claw.render.renderer import Renderer
 
 COUNT = 3000
@@ -135,18 +135,17 @@ async def test_counting_tokens_leaves_the_event_loop_alone(
 
 @pytest.mark.parametrize("wire", WIRES[1:], ids=lambda wire: wire.name)
 async def test_items_of_one_reply_are_joined_once(
-    tmp_path: Path, renderer: Renderer, wire: Spoken
+    world: World, renderer: Renderer, wire: Spoken
 ) -> None:
     """Joining each to all before it would take the square of their number."""
     few = 300  # fewer things than are read in a thread
     said = [{"role": "assistant", "content": f"{n} "} for n in range(few)]
     body = wire.body([user("go"), *said, user("go on")], model=MODEL)
-    async with gateway(tmp_path, renderer) as world:
-        with counting(("tinker_claw/formats/fields.py",)) as found:
-            response = await world.http.post(
-                wire.path, content=body, headers={"content-type": "application/json"}
-            )
-        assert response.status_code == 200, response.text
-        assert found["fields.one_reply"] == 1
-        said_text = renderer.decode(world.turns()[0].prompt)
-        assert "".join(f"{n} " for n in range(few)).strip() in said_text
+    with counting(("tinker_claw/formats/fields.py",)) as found:
+        response = await world.http.post(
+            wire.path, content=body, headers={"content-type": "application/json"}
+        )
+    assert response.status_code == 200, response.text
+    assert found["fields.one_reply"] == 1
+    said_text = renderer.decode(world.turns()[0].prompt)
+    assert "".join(f"{n} " for n in range(few)).strip() in said_text

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.fakes import Script
-from tests.support.gateways import MODEL, Observer, gateway
+from tests.support.gateways import MODEL, Observer, World, gateway
 from tinker_claw.render.renderer import Renderer
 
 STRANGER = {"origin": "https://evil.example"}
@@ -22,31 +22,29 @@ def assert_error(response: Any, status: int, **fields: Any) -> None:
     assert error["message"]
 
 
-async def test_bad_fields_and_bodies_are_a_400(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        for param, fields in (
-            ("messages", {"messages": []}),
-            ("unheard_of", {"unheard_of": 1}),
-            ("temperature", {"temperature": 9, "stream": True}),
-        ):
-            refused = await world.ask("hi", **fields)
-            assert_error(refused, 400, param=param, type="invalid_request_error")
-        for body in (b"", b"[1]", b'{"a": NaN}', b"[" * 50_000):
-            assert_error(await world.http.post("/chat/completions", content=body), 400)
-        assert (world.turns(), world.sampler.prompts) == ([], [])
+async def test_bad_fields_and_bodies_are_a_400(world: World) -> None:
+    for param, fields in (
+        ("messages", {"messages": []}),
+        ("unheard_of", {"unheard_of": 1}),
+        ("temperature", {"temperature": 9, "stream": True}),
+    ):
+        refused = await world.ask("hi", **fields)
+        assert_error(refused, 400, param=param, type="invalid_request_error")
+    for body in (b"", b"[1]", b'{"a": NaN}', b"[" * 50_000):
+        assert_error(await world.http.post("/chat/completions", content=body), 400)
+    assert (world.turns(), world.sampler.prompts) == ([], [])
 
 
 @pytest.mark.parametrize(
     "model", ["gpt-4", f"{MODEL}@v7", f"{MODEL}@v", f"{MODEL}@v²", "@v0", "x" * 5000]
 )
 async def test_an_unknown_model_is_a_404_that_names_what_is_served(
-    tmp_path: Path, renderer: Renderer, model: str
+    world: World, model: str
 ) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        response = await world.ask("hi", model=model)
-        assert_error(response, 404, code="model_not_found", param="model")
-        assert f"'{MODEL}'" in response.json()["error"]["message"]
-        assert len(response.content) < 1000, "a name is not sent back at full length"
+    response = await world.ask("hi", model=model)
+    assert_error(response, 404, code="model_not_found", param="model")
+    assert f"'{MODEL}'" in response.json()["error"]["message"]
+    assert len(response.content) < 1000, "a name is not sent back at full length"
 
 
 OTHER_DOORS = (
@@ -136,13 +134,12 @@ async def test_the_reply_gets_what_the_context_has_left(tmp_path: Path, renderer
 
 
 async def test_a_bug_is_a_500_without_its_words(
-    tmp_path: Path, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: Observer, *figures: object) -> None:
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr(Observer, "served", broken)
-    async with gateway(tmp_path, renderer) as world:
-        response = await world.ask("hi")
-        assert_error(response, 500, type="server_error")
-        assert "secret" not in response.text
+    response = await world.ask("hi")
+    assert_error(response, 500, type="server_error")
+    assert "secret" not in response.text

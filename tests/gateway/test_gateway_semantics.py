@@ -22,23 +22,22 @@ TOOL: Any = {"type": "function", "function": {"name": "ls", "parameters": {"type
 @pytest.mark.parametrize("chunk", [1, 1000], ids=["as it comes", "in one piece"])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_stop_string_ends_the_reply_and_the_generation(
-    tmp_path: Path, renderer: Renderer, chunk: int, stream: bool
+    world: World, renderer: Renderer, chunk: int, stream: bool
 ) -> None:
     tokens = spell(renderer, "one two three END four five six seven")
-    async with gateway(tmp_path, renderer) as world:
-        world.sampler.say(Script(tokens, chunk=chunk))
-        text, finish = await shown(world, "count", stop=["END", "never"], stream=stream)
-        assert (text, finish) == ("one two three ", "stop")
-        (turn,) = world.turns()
-        assert turn.reply_text == "one two three "
-        assert turn.completion.stop_reason is StopReason.CUT
-        assert turn.completion.params.stop == ("END", "never")
-        sampled = turn.completion.tokens
-        assert sampled == tokens[: len(sampled)], "recorded as sampled"
-        assert "END" in renderer.decode(sampled)
-        assert (len(sampled) < len(tokens)) is (chunk == 1)
-        assert world.sampler.aborted == 1, "the sampler's stream was closed"
-        assert world.column("reason") == [Reason.STOP_STRING]
+    world.sampler.say(Script(tokens, chunk=chunk))
+    text, finish = await shown(world, "count", stop=["END", "never"], stream=stream)
+    assert (text, finish) == ("one two three ", "stop")
+    (turn,) = world.turns()
+    assert turn.reply_text == "one two three "
+    assert turn.completion.stop_reason is StopReason.CUT
+    assert turn.completion.params.stop == ("END", "never")
+    sampled = turn.completion.tokens
+    assert sampled == tokens[: len(sampled)], "recorded as sampled"
+    assert "END" in renderer.decode(sampled)
+    assert (len(sampled) < len(tokens)) is (chunk == 1)
+    assert world.sampler.aborted == 1, "the sampler's stream was closed"
+    assert world.column("reason") == [Reason.STOP_STRING]
 
 
 async def shown(world: World, *messages: str, stream: bool, **body: Any) -> tuple[str, str]:
@@ -50,33 +49,29 @@ async def shown(world: World, *messages: str, stream: bool, **body: Any) -> tupl
     return choice["message"]["content"], choice["finish_reason"]
 
 
-async def test_a_stop_string_that_does_not_come_changes_nothing(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        world.say("<think>END</think>the EN and EN")
-        events = await world.events("hi", stop="END")
-        assert text_of(events) == "the EN and EN"
-        (turn,) = world.turns()
-        assert turn.completion.stop_reason is StopReason.STOP
-        assert world.column("reason") == [None]
-        assert len(turn.completion.topk_ids) == len(turn.completion.tokens)
+async def test_a_stop_string_that_does_not_come_changes_nothing(world: World) -> None:
+    world.say("<think>END</think>the EN and EN")
+    events = await world.events("hi", stop="END")
+    assert text_of(events) == "the EN and EN"
+    (turn,) = world.turns()
+    assert turn.completion.stop_reason is StopReason.STOP
+    assert world.column("reason") == [None]
+    assert len(turn.completion.topk_ids) == len(turn.completion.tokens)
 
 
 async def test_a_conversation_goes_on_from_a_cut_reply_as_it_was_shown(
-    tmp_path: Path, renderer: Renderer
+    world: World, renderer: Renderer
 ) -> None:
     off = {"chat_template_kwargs": {"enable_thinking": False}}
-    async with gateway(tmp_path, renderer) as world:
-        world.say("one END two")
-        await world.ask("count", stop="END", **off)
-        await world.ask("count", "one ", "go on", **off)
-        first, second = world.turns()
-        state = world.next_states()[first.id]
-        assert state is not None
-        assert state.text == "go on"
-        full = renderer.prompt(chat("count", "one ", "go on"), switches=OFF)
-        assert second.prompt == full.tokens, "what was sampled beyond the cut is not in it"
+    world.say("one END two")
+    await world.ask("count", stop="END", **off)
+    await world.ask("count", "one ", "go on", **off)
+    first, second = world.turns()
+    state = world.next_states()[first.id]
+    assert state is not None
+    assert state.text == "go on"
+    full = renderer.prompt(chat("count", "one ", "go on"), switches=OFF)
+    assert second.prompt == full.tokens, "what was sampled beyond the cut is not in it"
 
 
 @pytest.mark.parametrize("sampling", ["client", "ours"])
@@ -103,32 +98,30 @@ async def test_a_temperature_that_a_client_sets_is_told_with_what_helps(
 
 @pytest.mark.parametrize("chunk", [1, 1000])
 async def test_parallel_calls_can_be_forbidden(
-    tmp_path: Path, renderer: Renderer, chunk: int
+    world: World, renderer: Renderer, chunk: int
 ) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        world.sampler.say(Script(spell(renderer, f"Look.{CALL}{CALL}"), chunk=chunk))
-        response = await world.ask("look", tools=[TOOL], parallel_tool_calls=False)
-        (choice,) = response.json()["choices"]
-        assert len(choice["message"]["tool_calls"]) == 1
-        assert choice["finish_reason"] == "tool_calls"
-        world.sampler.say(Script(spell(renderer, f"Look.{CALL}"), chunk=chunk))
-        await world.ask("look", tools=[TOOL], parallel_tool_calls=False)
-        cut, alone = world.column("reason")
-        assert "second call" in cut
-        assert alone is None
+    world.sampler.say(Script(spell(renderer, f"Look.{CALL}{CALL}"), chunk=chunk))
+    response = await world.ask("look", tools=[TOOL], parallel_tool_calls=False)
+    (choice,) = response.json()["choices"]
+    assert len(choice["message"]["tool_calls"]) == 1
+    assert choice["finish_reason"] == "tool_calls"
+    world.sampler.say(Script(spell(renderer, f"Look.{CALL}"), chunk=chunk))
+    await world.ask("look", tools=[TOOL], parallel_tool_calls=False)
+    cut, alone = world.column("reason")
+    assert "second call" in cut
+    assert alone is None
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_with_tool_choice_none_a_call_is_text(
-    tmp_path: Path, renderer: Renderer, stream: bool
+    world: World, renderer: Renderer, stream: bool
 ) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        world.say(f"Look. {CALL}")
-        response = await world.ask("look", tools=[TOOL], tool_choice="none", stream=stream)
-        assert "<tool_call>" in response.text
-        assert '"finish_reason":"stop"' in response.text
-        assert "tool_calls" not in response.text
-        assert "ls" not in renderer.decode(world.sampler.prompts[0])
+    world.say(f"Look. {CALL}")
+    response = await world.ask("look", tools=[TOOL], tool_choice="none", stream=stream)
+    assert "<tool_call>" in response.text
+    assert '"finish_reason":"stop"' in response.text
+    assert "tool_calls" not in response.text
+    assert "ls" not in renderer.decode(world.sampler.prompts[0])
 
 
 CHAT, RESPONSES, MESSAGES = "/chat/completions", "/responses", "/messages"
@@ -174,19 +167,16 @@ async def test_a_model_thinks_where_it_is_asked_to_unless_the_flag_decides(
         assert ("--thinking" in str(health["left_out"])) is (thinking != "auto")
 
 
-async def test_what_the_chat_format_has_no_place_for_is_refused(
-    tmp_path: Path, renderer: Renderer
-) -> None:
+async def test_what_the_chat_format_has_no_place_for_is_refused(world: World) -> None:
     switches, thinks = "chat_template_kwargs", {"enable_thinking": False}
     refused: dict[str, dict[str, Any]] = {
         f"{switches}.tone": {switches: {"tone": "kind"}},
         f"{switches}.enable_thinking": {switches: {"enable_thinking": 1}},
         "reasoning_effort": {"reasoning_effort": "low", switches: thinks},
     }
-    async with gateway(tmp_path, renderer) as world:
-        for param, fields in refused.items():
-            assert_error(await world.ask("hi", **fields), 400, param=param)
-        assert world.turns() == []
+    for param, fields in refused.items():
+        assert_error(await world.ask("hi", **fields), 400, param=param)
+    assert world.turns() == []
 
 
 MALFORMED = (
@@ -200,21 +190,15 @@ MALFORMED = (
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_malformed_call_reaches_the_client_as_text(
-    tmp_path: Path, renderer: Renderer, stream: bool
-) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        for call in MALFORMED:
-            world.say(f"so {call}")
-            answer = await shown(world, "look", tools=[TOOL], stream=stream)
-            assert answer == (f"so {call}", "stop")
+async def test_a_malformed_call_reaches_the_client_as_text(world: World, stream: bool) -> None:
+    for call in MALFORMED:
+        world.say(f"so {call}")
+        answer = await shown(world, "look", tools=[TOOL], stream=stream)
+        assert answer == (f"so {call}", "stop")
 
 
-async def test_a_call_of_a_tool_that_was_not_offered_is_the_agents_to_refuse(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        world.say(CALL.replace("ls", "rm"))
-        (choice,) = (await world.ask("look", tools=[TOOL])).json()["choices"]
-        assert choice["message"]["tool_calls"][0]["function"]["name"] == "rm"
-        assert choice["finish_reason"] == "tool_calls"
+async def test_a_call_of_a_tool_that_was_not_offered_is_the_agents_to_refuse(world: World) -> None:
+    world.say(CALL.replace("ls", "rm"))
+    (choice,) = (await world.ask("look", tools=[TOOL])).json()["choices"]
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "rm"
+    assert choice["finish_reason"] == "tool_calls"

@@ -44,33 +44,27 @@ def result(wire: str, *texts: str) -> list[Body]:
 
 
 @pytest.mark.parametrize("wire", ROUTES)
-async def test_text_parts_are_lines_of_the_prompt(
-    tmp_path: Path, renderer: Renderer, wire: str
-) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        shown = await prompt(world, wire, [user(parts("/compact", "Thanks, three"))])
-        assert "user\n/compact\nThanks, three<|im_end|>" in shown
-        shown = await prompt(world, wire, [user(parts("a\n", "b", "", "\n\nc"))])
-        assert "user\na\nb\n\nc<|im_end|>" in shown, "they were lines already"
-        found = [user("Look."), *result(wire, "a.txt", "b.txt"), user("So?")]
-        assert "a.txt\nb.txt" in await prompt(world, wire, found)
-        if wire != "messages":
-            system = {"role": "system", "content": parts("Be kind.", "Be brief.")}
-            assert "Be kind.\nBe brief." in await prompt(world, wire, [system, user("hi")])
+async def test_text_parts_are_lines_of_the_prompt(world: World, wire: str) -> None:
+    shown = await prompt(world, wire, [user(parts("/compact", "Thanks, three"))])
+    assert "user\n/compact\nThanks, three<|im_end|>" in shown
+    shown = await prompt(world, wire, [user(parts("a\n", "b", "", "\n\nc"))])
+    assert "user\na\nb\n\nc<|im_end|>" in shown, "they were lines already"
+    found = [user("Look."), *result(wire, "a.txt", "b.txt"), user("So?")]
+    assert "a.txt\nb.txt" in await prompt(world, wire, found)
+    if wire != "messages":
+        system = {"role": "system", "content": parts("Be kind.", "Be brief.")}
+        assert "Be kind.\nBe brief." in await prompt(world, wire, [system, user("hi")])
 
 
 @pytest.mark.parametrize("wire", ROUTES)
-async def test_pieces_of_a_reply_are_joined_as_they_are(
-    tmp_path: Path, renderer: Renderer, wire: str
-) -> None:
+async def test_pieces_of_a_reply_are_joined_as_they_are(world: World, wire: str) -> None:
     kind = "output_text" if wire == "responses" else "text"
     pieces = [part | {"type": kind} for part in parts("Bees", " dance.")]
-    async with gateway(tmp_path, renderer) as world:
-        world.say("Bees dance.", "Ok.")
-        await prompt(world, wire, [user(ASKED)])
-        shown = await prompt(world, wire, [user(ASKED), assistant(pieces), user(CORRECTED)])
-        assert "Bees dance.<|im_end|>" in shown
-        assert world.next_states()[1] == NextState("user", CORRECTED)
+    world.say("Bees dance.", "Ok.")
+    await prompt(world, wire, [user(ASKED)])
+    shown = await prompt(world, wire, [user(ASKED), assistant(pieces), user(CORRECTED)])
+    assert "Bees dance.<|im_end|>" in shown
+    assert world.next_states()[1] == NextState("user", CORRECTED)
 
 
 FORMS: dict[str, Callable[[str, str], list[Body]]] = {
@@ -126,12 +120,11 @@ async def test_an_interruption_between_two_messages_is_part_of_neither(
             assert world.next_states()[2] == NextState("user", CORRECTED), number
 
 
-async def test_other_words_in_a_row_are_another_history(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        before = FORMS["apart"](STOPPED, INSTEAD)
-        await corrected(world, "chat", before, FORMS["parts"](STOPPED, "No: of flies."))
-        assert world.next_states()[2] is None
-        assert world.column("lost")[2] == 1
+async def test_other_words_in_a_row_are_another_history(world: World) -> None:
+    before = FORMS["apart"](STOPPED, INSTEAD)
+    await corrected(world, "chat", before, FORMS["parts"](STOPPED, "No: of flies."))
+    assert world.next_states()[2] is None
+    assert world.column("lost")[2] == 1
 
 
 SHORT = "[OpenClaw exec completion]\nDisable automatic completion turns with tools.exec.x=false."
@@ -167,13 +160,10 @@ async def seen_through(world: World, name: str, prompt: str, forms: dict[str, li
         assert set(world.column("lost")) == {None}
 
 
-async def test_a_correction_behind_a_silent_prompt_reaches_the_reply_before(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        clock = "Current time: 8:00 AM (UTC)\nReference UTC: 2026-11-23 08:00 UTC"
-        prompt = f"An async command has completed.\n{clock}"
-        await seen_through(world, "exec", prompt, shown_later(SHORT))
+async def test_a_correction_behind_a_silent_prompt_reaches_the_reply_before(world: World) -> None:
+    clock = "Current time: 8:00 AM (UTC)\nReference UTC: 2026-11-23 08:00 UTC"
+    prompt = f"An async command has completed.\n{clock}"
+    await seen_through(world, "exec", prompt, shown_later(SHORT))
 
 
 @pytest.mark.openclaw

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,6 @@ from tinker_claw.turn_state import Reason, TurnRefusal
 SECRET = "sk-" + "q7Zk2Wm9Xv4Tb8Nc3Rd6"
 MARK = "quetzalcoatl"
 REASON = ("private data", "a secret (API key)")
-
-
-@pytest.fixture
-async def world(tmp_path: Path, renderer: Renderer) -> AsyncIterator[World]:
-    async with gateway(tmp_path, renderer) as world:
-        yield world
 
 
 def written(world: World) -> bytes:

@@ -23,6 +23,7 @@ from tinker_claw.types import LessonBlock, NextState, Vote, Wish
 from tinker_claw.wishes import FRAME
 from tinker_claw.words import run_fields
 
+SETTINGS = {"lessons": True}
 PLAIN = "Write plain sentences without lists."
 SYSTEM = {"role": "system", "content": "Be kind."}
 
@@ -128,24 +129,22 @@ async def test_every_chat_format_has_a_place_for_lessons(tmp_path: Path, name: s
 
 
 async def test_the_newest_lesson_stands_last_and_one_said_again_is_the_newest(
-    tmp_path: Path, renderer: Renderer
+    world: World, renderer: Renderer
 ) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await teach(world)
-        await teach(world, "second", "Be brief.")
-        await teach(world, "third", PLAIN)
-        await world.ask("New?", **named("later"))
-        system = told_system("Be brief.", PLAIN)
-        assert world.turns()[-1].prompt == renderer.prompt([system, *chat("New?")]).tokens
+    await teach(world)
+    await teach(world, "second", "Be brief.")
+    await teach(world, "third", PLAIN)
+    await world.ask("New?", **named("later"))
+    system = told_system("Be brief.", PLAIN)
+    assert world.turns()[-1].prompt == renderer.prompt([system, *chat("New?")]).tokens
 
 
-async def test_a_running_session_is_told_nothing_new(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await teach(world)
-        await world.ask("Help me.", "fine", "No lists, ever!", "fine", "So?", **named("first"))
-        await world.ask("New?", **named("second"))
-        told = [turn.lesson_block is not None for turn in world.turns()]
-        assert told == [False, False, False, True]
+async def test_a_running_session_is_told_nothing_new(world: World) -> None:
+    await teach(world)
+    await world.ask("Help me.", "fine", "No lists, ever!", "fine", "So?", **named("first"))
+    await world.ask("New?", **named("second"))
+    told = [turn.lesson_block is not None for turn in world.turns()]
+    assert told == [False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -160,13 +159,12 @@ async def test_a_running_session_is_told_nothing_new(tmp_path: Path, renderer: R
     ids=["side call", "episode", "compared sessions", "private", "group"],
 )
 async def test_nobody_else_is_told(
-    tmp_path: Path, renderer: Renderer, headers: dict[str, str], text: Any
+    world: World, renderer: Renderer, headers: dict[str, str], text: Any
 ) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await teach(world)
-        response = await world.ask(text, **named("other", **headers))
-        assert response.status_code == 200, response.text
-        assert PLAIN not in renderer.decode(world.sampler.prompts[-1])
+    await teach(world)
+    response = await world.ask(text, **named("other", **headers))
+    assert response.status_code == 200, response.text
+    assert PLAIN not in renderer.decode(world.sampler.prompts[-1])
 
 
 async def test_lessons_are_their_users_own(tmp_path: Path, renderer: Renderer) -> None:
@@ -212,50 +210,46 @@ async def test_the_first_time_that_a_lesson_is_told_is_said(
         assert lines["lessons"] == "1 in prompts · 0 practised · lesson 1 first in session 2"
 
 
-async def test_private_sessions_make_no_lesson(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        world.say("fine")
-        await world.ask("Help me.", **named("s"))
-        turn = world.turns()[-1].id
-        await world.ask("Help me.", "fine", "No lists", **named("s", **{"x-private": "1"}))
-        judge(world, turn)
-        assert world.ledger.lessons.of_user() == []
+async def test_private_sessions_make_no_lesson(world: World) -> None:
+    world.say("fine")
+    await world.ask("Help me.", **named("s"))
+    turn = world.turns()[-1].id
+    await world.ask("Help me.", "fine", "No lists", **named("s", **{"x-private": "1"}))
+    judge(world, turn)
+    assert world.ledger.lessons.of_user() == []
 
 
-async def test_said_again_it_is_the_same_lesson(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await teach(world)
-        await teach(world, "again", "write plain sentences, without lists")
-        (lesson,) = world.ledger.lessons.of_user()
-        assert (lesson.text, lesson.state) == (PLAIN, State.TOLD)
+async def test_said_again_it_is_the_same_lesson(world: World) -> None:
+    await teach(world)
+    await teach(world, "again", "write plain sentences, without lists")
+    (lesson,) = world.ledger.lessons.of_user()
+    assert (lesson.text, lesson.state) == (PLAIN, State.TOLD)
 
 
-async def test_no_more_is_told_than_fits(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        table = world.ledger.lessons
-        for n in range(MOST + 2):
-            table.rule("add", "default", None, f"Rule {n} is to be kept.")
-        await world.ask("New?", **named("s"))
-        told = world.turns()[-1].lesson_block
-        assert told is not None
-        assert len(told.lessons) == MOST
-        assert max(told.lessons) == MOST + 2
-        for n in range(8):
-            table.rule("add", "default", None, f"{n} " + "plain words " * 19)
-        await world.ask("New?", **named("t"))
-        told = world.turns()[-1].lesson_block
-        assert told is not None
-        assert told.tokens <= MOST_TOKENS + 8, "with the marks of a message"
-        assert len(told.lessons) <= MOST
+async def test_no_more_is_told_than_fits(world: World) -> None:
+    table = world.ledger.lessons
+    for n in range(MOST + 2):
+        table.rule("add", "default", None, f"Rule {n} is to be kept.")
+    await world.ask("New?", **named("s"))
+    told = world.turns()[-1].lesson_block
+    assert told is not None
+    assert len(told.lessons) == MOST
+    assert max(told.lessons) == MOST + 2
+    for n in range(8):
+        table.rule("add", "default", None, f"{n} " + "plain words " * 19)
+    await world.ask("New?", **named("t"))
+    told = world.turns()[-1].lesson_block
+    assert told is not None
+    assert told.tokens <= MOST_TOKENS + 8, "with the marks of a message"
+    assert len(told.lessons) <= MOST
 
 
-async def test_a_drop_acts_at_once(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        world.ledger.lessons.rule("add", "default", None, PLAIN)
-        await world.ask("New?", **named("s"))
-        world.ledger.lessons.rule("drop", "default", 1)
-        await world.ask("New?", "fine", "More?", **named("s"))
-        assert [turn.lesson_block is not None for turn in world.turns()] == [True, False]
+async def test_a_drop_acts_at_once(world: World) -> None:
+    world.ledger.lessons.rule("add", "default", None, PLAIN)
+    await world.ask("New?", **named("s"))
+    world.ledger.lessons.rule("drop", "default", 1)
+    await world.ask("New?", "fine", "More?", **named("s"))
+    assert [turn.lesson_block is not None for turn in world.turns()] == [True, False]
 
 
 async def test_forgetting_the_source_takes_the_lesson_and_its_words(
