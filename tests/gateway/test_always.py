@@ -94,69 +94,58 @@ async def test_a_command_before_a_question_leaves_the_question(
 
 
 async def test_a_wish_that_is_held_again_lives_again_and_is_the_newest(world: World) -> None:
-    for said in (COMMAND, "/always in French"):
-        await world.ask(said)
+    for command in (COMMAND, "/always in French"):
+        await world.ask(command)
     for state in State:
         sql(world.ledger).write("UPDATE lessons SET state = ?, created_at = 0", state)
         await world.ask(f"{COMMAND.upper()}.")
         assert texts(world)[0] == (f"{WISH.upper()}.", State.TOLD)
 
 
-OTHERS = {
-    "a member of a group": message(info(BOB, group=True), words=COMMAND),
-    "a quotation": f"> {COMMAND}",
-    "within a sentence": f"What does {COMMAND} do?",
-    "another word": f"/alwaysbe {WISH}",
-    "a harness's text": f"<system-reminder>\n{COMMAND}\n</system-reminder>\n\nHi",
+OTHERS: dict[str, tuple[str, dict[str, str]]] = {
+    "a member of a group": (message(info(BOB, group=True), words=COMMAND), {}),
+    "a quotation": (f"> {COMMAND}", {}),
+    "within a sentence": (f"What does {COMMAND} do?", {}),
+    "another word": (f"/alwaysbe {WISH}", {}),
+    "a harness's text": (f"<system-reminder>\n{COMMAND}\n</system-reminder>\n\nHi", {}),
+    "a side call": (COMMAND, {"x-turn-type": "side"}),
+    "an episode": (COMMAND, {"x-turn-type": "episode"}),
 }
 
 
-@pytest.mark.parametrize("case", OTHERS)
-async def test_from_anyone_but_the_owner_it_is_text(
-    world: World, renderer: Renderer, case: str
-) -> None:
-    said: Any = OTHERS[case]
-    messages = [said] if isinstance(said, dict) else chat(said)
-    response = await world.ask(*messages)
-    assert response.status_code == 200, response.text
-    assert texts(world) == []
-    assert WISH in renderer.decode(world.sampler.prompts[-1]), "the model answers it"
+async def test_from_anyone_but_the_owner_it_is_text(world: World, renderer: Renderer) -> None:
+    for case, (text, headers) in OTHERS.items():
+        response = await world.ask(text, **named(case, **headers))
+        assert response.status_code == 200, response.text
+        assert texts(world) == [], case
+        assert WISH in renderer.decode(world.sampler.prompts[-1]), "the model answers it"
+    assert len(world.sampler.prompts) == len(OTHERS)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{"x-turn-type": "side"}, {"x-turn-type": "episode"}],
-    ids=["side call", "episode"],
-)
-async def test_nobody_commands_in_calls_that_no_person_makes(
-    world: World, headers: dict[str, str]
-) -> None:
-    await world.ask(COMMAND, **named("s", **headers))
-    assert texts(world) == []
-    assert len(world.sampler.prompts) == 1
-
-
-REFUSED = {
-    "private": (COMMAND, {"x-private": "1"}, always.PRIVATE),
-    "a secret": (f"/always use {SECRET}", {}, "Lessons: not held, since it holds a secret"),
-    "too long": (f"/always {'very ' * 80}", {}, "Lessons: not held: a lesson is a sentence of"),
-    "hidden": ("/always be\u200bbrief", {}, "Lessons: not held: this text holds U+200B"),
+REFUSED: dict[str, tuple[str, dict[str, str]]] = {
+    "private": (COMMAND, {"x-private": "1"}),
+    "a secret": (f"/always use {SECRET}", {}),
+    "a sentence": (f"/always {'very ' * 80}", {}),
+    "U+200B": ("/always be\u200bbrief", {}),
 }
+"""What cannot be held, by a word of the answer."""
 
 
-@pytest.mark.parametrize("case", REFUSED)
-async def test_what_cannot_be_held_is_answered_in_a_sentence(world: World, case: str) -> None:
-    said, headers, answer = REFUSED[case]
-    response = await world.ask(said, **named("s", **headers))
-    assert response.json()["choices"][0]["message"]["content"].startswith(answer)
+async def test_what_cannot_be_held_is_answered_in_a_sentence(world: World) -> None:
+    for word, (text, headers) in REFUSED.items():
+        response = await world.ask(text, **named(word, **headers))
+        answer = response.json()["choices"][0]["message"]["content"]
+        assert answer.startswith("Lessons: ")
+        assert word in answer
     assert texts(world) == []
     assert world.sampler.prompts == []
     assert SECRET.encode() not in world.ledger.path.read_bytes()
 
 
-async def test_lessons_that_are_off_hold_nothing(world: World) -> None:
-    assert always.OFF in (await world.ask(COMMAND)).text
-    assert texts(world) == []
+async def test_lessons_that_are_off_hold_nothing(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        assert always.OFF in (await world.ask(COMMAND)).text
+        assert texts(world) == []
 
 
 async def test_each_user_holds_their_own(tmp_path: Path, renderer: Renderer) -> None:
@@ -166,17 +155,3 @@ async def test_each_user_holds_their_own(tmp_path: Path, renderer: Renderer) -> 
         await world.ask(COMMAND, headers=ann)
         assert "none yet" in (await world.ask("/always", headers=bob)).text
         assert WISH in (await world.ask("/always", headers=ann)).text
-
-
-async def test_the_opposite_wish_is_the_later_line(world: World, renderer: Renderer) -> None:
-    """The sentence above them says that the later one counts; the older goes by its user's word."""
-    for said in ("/always use lists", "/always without lists"):
-        await world.ask(said)
-    await world.ask("New?", **named("one"))
-    world.ledger.lessons.rule("drop", None, 1)
-    await world.ask("New?", **named("two"))
-    one, two = world.turns()
-    both = told_system("use lists", "without lists")
-    assert one.prompt == renderer.prompt([both, *chat("New?")]).tokens
-    last = told_system("without lists")
-    assert two.prompt == renderer.prompt([last, *chat("New?")]).tokens

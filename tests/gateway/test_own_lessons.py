@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateways import gateway
+from tests.support.gateways import World, gateway
 from tests.support.obedient_judge import ObedientJudge, judge_all, lesson_texts
 from tests.support.openclaw import BOB, info, message, tool
 from tinker_claw.render.renderer import Renderer

@@ -147,34 +147,21 @@ async def test_a_running_session_is_told_nothing_new(world: World) -> None:
     assert told == [False, False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("headers", "text"),
-    [
-        ({"x-turn-type": "side"}, "One?"),
-        ({"x-turn-type": "episode"}, "One?"),
-        ({"x-group-id": "g", "x-group-size": "2", "x-task-id": "t"}, "One?"),
-        ({"x-private": "1"}, "One?"),
-        ({}, message(info(BOB, group=True), words="One?")),
-    ],
-    ids=["side call", "episode", "compared sessions", "private", "group"],
-)
-async def test_nobody_else_is_told(
-    world: World, renderer: Renderer, headers: dict[str, str], text: Any
-) -> None:
+OTHERS: dict[str, tuple[dict[str, str], Any]] = {
+    "side call": ({"x-turn-type": "side"}, "One?"),
+    "episode": ({"x-turn-type": "episode"}, "One?"),
+    "compared sessions": ({"x-group-id": "g", "x-group-size": "2", "x-task-id": "t"}, "One?"),
+    "private": ({"x-private": "1"}, "One?"),
+    "group": ({}, message(info(BOB, group=True), words="One?")),
+}
+
+
+async def test_nobody_else_is_told(world: World, renderer: Renderer) -> None:
     await teach(world)
-    response = await world.ask(text, **named("other", **headers))
-    assert response.status_code == 200, response.text
-    assert PLAIN not in renderer.decode(world.sampler.prompts[-1])
-
-
-async def test_lessons_are_their_users_own(tmp_path: Path, renderer: Renderer) -> None:
-    users = {"ann": "key-a", "bob": "key-b"}
-    async with gateway(tmp_path, renderer, lessons=True, users=users) as world:
-        ann, bob = ({"authorization": f"Bearer {key}"} for key in users.values())
-        await teach(world, **ann)
-        for key in (ann, bob):
-            await world.ask("New?", **named("later", **key))
-        assert [turn.lesson_block is not None for turn in world.turns()[-2:]] == [True, False]
+    for case, (headers, text) in OTHERS.items():
+        response = await world.ask(text, **named(case, **headers))
+        assert response.status_code == 200, response.text
+        assert PLAIN not in renderer.decode(world.sampler.prompts[-1]), case
 
 
 async def test_users_of_opposite_wishes_are_told_their_own(
@@ -207,7 +194,7 @@ async def test_the_first_time_that_a_lesson_is_told_is_said(
         (lesson,) = read_lessons(sql(world.ledger), None)
         assert lesson["first"] == world.turns()[-2].id
         lines = dict(run_fields(read_overview(tmp_path, 16)))
-        assert lines["lessons"] == "1 in prompts · 0 practised · lesson 1 first in session 2"
+        assert "lesson 1 first in session 2" in lines["lessons"]
 
 
 async def test_private_sessions_make_no_lesson(world: World) -> None:
@@ -217,13 +204,6 @@ async def test_private_sessions_make_no_lesson(world: World) -> None:
     await world.ask("Help me.", "fine", "No lists", **named("s", **{"x-private": "1"}))
     judge(world, turn)
     assert world.ledger.lessons.of_user() == []
-
-
-async def test_said_again_it_is_the_same_lesson(world: World) -> None:
-    await teach(world)
-    await teach(world, "again", "write plain sentences, without lists")
-    (lesson,) = world.ledger.lessons.of_user()
-    assert (lesson.text, lesson.state) == (PLAIN, State.TOLD)
 
 
 async def test_no_more_is_told_than_fits(world: World) -> None:
@@ -290,7 +270,7 @@ async def test_what_the_judge_takes_for_a_wish_is_told_once_it_is_kept(
         await world.ask("New?", **named("second"))
         assert world.turns()[-1].lesson_block is None
         lines = dict(run_fields(read_overview(tmp_path, 16)))
-        assert lines["wish"] == "keep lesson 1 for later sessions: `tinker-claw lessons keep 1`"
+        assert "tinker-claw lessons keep 1" in lines["wish"]
         world.ledger.lessons.rule("keep", None, 1)
         await world.ask("New?", **named("third"))
         assert world.turns()[-1].lesson_block is not None
