@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fakes import FakeSampler, Script
-from tests.support.gateways import MODEL, World, gateway, spell
+from tests.support.gateways import MODEL, World, chat, gateway, spell
 from tests.support.ledger import judgeable, postpone, sample_counts, session_outcome, sql
 from tests.support.openclaw import TRACE, assistant, openclaw, user
 from tests.support.processes import ROOT
@@ -53,15 +53,16 @@ def said_of(world: World, turn: int) -> Verdict | None:
     return world.ledger.judgements.verdict(turn)
 
 
-def rows(world: World, what: str = "*") -> list[sqlite3.Row]:
-    return sql(world.ledger).rows(f"SELECT {what} FROM feedback ORDER BY id")
+def rows(world: World) -> list[sqlite3.Row]:
+    return sql(world.ledger).rows("SELECT * FROM feedback ORDER BY id")
 
 
 # What it changes
 
 
-async def test_reply_is_judged_by_its_name_without_a_next_state(world: World) -> None:
-    reply = (await world.ask("hi")).json()
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reply_is_judged_by_its_name_without_a_next_state(world: World, stream: bool) -> None:
+    reply = (await world.events("hi"))[0] if stream else (await world.ask("hi")).json()
     answer = await give(world, response_id=reply["id"], score=-0.5, text=" say hello back ")
     assert answer.status_code == 200
     assert answer.json() == {
@@ -75,22 +76,12 @@ async def test_reply_is_judged_by_its_name_without_a_next_state(world: World) ->
     assert session_outcome(world.ledger, 1) is None
 
 
-@pytest.mark.parametrize(("score", "value"), [(1, 1), (0.4, 1), (0, 0), (-0.0, 0), (-1.0, -1)])
-async def test_the_verdict_is_the_scores_sign(world: World, score: float, value: int) -> None:
-    await world.ask("hi")
-    await give(world, turn=1, score=score, source="client")
-    assert said_of(world, 1) == Verdict((), value, "client", score)
-
-
-async def test_streamed_replies_have_their_names_in_the_ledger(world: World) -> None:
-    events = await world.events("hi")
-    name = events[0]["id"]
-    assert world.column("response_id") == [name]
-    plan = sql(world.ledger).rows(
-        "EXPLAIN QUERY PLAN SELECT id FROM turns WHERE response_id = ?", name
-    )
-    assert "turns_by_response" in plan[0]["detail"], "it is indexed"
-    assert (await give(world, response_id=name, score=1)).json()["turn"] == 1
+async def test_the_verdict_is_the_scores_sign(world: World) -> None:
+    signs = ((1, 1), (0.4, 1), (0, 0), (-0.0, 0), (-1.0, -1))
+    for turn, (score, value) in enumerate(signs, 1):
+        await world.ask("hi")
+        await give(world, turn=turn, score=score, source="client")
+        assert said_of(world, turn) == Verdict((), value, "client", score)
 
 
 async def test_a_session_stands_for_its_newest_main_turn(world: World) -> None:
@@ -110,17 +101,13 @@ async def test_final_feedback_is_the_outcome_of_its_session_and_judges_no_reply(
     assert session_outcome(world.ledger, 1) is None, "a missing outcome is none, never 0"
     answer = await give(world, session="one", score=0, final=True, task="t", group="g")
     assert not answer.json()["counts"]
-    assert answer.json()["because"].startswith("it is of how the session ended, and the")
     assert session_outcome(world.ledger, 1) == 0
+    (row,) = rows(world)
+    assert (row["task"], row["task_group"]) == ("t", "g")
     await give(world, turn=1, score=0.75, final=True, text="it works")
     assert session_outcome(world.ledger, 1) == 0.75, "the newest counts"
     await give(world, turn=1, score=-1)
     assert session_outcome(world.ledger, 1) == 0.75
-    assert [(row["task"], row["task_group"]) for row in rows(world)] == [
-        ("t", "g"),
-        (None, None),
-        (None, None),
-    ]
 
 
 async def test_the_newest_word_counts_and_the_judges_is_kept_beside_it(world: World) -> None:
@@ -132,9 +119,7 @@ async def test_the_newest_word_counts_and_the_judges_is_kept_beside_it(world: Wo
     )
     assert said_of(world, 1) == Verdict((), -1, "user", -1.0)
     assert world.ledger.judgements.hints(1) == ("too long",), "theirs goes before the judge's"
-    row = sql(world.ledger).row("SELECT * FROM verdicts")
-    assert row is not None
-    assert row["judged"] == 1
+    assert sql(world.ledger).one("SELECT judged FROM verdicts") == 1
     await give(world, turn=1, score=-0.5)
     assert world.ledger.judgements.hints(1) == ("be kind",), "they gave no hint this time"
     await give(world, turn=1, score=1, text="no, it is fine")
@@ -166,11 +151,7 @@ async def test_queued_sample_gives_way_in_one_transaction_and_a_trained_one_stay
     assert after.json()["because"] == "the reply was trained already"
     assert said_of(world, 2) == Verdict((), -1, "user", -1.0), "it is shown all the same"
     assert sample_counts(ledger)["trained"] == 1
-    assert [row["unused"] for row in rows(world)] == [
-        "the reply is being trained",
-        None,
-        "the reply was trained already",
-    ]
+    assert [row["unused"] is None for row in rows(world)] == [False, True, False]
 
 
 @pytest.mark.parametrize("how", ["the step failed", "the process ended"])
@@ -213,7 +194,6 @@ async def test_turns_that_cannot_be_trained_keep_their_reason(world: World) -> N
     await world.ask("hi", temperature=0.2)
     await world.ask("recap", headers={"X-Turn-Type": "side"})
     await world.ask(f"my key is {SECRET}")
-    world.say("fine")
     reasons = world.column("reason")
     for turn in (1, 2, 3):
         for _ in range(2):
@@ -275,14 +255,6 @@ async def test_nobody_learns_whose_or_what_a_turn_is_that_is_not_theirs(
             assert refused.json()["error"]["code"] == "invalid_api_key"
 
 
-async def test_a_turn_that_was_forgotten_takes_no_feedback(world: World) -> None:
-    await world.ask("hi")
-    await world.ask("hi", "fine", "more")
-    await world.ledger.forget_in_thread(from_turn(2))
-    assert (await give(world, turn=2, score=1)).status_code == 404
-    assert (await give(world, turn=1, score=1)).status_code == 200
-
-
 async def test_forgetting_takes_what_was_said_and_the_names_with_it(world: World) -> None:
     await world.ask("hi")
     sample = world.ledger.samples.add(1, 1, None)
@@ -318,18 +290,21 @@ async def test_dropping_takes_the_words_and_leaves_the_score(world: World) -> No
     assert (row["score"], row["text"], row["key"]) == (-1, "", None)
 
 
-async def test_secrets_in_what_is_said_are_not_kept(world: World) -> None:
+@pytest.mark.parametrize("by_message", [False, True])
+async def test_secrets_in_a_reason_are_not_kept(world: World, by_message: bool) -> None:
+    reason = f"use {SECRET} instead"
     await world.ask("hi")
-    answer = await give(world, turn=1, score=-1, text=f"use {SECRET} instead")
-    assert SECRET not in answer.text
+    if by_message:
+        await world.ask("hi", "fine", f"/bad {reason}")
+    else:
+        answers = [await give(world, turn=1, score=-1, text=reason, key="a") for _ in range(2)]
+        assert answers[0].json()["id"] == answers[1].json()["id"]
+        assert SECRET not in answers[0].text
     (row,) = rows(world)
     assert row["text"].startswith("use ")
-    assert SECRET not in row["text"]
-    assert SECRET not in "".join(world.ledger.judgements.hints(1))
-    again = await give(world, turn=1, score=-1, text=f"use {SECRET} instead", key="a")
-    assert (await give(world, turn=1, score=-1, text=f"use {SECRET} instead", key="a")).json()[
-        "id"
-    ] == again.json()["id"]
+    assert world.ledger.judgements.hints(1)[0].startswith("use ")
+    assert SECRET.encode() not in world.ledger.path.read_bytes()
+    assert SECRET not in "".join(map(str, dict(row).values()))
 
 
 # Sent again
@@ -382,43 +357,45 @@ async def test_one_key_sent_many_times_at_once_is_recorded_once(world: World) ->
 # What is refused
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ({"turn": 1}, "score is missing"),
-        ({"score": 1}, "Give one of turn, response_id and session"),
-        ({"turn": 1, "session": "s", "score": 1}, "Give one of turn, response_id and session"),
-        ({"turn": 1, "score": 1.01}, "score must be at least -1.0 and at most 1.0"),
-        ({"turn": 1, "score": -2}, "score must be at least"),
-        ({"turn": 1, "score": 10**400}, "score must be at least"),
-        ({"turn": 1, "score": True}, "score must be a number"),
-        ({"turn": 1, "score": "1"}, "score must be a number"),
-        ({"turn": 1, "score": None}, "score is missing"),
-        ({"turn": "1", "score": 1}, "turn must be an integer"),
-        ({"turn": 0, "score": 1}, "turn must be at least 1"),
-        ({"turn": 2**63, "score": 1}, "turn must be at least 1"),
-        ({"response_id": 5, "score": 1}, "response_id must be a string"),
-        ({"response_id": "", "score": 1}, "response_id must be a string"),
-        ({"session": "", "score": 1}, "session must be a string"),
-        ({"turn": 1, "score": 1, "stars": 5}, "stars is not a field"),
-        ({"turn": 1, "score": 1, "text": 5}, "text must be a string"),
-        ({"turn": 1, "score": 1, "text": "x" * (LONGEST_TEXT + 1)}, "text has more than 4000"),
-        ({"turn": 1, "score": 1, "source": "judge"}, 'source must be "user" or "client"'),
-        ({"turn": 1, "score": 1, "final": "yes"}, "final must be true or false"),
-        ({"turn": 1, "score": 1, "task": "x" * (MAX_NAME + 1)}, "task must be at most 256"),
-        ({"turn": 1, "score": 1, "group": ["g"]}, "group must be a string"),
-        ({"turn": 1, "score": 1, "key": "a\nb"}, "key must be at most 256 printable"),
-    ],
-)
-async def test_what_is_wrong_is_named(world: World, body: dict[str, Any], says: str) -> None:
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"turn": 1}, "score"),
+    ({"score": 1}, "Give one of"),
+    ({"turn": 1, "session": "s", "score": 1}, "Give one of"),
+    ({"turn": 1, "score": 1.01}, "score"),
+    ({"turn": 1, "score": 10**400}, "score"),
+    ({"turn": 1, "score": True}, "score"),
+    ({"turn": 1, "score": None}, "score"),
+    ({"turn": "1", "score": 1}, "turn"),
+    ({"turn": 0, "score": 1}, "turn"),
+    ({"turn": 2**63, "score": 1}, "turn"),
+    ({"response_id": "", "score": 1}, "response_id"),
+    ({"session": "", "score": 1}, "session"),
+    ({"turn": 1, "score": 1, "stars": 5}, "stars"),
+    ({"turn": 1, "score": 1, "text": 5}, "text"),
+    ({"turn": 1, "score": 1, "text": "x" * (LONGEST_TEXT + 1)}, "text"),
+    ({"turn": 1, "score": 1, "source": "judge"}, "source"),
+    ({"turn": 1, "score": 1, "final": "yes"}, "final"),
+    ({"turn": 1, "score": 1, "task": "x" * (MAX_NAME + 1)}, "task"),
+    ({"turn": 1, "score": 1, "group": ["g"]}, "group"),
+    ({"turn": 1, "score": 1, "key": "a\nb"}, "key"),
+]
+
+
+async def post(world: World, content: str | bytes, kind: str = "application/json") -> Any:
+    headers = {"content-type": kind}
+    return await world.http.post(feedback_url(world), content=content, headers=headers)
+
+
+async def test_what_is_wrong_is_named(world: World) -> None:
     await world.ask("hi")
-    answer = await world.http.post(
-        feedback_url(world),
-        content=json.dumps(body),
-        headers={"content-type": "application/json"},
-    )
-    assert answer.status_code == 400
-    assert says in answer.json()["error"]["message"]
+    for body, names in WRONG:
+        answer = await post(world, json.dumps(body))
+        assert answer.status_code == 400, body
+        assert names in answer.json()["error"]["message"]
+    for content in (b'{"turn": 1, "score": NaN}', b"[]", b"thumbs up", b""):
+        assert (await post(world, content)).status_code == 400, content
+    long = b'{"turn": 1, "score": 1, "text": "' + b"x" * MAX_BYTES + b'"}'
+    assert (await post(world, long)).status_code == 413
     assert rows(world) == []
 
 
@@ -426,10 +403,8 @@ async def test_half_a_surrogate_pair_is_read_as_everywhere_else(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await world.ask("hi")
-    sent = {"content-type": "application/json"}
     for n, text in enumerate(('"cut \\ud83d here"', '"cut \\uDC00 here"')):
-        content = f'{{"turn": 1, "score": 1, "text": {text}, "key": "{n}"}}'
-        answer = await world.http.post(feedback_url(world), content=content, headers=sent)
+        answer = await post(world, f'{{"turn": 1, "score": 1, "text": {text}, "key": "{n}"}}')
         assert answer.status_code == 200, answer.text
     assert [row["text"] for row in rows(world)] == ["cut \ufffd here"] * 2
     assert capsys.readouterr().out.count("half an emoji") == 1
@@ -457,21 +432,14 @@ async def test_bodies_that_are_none_are_refused(world: World, body: bytes, statu
 async def test_the_longest_text_fits_however_it_is_escaped(world: World) -> None:
     await world.ask("hi")
     content = json.dumps({"turn": 1, "score": -1, "text": "\u00e9" * LONGEST_TEXT})
-    sent = {"content-type": "application/json"}
-    answer = await world.http.post(feedback_url(world), content=content, headers=sent)
-    assert answer.status_code == 200
+    assert (await post(world, content)).status_code == 200
 
 
-async def test_pages_forms_and_other_methods_are_refused_as_for_chat(world: World) -> None:
+async def test_pages_forms_and_other_methods_are_refused(world: World) -> None:
     await world.ask("hi")
     page = {"origin": "https://evil.example"}
-    form = {"content-type": "text/plain"}
-    for headers in (page, form):
-        sent = json.dumps({"turn": 1, "score": 1})
-        feedback = await world.http.post(feedback_url(world), content=sent, headers=headers)
-        chat = await world.http.post("/chat/completions", content="{}", headers=headers)
-        assert feedback.status_code == chat.status_code
-        assert feedback.json() == chat.json()
+    assert (await give(world, turn=1, score=1, headers=page)).status_code == 403
+    assert (await post(world, '{"turn": 1, "score": 1}', "text/plain")).status_code == 415
     assert (await world.http.get(feedback_url(world))).status_code == 405
     assert rows(world) == []
 
@@ -584,14 +552,22 @@ def code(cell: str) -> list[str]:
 # By message
 
 
+async def talk(world: World, *messages: str, agent: bool, stream: bool = False) -> str:
+    """Send the messages of both sides, as a client or as OpenClaw; return the answer."""
+    if not agent:
+        return (await world.ask(*messages, stream=stream)).text
+    first, *rest = messages
+    sides = [(user if at % 2 else assistant)(text) for at, text in enumerate(rest)]
+    body = {"model": MODEL, "stream": stream} | openclaw(first, *sides)
+    return (await world.http.post("/chat/completions", json=body, headers=TRACE)).text
+
+
 @pytest.mark.parametrize(
     ("words", "value", "hints"),
     [
         (UP, 1, ()),
         (DOWN, -1, ()),
-        ("/good", 1, ()),
         ("/good because it is short", 1, ()),
-        ("/bad", -1, ()),
         ("/bad too long", -1, ("too long",)),
     ],
 )
@@ -599,64 +575,40 @@ def code(cell: str) -> list[str]:
 async def test_a_message_that_is_a_verdict_judges_the_reply_before(
     world: World, words: str, value: int, hints: Any, *, agent: bool
 ) -> None:
+    await talk(world, "hi", agent=agent)
     for _ in range(2):  # sent again, as after a lost connection
-        if agent:
-            if not world.turns():
-                await world.reply(openclaw("hi"), **TRACE)
-            await world.reply(openclaw("hi", assistant("fine"), user(words)), **TRACE)
-        else:
-            if not world.turns():
-                await world.ask("hi")
-            await world.ask("hi", "fine", words)
+        await talk(world, "hi", "fine", words, agent=agent)
     assert said_of(world, 1) == Verdict((), value, "user", float(value))
     assert world.ledger.judgements.hints(1) == hints
     assert world.ledger.turns.next_state(1) == NextState("user", words)
     (row,) = rows(world)
     assert (row["source"], row["final"], row["unused"]) == ("user", 0, None)
-    asks = value < 0 and " " in words
+    asks = words.startswith("/bad ")
     assert world.column("reason")[1:] == [None if asks else Reason.RATING] * 2
     assert set(world.column("kind")) == {"main"}
 
 
-@pytest.mark.parametrize("words", [UP, "/good", "/bad too long"])
-@pytest.mark.parametrize("agent", [False, True], ids=["client", "openclaw"])
-async def test_a_rating_as_the_first_message_is_answered_without_the_model(
-    world: World, words: str, *, agent: bool
-) -> None:
-    if agent:
-        told = [(await world.reply(openclaw(words), **TRACE))["content"]]
-    else:
-        told = [(await world.ask(words)).text, (await world.ask(words, stream=True)).text]
-    assert all("There is nothing to rate yet" in one for one in told)
-    assert (world.turns(), rows(world)) == ([], [])
-    assert world.sampler.prompts == []
-    again = await world.ask(words, NOTHING_TO_RATE, words)
-    assert NOTHING_TO_RATE in again.text
-    assert world.turns() == []
-    talk = (words, "There is nothing to rate yet.", "hi")
-    await world.ask(*talk)
-    assert world.column("lost") == [None]
-
-
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/responses", {"input": UP}),
-        ("/messages", {"messages": [{"role": "user", "content": UP}], "max_tokens": 9}),
-    ],
-    ids=["responses", "messages"],
-)
-async def test_a_first_rating_is_answered_on_every_wire(
-    world: World, path: str, body: dict[str, Any], *, stream: bool
+async def test_a_rating_as_the_first_message_is_answered_without_the_model(
+    world: World, *, stream: bool
 ) -> None:
-    sent = {"model": MODEL, "stream": stream, **body}
-    answer = await world.http.post(path, json=sent)
-    assert answer.status_code == 200
-    assert "There is nothing to rate yet" in answer.text
-    ended = {"/responses": "completed", "/messages": "end_turn"}[path]
-    assert ended in answer.text
-    assert (world.turns(), world.sampler.prompts) == ([], [])
+    answers = [
+        await talk(world, words, agent=agent, stream=stream)
+        for words in (UP, "/good", "/bad too long")
+        for agent in (False, True)
+    ]
+    answers.append(await talk(world, UP, NOTHING_TO_RATE, UP, agent=False, stream=stream))
+    for path, ended, body in (
+        ("/responses", "completed", {"input": UP}),
+        ("/messages", "end_turn", {"messages": chat(UP), "max_tokens": 9}),
+    ):
+        body = {"model": MODEL, "stream": stream, **body}
+        answers.append((await world.http.post(path, json=body)).text)
+        assert ended in answers[-1]
+    assert all("There is nothing to rate yet" in answer for answer in answers)
+    assert (world.turns(), rows(world), world.sampler.prompts) == ([], [], [])
+    await world.ask(UP, "There is nothing to rate yet.", "hi")
+    assert world.column("lost") == [None]
 
 
 @pytest.mark.parametrize("by_page", [False, True])
@@ -664,19 +616,13 @@ async def test_of_a_verdict_that_is_edited_back_the_newest_counts(
     world: World, *, by_page: bool
 ) -> None:
     await world.ask("hi")
-    for words in (UP, DOWN, UP, UP):
+    for words, score in ((UP, 1), (DOWN, -1), (UP, 1), (UP, 1)):
         if words == DOWN and by_page:
             await give(world, turn=1, score=-1)
         else:
             await world.ask("hi", "fine", words)
-        assert said_of(world, 1) == outright_verdict(words)
+        assert said_of(world, 1) == Verdict((), score, "user", float(score))
     assert [row["score"] for row in rows(world)] == [1, -1, 1], "a retry is no new one"
-
-
-def outright_verdict(words: str) -> Verdict:
-    said = outright(words)
-    assert said is not None
-    return Verdict((), said.score, "user", float(said.score))
 
 
 async def test_the_talk_goes_on_from_the_reply_to_a_verdict(world: World) -> None:
@@ -696,28 +642,9 @@ async def test_the_talk_goes_on_from_the_reply_to_a_verdict(world: World) -> Non
     assert judgeable(world.ledger) == [1, 3]
 
 
-async def test_secrets_in_a_reason_are_not_kept(world: World) -> None:
-    await world.ask("hi")
-    await world.ask("hi", "fine", f"/bad use {SECRET}")
-    assert world.ledger.judgements.hints(1)[0].startswith("use ")
-    assert SECRET.encode() not in world.ledger.path.read_bytes()
-    assert SECRET not in "".join(map(str, (dict(row) for row in rows(world))))
-
-
 async def test_nothing_is_recorded_of_a_thumb_in_private(world: World) -> None:
-    named = {"X-Session-Id": "s"}
-    await world.ask("hi", headers=named)
-    await world.ask("hi", "fine", UP, headers=named | {"X-Private": "true"})
+    session = {"X-Session-Id": "s"}
+    await world.ask("hi", headers=session)
+    await world.ask("hi", "fine", UP, headers=session | {"X-Private": "true"})
     assert rows(world) == []
     assert said_of(world, 1) is None
-
-
-async def test_a_thumb_on_a_trained_reply_is_recorded_only(world: World) -> None:
-    await world.ask("hi")
-    step = world.ledger.steps.begin(0, [world.ledger.samples.add(1, 1, None)])
-    parent = world.policy.current.version
-    world.ledger.steps.commit(step, parent, state_ref="s", sampler_ref="p", metrics={})
-    await world.ask("hi", "fine", DOWN)
-    assert [row["unused"] for row in rows(world)] == ["the reply was trained already"]
-    assert judgeable(world.ledger) == []
-    assert sample_counts(world.ledger)["trained"] == 1

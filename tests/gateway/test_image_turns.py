@@ -18,7 +18,6 @@ import pytest
 from anthropic import AsyncAnthropic
 from PIL import Image as Pillow
 
-from tests.gateway.test_voices import GROUP_LINE
 from tests.support.fakes import FakeSampler
 from tests.support.gateways import MODEL, World, gateway
 from tests.support.ledger import sql
@@ -211,7 +210,7 @@ async def test_images_of_others_are_shown_and_not_trained(tmp_path: Path, seeing
     def by(sender: str, *more: Any) -> list[Any]:
         """A group, in which this sender shows an image."""
         words = message(info(sender, group=True), words="What is it?")
-        return [shown(ONE, words + GROUP_LINE), *more]
+        return [shown(ONE, words + runtime("agent:main:telegram:group:-100", "g")), *more]
 
     looked = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     result = {"role": "tool", "tool_call_id": "call1"}

@@ -11,7 +11,16 @@ import pytest
 from examples.day.npm import npm
 from tests.formats.test_histories import ROUTES, assistant, prompt, user
 from tests.support.gateways import World, gateway
-from tests.support.openclaw import TRACE, openclaw, own_prompts, runtime, stamped
+from tests.support.openclaw import (
+    CLOCK,
+    HEARTBEAT,
+    POLL,
+    TRACE,
+    openclaw,
+    own_prompts,
+    runtime,
+    stamped,
+)
 from tests.support.openclaw import assistant as replied
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState
@@ -160,10 +169,18 @@ async def seen_through(world: World, name: str, prompt: str, forms: dict[str, li
         assert set(world.column("lost")) == {None}
 
 
-async def test_a_correction_behind_a_silent_prompt_reaches_the_reply_before(world: World) -> None:
-    clock = "Current time: 8:00 AM (UTC)\nReference UTC: 2026-11-23 08:00 UTC"
-    prompt = f"An async command has completed.\n{clock}"
-    await seen_through(world, "exec", prompt, shown_later(SHORT))
+@pytest.mark.parametrize(
+    ("prompt", "short"),
+    [
+        (f"An async command has completed.{CLOCK}", SHORT),
+        (HEARTBEAT["content"], POLL),
+    ],
+    ids=["exec", "heartbeat"],
+)
+async def test_a_correction_behind_a_silent_prompt_reaches_the_reply_before(
+    world: World, prompt: str, short: str
+) -> None:
+    await seen_through(world, "silent", prompt, shown_later(short))
 
 
 @pytest.mark.openclaw

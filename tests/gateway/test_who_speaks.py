@@ -354,26 +354,19 @@ async def test_a_header_does_not_say_who_speaks(world: World, place: str) -> Non
 # Tools
 
 
-READ = "read"
-
-
-def call_of(name: str) -> str:
-    called = json.dumps({"name": name, "arguments": {"path": "a"}})
-    return f"I look.\n<tool_call>\n{called}\n</tool_call>"
-
-
 async def after_call(
     world: World, wire: str, place: str, name: str, result: str, judge: ObedientJudge
 ) -> Turn:
     """Let an agent call a tool, and get a result; return the turn of the call."""
-    session = replace(PLACES[place], tools=tools(name))
-    world.say(call_of(name), "ok")
-    opening = user("Look, please.")
+    session, before = replace(PLACES[place], tools=tools(name)), len(world.turns())
+    call = json.dumps({"name": name, "arguments": {"path": "a"}})
+    world.say(f"I look.\n<tool_call>\n{call}\n</tool_call>", "ok")
+    opening = user(f"Look, please. {before}")
     called = assistant("I look.", ("c", name, '{"path":"a"}'))
     for messages in ((opening,), (opening, called, tool("c", result))):
-        await send(world, wire, Talk(session, messages))
+        await send(world, wire, Talk(session, messages, f"s{before}"))
     await judge_all(world, judge)
-    return world.turns()[0]
+    return world.turns()[before]
 
 
 RESULTS = [
@@ -385,18 +378,16 @@ RESULTS = [
 ]
 
 
-@pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("place", ["plain", "Claude Code", "webchat"])
-async def test_a_tool_gives_no_hint_and_no_lesson(
-    world: World, place: str, wire: str, result: str
-) -> None:
-    turn = await after_call(world, wire, place, READ, result, ObedientJudge())
-    state = world.ledger.turns.next_state(turn.id)
-    assert state is not None
-    assert state.role == "tool"
-    assert world.ledger.judgements.hints(turn.id) == ()
-    assert ratings(world, turn) == []
+async def test_a_tool_gives_no_hint_and_no_lesson(world: World, wire: str) -> None:
+    for place in ("plain", "Claude Code", "webchat"):
+        for result in RESULTS:
+            turn = await after_call(world, wire, place, "read", result, ObedientJudge())
+            state = world.ledger.turns.next_state(turn.id)
+            assert state is not None
+            assert state.role == "tool"
+            assert world.ledger.judgements.hints(turn.id) == (), (place, result)
+            assert ratings(world, turn) == [], (place, result)
     assert lesson_texts(world) == []
 
 
@@ -427,17 +418,12 @@ DENIALS = [
 
 
 @pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize(("place", "name", "result", "denied"), DENIALS)
 async def test_a_denial_is_what_the_session_s_own_agent_says_of_its_call(
-    world: World,
-    place: str,
-    name: str,
-    result: str,
-    denied: bool,
-    wire: str,
+    world: World, wire: str
 ) -> None:
     """The judge thinks that the call went well; only a denial says otherwise."""
-    turn = await after_call(world, wire, place, name, result, ObedientJudge(rating=1))
-    verdict = world.ledger.judgements.verdict(turn.id)
-    assert verdict is not None
-    assert verdict.value == (-1 if denied else 1)
+    for place, name, result, denied in DENIALS:
+        turn = await after_call(world, wire, place, name, result, ObedientJudge(rating=1))
+        verdict = world.ledger.judgements.verdict(turn.id)
+        assert verdict is not None
+        assert verdict.value == (-1 if denied else 1), (place, name, result)
