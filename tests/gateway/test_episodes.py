@@ -93,12 +93,6 @@ async def test_session_cannot_change_its_group_not_even_after_a_restart(
             assert (await world.ask("hi", headers=of("a") | named)).status_code == 200
 
 
-async def test_very_long_names_are_kept_as_digests(world: World) -> None:
-    await world.ask("hi", headers=of("a") | TOLD | {"X-Task-Id": "t" * 300})
-    ((_, task, *_),) = sessions(world)
-    assert len(task) == 64
-
-
 async def test_last_turn_of_an_episode_is_open_until_its_outcome_and_then_a_sample_may_be_made(
     world: World,
 ) -> None:

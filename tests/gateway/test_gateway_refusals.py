@@ -48,8 +48,15 @@ async def test_an_unknown_model_is_a_404_that_names_what_is_served(
 
 
 OTHER_DOORS = (
-    *("/v1/v1/completions", "/v1/chat", "/v2/chat/completions", "/api/generate", "/v1/embeddings"),
-    *("/v1", "/", f"/{'long' * 9000}", "/%3Cscript%3E"),
+    "/v1/v1/completions",
+    "/v1/chat",
+    "/v2/chat/completions",
+    "/api/generate",
+    "/v1/embeddings",
+    "/v1",
+    "/",
+    f"/{'long' * 9000}",
+    "/%3Cscript%3E",
 )
 
 

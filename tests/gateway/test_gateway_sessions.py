@@ -34,6 +34,7 @@ from tinker_claw.turn_state import Reason
 from tinker_claw.types import NextState
 
 DONE = {"X-Session-Done": "true"}
+SUMMARISE = utility("You are a context summarization assistant", f"<conversation> {MARK}")
 
 
 def closed(world: World) -> dict[str, bool]:
@@ -42,13 +43,25 @@ def closed(world: World) -> dict[str, bool]:
     return {row["key"]: row["closed_at"] is not None for row in rows}
 
 
+async def talk(
+    world: World, first: str, *rest: str | dict[str, Any], **headers: str
+) -> dict[str, Any]:
+    """Let OpenClaw send a conversation, whose texts are the assistant's and the user's in turn."""
+    sides = (assistant, user)
+    messages = [
+        sides[at % 2](message) if isinstance(message, str) else message
+        for at, message in enumerate(rest)
+    ]
+    return await world.reply(openclaw(first, *messages), **headers)
+
+
 async def test_a_user_reply_becomes_the_next_state_of_the_turn_before(
     world: World, renderer: Renderer
 ) -> None:
     world.say("Four.")
-    await world.reply(openclaw("2+2?"))
+    await talk(world, "2+2?")
     assert world.woken == []
-    await world.reply(openclaw("2+2?", assistant("Four."), user("just the digit")))
+    await talk(world, "2+2?", "Four.", "just the digit")
     assert world.next_states() == {1: NextState("user", "just the digit"), 2: None}
     assert world.woken == ["judge"]
     first, second = world.turns()
@@ -62,8 +75,8 @@ async def test_a_user_reply_becomes_the_next_state_of_the_turn_before(
 
 
 async def test_side_calls_neither_judge_nor_are_judged(world: World) -> None:
-    await world.reply(openclaw("hi"))
-    await world.reply(openclaw("hi", assistant("fine"), HEARTBEAT))
+    await talk(world, "hi")
+    await talk(world, "hi", "fine", HEARTBEAT)
     await world.reply(utility("Write an Activity recap for", "user: hi"))
     assert world.next_states() == {1: None, 2: None, 3: None}
     assert world.woken == []
@@ -74,20 +87,20 @@ async def test_side_calls_neither_judge_nor_are_judged(world: World) -> None:
     assert world.column("call") == ["user turn", "heartbeat", "recap"]
     assert [params.student_topk for params in world.sampler.params] == [2, 0, 0]
     # The user's answer still finds the main turn.
-    await world.reply(openclaw("hi", assistant("fine"), user("great")))
+    await talk(world, "hi", "fine", "great")
     assert world.next_states()[1] == NextState("user", "great")
 
 
 async def test_a_retried_request_is_no_next_state(world: World) -> None:
     world.say("one", "two", "three")
-    await world.reply(openclaw("hi"))
-    await world.reply(openclaw("hi"))
+    await talk(world, "hi")
+    await talk(world, "hi")
     assert world.next_states() == {1: None, 2: None}
     # The client went on from the second answer.
-    await world.reply(openclaw("hi", assistant("two"), user("ok")))
+    await talk(world, "hi", "two", "ok")
     assert world.next_states() == {1: None, 2: NextState("user", "ok"), 3: None}
     # Asking the same again changes nothing.
-    await world.reply(openclaw("hi", assistant("two"), user("ok")))
+    await talk(world, "hi", "two", "ok")
     assert world.next_states()[2] == NextState("user", "ok")
     assert world.woken == ["judge"]
 
@@ -98,9 +111,9 @@ async def test_after_a_restart_the_reply_that_was_kept_is_found_among_those_sent
     async with gateway(tmp_path, renderer) as world:
         world.say("one", "two", "three")
         for _ in range(3):
-            await world.reply(openclaw("hi"))
+            await talk(world, "hi")
     async with gateway(tmp_path, renderer) as world:
-        await world.reply(openclaw("hi", assistant("one"), user("thanks")))
+        await talk(world, "hi", "one", "thanks")
         assert world.next_states()[1] == NextState("user", "thanks")
         assert [turn.index for turn in world.turns()] == [0, 1, 2, 3]
 
@@ -152,17 +165,16 @@ async def test_new_begins_another_session_under_the_same_name(
     anew = {"session_id": "s:1"}
     async with gateway(tmp_path, renderer) as world:
         world.say("Four.", "Five.", "Six.")
-        await world.reply(openclaw("2+2?"), **named)
-        await world.reply(openclaw("2+2?", assistant("Four."), user("and 2+3?")), **named)
-        await world.reply(openclaw("What is 3+3?"), **anew)
+        await talk(world, "2+2?", **named)
+        await talk(world, "2+2?", "Four.", "and 2+3?", **named)
+        await talk(world, "What is 3+3?", **anew)
         assert closed(world) == {"s#1": True, "s": False}
         assert [(turn.session_id, turn.index) for turn in world.turns()] == [(1, 0), (1, 1), (2, 0)]
         assert world.next_states()[2] is None, "nothing was said about it"
         assert set(world.column("lost")) == {None}
     async with gateway(tmp_path, renderer) as world:
         world.say("Seven.")
-        thanks = openclaw("What is 3+3?", assistant("Six."), user("thanks"))
-        await world.reply(thanks, **anew)
+        await talk(world, "What is 3+3?", "Six.", "thanks", **anew)
         assert world.next_states()[3] == NextState("user", "thanks")
         assert [turn.session_id for turn in world.turns()] == [1, 1, 2, 2]
 
@@ -171,15 +183,15 @@ async def test_what_is_sent_again_or_summarised_begins_no_other_session(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
-        await world.reply(openclaw("2+2?"))
-        await world.reply(openclaw("2+2?"))
-        await world.reply(openclaw(retried("2+2?")))
-        await world.reply(openclaw("2+2?", user("and 2+3?")))
-        await world.reply(openclaw("2+2?", HEARTBEAT))
+        await talk(world, "2+2?")
+        await talk(world, "2+2?")
+        await talk(world, retried("2+2?"))
+        await talk(world, "2+2?", user("and 2+3?"))
+        await talk(world, "2+2?", HEARTBEAT)
         assert list(closed(world)) == ["s"]
     async with gateway(tmp_path / "private", renderer) as world:
-        await world.reply(openclaw("/private\n2+2?"))
-        await world.reply(openclaw("What is 3+3?"))
+        await talk(world, "/private\n2+2?")
+        await talk(world, "What is 3+3?")
         assert world.turns() == [], "it stays private"
 
 
@@ -187,11 +199,11 @@ async def test_an_idle_session_is_closed_and_goes_on_with_the_next_word(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     async with gateway(tmp_path, renderer, idle_s=1e-9) as world:
-        await world.reply(openclaw("hi"))
+        await talk(world, "hi")
         await world.reply({"messages": chat("hello")}, **{"X-Session-Id": "other"})
         assert closed(world) == {"s": True, "other": False}
         assert world.column("reason") == [None, None]
-        await world.reply(openclaw("hi", assistant("fine"), user("good morning")))
+        await talk(world, "hi", "fine", "good morning")
         assert closed(world) == {"s": False, "other": True}
         assert world.next_states()[1] == NextState("user", "good morning")
     async with gateway(tmp_path, renderer, idle_s=1e-9) as world:
@@ -203,27 +215,25 @@ async def test_what_an_automatic_prompt_made_the_agent_say_is_not_the_turn_befor
     world: World, prompt: dict[str, Any]
 ) -> None:
     world.say("Four.", "Tea time!", "Sorry.")
-    await world.reply(openclaw("2+2?"))
+    await talk(world, "2+2?")
     body = openclaw("2+2?", assistant("Four."), prompt)
     if prompt == announced("42"):
         body["messages"][-1] = EVENT
     await world.reply(body)
     assert world.column("kind") == ["main", "side"]
-    heard = (prompt, assistant("Tea time!"), user("stop that"))
-    await world.reply(openclaw("2+2?", assistant("Four."), *heard))
+    await talk(world, "2+2?", "Four.", prompt, "Tea time!", "stop that")
     assert world.next_states() == {1: None, 2: None, 3: None}
 
 
 async def test_a_retry_that_rewrites_the_users_message_changes_nothing(world: World) -> None:
     world.say("one", "lost", "two", "three")
-    await world.reply(openclaw("hi"))
-    await world.reply(openclaw("hi", assistant("one"), user("more")))
-    await world.reply(openclaw("hi", assistant("one"), user(retried("more"))))
+    await talk(world, "hi")
+    await talk(world, "hi", "one", "more")
+    await talk(world, "hi", "one", retried("more"))
     assert world.next_states() == {1: NextState("user", "more"), 2: None, 3: None}
     assert world.column("call") == ["user turn", "user turn", "retry"]
     assert [turn.request_text for turn in world.turns()] == ["hi", "more", "more"]
-    later = (user("more"), assistant("two"), user("ok"))
-    await world.reply(openclaw("hi", assistant("one"), *later))
+    await talk(world, "hi", "one", "more", "two", "ok")
     assert world.next_states()[3] == NextState("user", "ok")
     assert world.next_states()[2] is None
     assert world.woken == ["judge", "judge"]
@@ -232,13 +242,13 @@ async def test_a_retry_that_rewrites_the_users_message_changes_nothing(world: Wo
 async def test_a_re_ask_is_no_next_state_and_its_tools_are_followed(world: World) -> None:
     call = '<tool_call>\n{"name": "read", "arguments": {"path": "x"}}\n</tool_call>'
     world.say("", call, "done", "bye")
-    await world.reply(openclaw("look"))
-    message = await world.reply(openclaw("look", user(NUDGE)))
+    await talk(world, "look")
+    message = await talk(world, "look", user(NUDGE))
     call_id = message["tool_calls"][0]["id"]
     replied = assistant("", (call_id, "read", '{"path":"x"}'))
     loop = (replied, tool(call_id, "BANANA"))
-    await world.reply(openclaw("look", user(NUDGE), *loop))
-    await world.reply(openclaw("look", *loop, assistant("done"), user("thanks")))
+    await talk(world, "look", user(NUDGE), *loop)
+    await talk(world, "look", *loop, "done", "thanks")
     assert world.column("call") == ["user turn", "re-ask", "tool loop", "user turn"]
     assert world.next_states() == {
         1: None,
@@ -249,16 +259,16 @@ async def test_a_re_ask_is_no_next_state_and_its_tools_are_followed(world: World
 
 
 async def test_the_same_reply_twice_is_judged_once(world: World) -> None:
-    await asyncio.gather(*(world.reply(openclaw("hi")) for _ in range(3)))
-    await world.reply(openclaw("hi", assistant("fine"), user("thanks")))
-    await world.reply(openclaw("hi", assistant("fine"), user("thanks")))
+    await asyncio.gather(*(talk(world, "hi") for _ in range(3)))
+    await talk(world, "hi", "fine", "thanks")
+    await talk(world, "hi", "fine", "thanks")
     states = list(world.next_states().values())
     assert states.count(NextState("user", "thanks")) == 1
     assert world.woken == ["judge"]
 
 
 async def test_a_side_call_is_filed_with_the_turn_of_its_trace(world: World) -> None:
-    await world.reply(openclaw("hi"), **TRACE)
+    await talk(world, "hi", **TRACE)
     child = runtime("agent:main:subagent:6c", "child")
     await world.reply(openclaw("[Subagent Context] Do it.", line=child), **TRACE)
     flushing = runtime("agent:main:internal-session-effects:1", "internal-1")
@@ -267,9 +277,7 @@ async def test_a_side_call_is_filed_with_the_turn_of_its_trace(world: World) -> 
         openclaw("hi", assistant("fine"), flush, line=flushing, tools=tools("read", "write")),
         **TRACE,
     )
-    await world.reply(
-        utility("You are a context summarization assistant", "<conversation>"), **TRACE
-    )
+    await world.reply(SUMMARISE, **TRACE)
     other = TRACE["traceparent"].replace("249", "777")
     await world.reply(openclaw("x", line=flushing), traceparent=other)
     main, child_session, *filed, stranger = (turn.session_id for turn in world.turns())
@@ -280,14 +288,13 @@ async def test_a_side_call_is_filed_with_the_turn_of_its_trace(world: World) -> 
 
 
 async def test_a_compaction_is_filed_with_the_turn_that_it_was_made_for(world: World) -> None:
-    summarise = utility("You are a context summarization assistant", "<conversation>")
-    await world.reply(openclaw("hi", assistant("fine"), HEARTBEAT))
-    await asyncio.gather(*(world.reply(summarise, **TRACE) for _ in range(2)))
+    await talk(world, "hi", "fine", HEARTBEAT)
+    await asyncio.gather(*(world.reply(SUMMARISE, **TRACE) for _ in range(2)))
     other = TRACE["traceparent"].replace("249", "777")
-    await world.reply(summarise, traceparent=other)
+    await world.reply(SUMMARISE, traceparent=other)
     await world.reply(utility("Write an Activity recap", "x"))
     assert len({turn.session_id for turn in world.turns()[1:]}) == 1
-    await world.reply(openclaw("A summary.", user("go on")), **TRACE)
+    await talk(world, "A summary.", user("go on"), **TRACE)
     heartbeat, *filed, stranger, recap, turn = world.turns()
     assert {one.session_id for one in (heartbeat, *filed)} == {turn.session_id}
     assert len({one.index for one in (heartbeat, *filed)}) == 3
@@ -314,7 +321,7 @@ async def test_the_answer_to_a_large_tool_result_finds_its_turn_however_it_comes
         world.say(CALL, "It counts.", "Good.", "Bye.")
         called = await call_of(world, openclaw("count"))
         call_id = called["tool_calls"][0]["id"]
-        await world.reply(openclaw("count", called, tool(call_id, BIG)))
+        await talk(world, "count", called, tool(call_id, BIG))
         if not restarted:
             await go_on(world, called, later)
     if restarted:
@@ -326,9 +333,9 @@ async def test_the_answer_to_a_large_tool_result_finds_its_turn_however_it_comes
 async def go_on(world: World, called: dict[str, Any], later: str | None) -> None:
     cut = [] if later is None else [tool(called["tool_calls"][0]["id"], later)]
     thanks = (assistant("It counts."), user("Thanks, perfect."))
-    await world.reply(openclaw("count", called, *cut, *thanks))
+    await talk(world, "count", called, *cut, *thanks)
     assert world.next_states()[2] == NextState("user", "Thanks, perfect.")
-    await world.reply(openclaw("count", called, *cut, *thanks, assistant("Good."), user("bye")))
+    await talk(world, "count", called, *cut, *thanks, assistant("Good."), user("bye"))
     assert world.next_states()[3] == NextState("user", "bye")
     assert set(world.column("lost")) == {None}
 
@@ -344,7 +351,7 @@ async def test_of_two_branches_with_the_same_words_the_one_with_the_call_is_mean
 ) -> None:
     async def go_on(world: World) -> None:
         first = (branches[0], tool(branches[0]["tool_calls"][0]["id"], later))
-        await world.reply(openclaw("count", *first, assistant("Done."), user("thanks")))
+        await talk(world, "count", *first, assistant("Done."), user("thanks"))
         states = world.next_states()
         assert (states[2], states[4]) == (NextState("user", "thanks"), None)
 
@@ -354,7 +361,7 @@ async def test_of_two_branches_with_the_same_words_the_one_with_the_call_is_mean
         for result in results:
             branches.append(await call_of(world, openclaw("count")))
             call_id = branches[-1]["tool_calls"][0]["id"]
-            await world.reply(openclaw("count", branches[-1], tool(call_id, result)))
+            await talk(world, "count", branches[-1], tool(call_id, result))
         if not restarted:
             await go_on(world)
     if restarted:
@@ -365,11 +372,9 @@ async def test_of_two_branches_with_the_same_words_the_one_with_the_call_is_mean
 async def test_a_result_of_another_call_makes_it_another_conversation(world: World) -> None:
     world.say(CALL, "Done.", "Fine.")
     called = await call_of(world, openclaw("count"))
-    await world.reply(openclaw("count", called, tool(called["tool_calls"][0]["id"], "one")))
+    await talk(world, "count", called, tool(called["tool_calls"][0]["id"], "one"))
     forged = assistant("", ("other", "exec", '{"command":"seq"}'))
-    await world.reply(
-        openclaw("count", forged, tool("other", "two"), assistant("Done."), user("thanks"))
-    )
+    await talk(world, "count", forged, tool("other", "two"), "Done.", "thanks")
     assert world.next_states()[2] is None
     assert world.column("lost") == [None, None, 1]
 
@@ -383,10 +388,9 @@ async def test_a_compaction_keeps_the_session_and_the_reply_that_it_leaves_gets_
     new = (assistant("two"), user("and then?"))
     async with gateway(tmp_path, renderer) as world:
         world.say("one", "two", "a summary", "three", "four")
-        await world.reply(openclaw("hi"), **before)
-        await world.reply(openclaw("hi", assistant("one"), user("more")), **before)
-        summarise = utility("You are a context summarization assistant", "<conversation>…")
-        await world.reply(summarise, **TRACE, **({"session_id": "s"} if affinity else {}))
+        await talk(world, "hi", **before)
+        await talk(world, "hi", "one", "more", **before)
+        await world.reply(SUMMARISE, **TRACE, **({"session_id": "s"} if affinity else {}))
         if not restarted:
             await world.reply(compacted(*new), **after)
     async with gateway(tmp_path, renderer) as world:
@@ -412,16 +416,17 @@ async def test_a_summary_in_the_place_of_a_reply_keeps_the_session(world: World)
     summary = "[CONTEXT COMPACTION — REFERENCE ONLY] Earlier turns were compacted. More: two."
     hermes = {"role": "system", "content": "You are Hermes Agent.\nYou are a CLI AI Agent."}
 
-    def talk(*said: str) -> list[Any]:
+    async def send(*words: str) -> None:
         roles = (user, assistant)
-        return [hermes, *(roles[at % 2](text) for at, text in enumerate(said))]
+        messages = [roles[at % 2](text) for at, text in enumerate(words)]
+        await world.reply({"messages": [hermes, *messages]})
 
     world.say(*texts[1::2], "four", "five")
     for end in (1, 3, 5):
-        await world.reply({"messages": talk(*texts[:end])})
+        await send(*texts[:end])
     left = [*texts[:1], summary, *texts[4:]]
-    await world.reply({"messages": talk(*left)})
-    await world.reply({"messages": talk(*left, "four", "thanks")})
+    await send(*left)
+    await send(*left, "four", "thanks")
     states = world.next_states()
     assert [state and state.text for state in states.values()] == [
         "more",
@@ -433,14 +438,14 @@ async def test_a_summary_in_the_place_of_a_reply_keeps_the_session(world: World)
     assert len({turn.session_id for turn in world.turns()}) == 1
     assert set(world.column("lost")) == {None}
     # Where it leaves nothing of a reply, the words behind it answer the last one.
-    await world.reply({"messages": talk(*left[:1], summary, "and now?")})
+    await send(*left[:1], summary, "and now?")
     assert world.next_states()[5] == NextState("user", "and now?")
 
 
 async def test_what_a_compaction_leaves_must_be_the_end_of_the_last_turn(world: World) -> None:
     world.say("Yes.", "Yes.", "Fine.", "Tea!", "Tea!", "Fine.")
-    await world.reply(openclaw("one?"))
-    await world.reply(openclaw("one?", assistant("Yes."), user("two?")))
+    await talk(world, "one?")
+    await talk(world, "one?", "Yes.", "two?")
     # The same reply twice: the last one is meant.
     await world.reply(compacted(assistant("Yes."), user("thanks")))
     assert world.next_states()[2] == NextState("user", "thanks")
@@ -458,27 +463,27 @@ async def test_what_a_side_call_said_is_not_taken_for_the_reply_of_the_last_turn
     world: World,
 ) -> None:
     world.say("Fine.", "Fine.", "ok")
-    await world.reply(openclaw("hi"))
-    await world.reply(openclaw("hi", assistant("Fine."), HEARTBEAT))
+    await talk(world, "hi")
+    await talk(world, "hi", "Fine.", HEARTBEAT)
     await world.reply(compacted(assistant("Fine."), user("stop that")))
     assert world.next_states()[1] is None
     assert set(world.column("lost")) == {None}
 
 
 async def test_answers_that_find_no_turn_are_counted(world: World) -> None:
-    await world.reply(openclaw("hi"))
-    await world.reply(openclaw("hello", assistant("fine"), user("edited")))
-    await world.reply(openclaw("hi", assistant("Fine!"), user("unknown")))
-    await world.reply(openclaw("hi", assistant("Fine!"), user("unknown")))  # asked again
+    await talk(world, "hi")
+    await talk(world, "hello", "fine", "edited")
+    await talk(world, "hi", "Fine!", "unknown")
+    await talk(world, "hi", "Fine!", "unknown")  # asked again
     await world.reply(compacted(user("compacted"), assistant("no"), user("so?")))
-    await world.reply(openclaw("a new beginning"))
+    await talk(world, "a new beginning")
     lost = [None, 1, 1, None, 1, None]
     assert world.column("lost") == lost
     assert [seen["lost"] or None for seen in world.observer.seen] == lost
     assert set(world.next_states().values()) == {None}
     # Where nobody waits for an answer none is lost.
     sql(world.ledger).write("UPDATE turns SET state = 'refused', reason = 'test'")
-    await world.reply(openclaw("hi", assistant("Fine!"), user("unknown")))
+    await talk(world, "hi", "Fine!", "unknown")
     assert world.column("lost")[-1] is None
 
 
@@ -487,15 +492,14 @@ async def test_a_correction_behind_a_queue_reaches_the_reply_to_it(
 ) -> None:
     """OpenClaw shows a message without an answer before the next one, and later not at all."""
     world.say("one", "cut", "two", "three")
-    await world.reply(openclaw("hi"))
+    await talk(world, "hi")
     old, new = "Tell me.", "No, shorter.\n\nIn German."
-    await world.reply(openclaw("hi", assistant("one"), user(old)))
-    await world.reply(openclaw("hi", assistant("one"), user(f"{QUEUED}{old}\n\n{new}")))
+    await talk(world, "hi", "one", old)
+    await talk(world, "hi", "one", f"{QUEUED}{old}\n\n{new}")
     assert world.turns()[-1].request_text == new
     assert world.column("asked_by")[-1] == "unknown", "nobody can say where it begins"
     assert "Tell me." in renderer.decode(world.sampler.prompts[-1]), "the model reads it"
-    later = (assistant("one"), user(new), assistant("two"), user("thanks"))
-    await world.reply(openclaw("hi", *later))
+    await talk(world, "hi", "one", new, "two", "thanks")
     states = list(world.next_states().values())
     assert states == [NextState("user", old), None, NextState("user", "thanks"), None]
 
@@ -514,15 +518,15 @@ async def test_a_session_made_private_leaves_nothing_through_compactions_and_res
     ]
     for calls in (
         [openclaw("hi", assistant("fine"), user("/private"))],
-        [utility("You are a context summarization assistant", f"<conversation> {MARK}"), flush],
+        [SUMMARISE, flush],
         [compacted(assistant("fine"), user(MARK)), subagent],
         recaps,
-        [utility("You are a context summarization assistant", f"<conversation> {MARK}"), flush],
+        [SUMMARISE, flush],
         [compacted(assistant(MARK), user(MARK))],
     ):
         async with gateway(tmp_path, renderer) as world:
             if not world.turns():
-                await world.reply(openclaw("hi"))
+                await talk(world, "hi")
             for body in calls:
                 await world.reply(body, **({} if body in recaps else TRACE))
             assert nothing_of(MARK, world)
@@ -536,8 +540,7 @@ async def test_compaction_of_a_private_session_in_the_control_ui_leaves_nothing(
 ) -> None:
     """Its calls name the session by a hash of its key, and a compaction has no Runtime line."""
     surface = TRACE | {"session_id": "openclaw-webchat-0c1f"}
-    await world.reply(openclaw("/private"), **surface)
-    summed = utility("You are a context summarization assistant", f"<conversation> {MARK}")
-    await world.reply(summed, **surface | {"traceparent": f"00-{'c' * 32}-{'d' * 16}-01"})
+    await talk(world, "/private", **surface)
+    await world.reply(SUMMARISE, **surface | {"traceparent": f"00-{'c' * 32}-{'d' * 16}-01"})
     assert nothing_of(MARK, world)
     assert world.turns() == []

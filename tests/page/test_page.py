@@ -222,7 +222,14 @@ async def test_others_are_answered_while_a_page_is_rendered(opened: Page) -> Non
 
 
 PATHS = (
-    *("", "/", "/turns", "/turns/1", "/turns/3", "/turns/5", "/versions", "/turns/999"),
+    "",
+    "/",
+    "/turns",
+    "/turns/1",
+    "/turns/3",
+    "/turns/5",
+    "/versions",
+    "/turns/999",
     *(f"/turns?session={httpx.QueryParams({'s': text})['s']}" for text in ("x", XSS[2])),
 )
 
