@@ -23,11 +23,6 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def beside(world: World, path: str) -> str:
-    """Address of a path that is on no wire."""
-    return world.url.removesuffix("/v1") + path
-
-
 @pytest.mark.parametrize("named", [{}, {"X-Session-Id": "s"}], ids=["unnamed", "named"])
 async def test_nobody_goes_on_from_the_turn_of_another(
     tmp_path: Path, renderer: Renderer, named: dict[str, str]
@@ -87,7 +82,7 @@ async def test_a_wrong_key_is_a_401(tmp_path: Path, renderer: Renderer) -> None:
         for headers in STRANGERS:
             refused = [
                 await world.http.get("/models", headers=headers),
-                await world.http.get(beside(world, "/metrics"), headers=headers),
+                await world.http.get("/../metrics", headers=headers),
                 await world.ask("hi", headers=headers),
             ]
             for answer in refused:
@@ -110,7 +105,7 @@ async def test_a_key_names_its_user(tmp_path: Path, renderer: Renderer) -> None:
 async def test_status_by_who_asks(tmp_path: Path, renderer: Renderer) -> None:
     settings: dict[str, Any] = {"users": USERS, "api_key": MINE, "admins": ["anna"]}
     async with gateway(tmp_path, renderer, **settings) as world:
-        health, metrics = beside(world, "/healthz"), beside(world, "/metrics")
+        health, metrics = "/../healthz", "/../metrics"
         world.health.judge_is("failing", "the judge at https://judge.example is away")
         for text, key in (("one", ANNA), ("two", ANNA), ("three words more", BEN)):
             assert (await world.ask(text, headers=bearer(key))).status_code == 200
@@ -142,8 +137,8 @@ async def test_status_by_who_asks(tmp_path: Path, renderer: Renderer) -> None:
 
 
 async def test_on_loopback_without_keys_whoever_asks_is_an_admin(world: World) -> None:
-    for path in ("/metrics", "/healthz"):
-        answer = await world.http.get(beside(world, path))
+    for path in ("/../metrics", "/../healthz"):
+        answer = await world.http.get(path)
         assert answer.status_code == 200
     assert {"spent_usd", "policy_version"} <= set(answer.json())
 
@@ -180,8 +175,8 @@ async def test_a_web_page_may_do_nothing(world: World) -> None:
     for origin in ("https://evil.example", "null", "http://127.0.0.1:30000", ""):
         page = {"origin": origin}
         answers = [await world.ask("buy me a boat", headers=page)]
-        for path in ("/v1/models", "/metrics", "/healthz"):
-            answers.append(await world.http.get(beside(world, path), headers=page))
+        for path in ("/models", "/../metrics", "/../healthz"):
+            answers.append(await world.http.get(path, headers=page))
         for refused in answers:
             assert_error(refused, 403, code="forbidden")
         asked = {"access-control-request-method": "POST"} | page
@@ -221,7 +216,7 @@ async def test_only_names_of_this_machine_lead_here_without_a_key(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     async with gateway(tmp_path / "open", renderer) as world:
-        health = beside(world, "/healthz")
+        health = "/../healthz"
         for host in ELSEWHERE:
             assert_error(await world.ask("hi", headers={"host": host}), 403, code="forbidden")
             assert_error(await world.http.get(health, headers={"host": host}), 403)
@@ -320,11 +315,10 @@ async def test_other_origins_and_other_paths_stay_shut(tmp_path: Path, renderer:
             preflights.append(preflight)
         page = {"origin": OBSIDIAN} | bearer(MINE)
         refused.append(await world.http.post("/feedback", json={"turn": 1}, headers=page))
-        for path in ("/healthz", "/metrics", "/"):
-            refused.append(await world.http.get(beside(world, path), headers=page))
-        for path in ("/v1/feedback", "/healthz", "/metrics", "/ui"):
-            url = beside(world, path)
-            preflights.append(await world.http.options(url, headers=page | PREFLIGHT))
+        for path in ("/../healthz", "/../metrics", "/../"):
+            refused.append(await world.http.get(path, headers=page))
+        for path in ("/feedback", "/../healthz", "/../metrics", "/../ui"):
+            preflights.append(await world.http.options(path, headers=page | PREFLIGHT))
         for answer in refused:
             assert_error(answer, 403, code="forbidden")
         assert_shut([*refused, *preflights])

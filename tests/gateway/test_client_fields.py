@@ -28,7 +28,7 @@ WIRES: dict[str, dict[str, Any]] = {
 
 
 async def left_out(world: World) -> list[str]:
-    return (await world.http.get(world.url.removesuffix("/v1") + "/healthz")).json()["left_out"]
+    return (await world.http.get("/../healthz")).json()["left_out"]
 
 
 async def test_name_of_a_message_is_shown_where_the_template_has_a_place(

@@ -101,9 +101,8 @@ async def test_last_turn_of_an_episode_is_open_until_its_outcome_and_then_a_samp
     await world.ask("hi", headers=of("b") | done)
     assert world.column("state") == ["waiting", "refused"]
     assert judgeable(world.ledger) == []
-    url = world.url.removesuffix("/v1") + "/v1/feedback"
     said = {"session": "a", "score": 0.25, "final": True}
-    answer = (await world.http.post(url, json=said)).json()
+    answer = (await world.http.post("/feedback", json=said)).json()
     assert (answer["counts"], answer["because"]) == (True, None)
     assert judgeable(world.ledger) == [1]
     assert world.woken == ["judge"]

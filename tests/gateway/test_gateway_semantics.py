@@ -83,7 +83,7 @@ async def test_a_temperature_that_a_client_sets_is_told_with_what_helps(
         for _ in range(2):
             await world.ask("hi", temperature=0.7, top_p=0.9, top_k=5, headers=headers)
         asked = world.sampler.params[-1]
-        healthz = await world.http.get(world.url.removesuffix("/v1") + "/healthz")
+        healthz = await world.http.get("/../healthz")
         lines = describe(healthz.json(), "here", 0)
         notes = [line for line in lines if line.startswith("  not trained:")]
         if sampling == "ours":
@@ -163,7 +163,7 @@ async def test_a_model_thinks_where_it_is_asked_to_unless_the_flag_decides(
                 prompt = thinker.decode(world.sampler.prompts[-1])
                 end = "assistant\n" if name in where else "<think>\n\n</think>\n\n"
                 assert prompt.endswith(end), (path, fields)
-        health = (await world.http.get(world.url.removesuffix("/v1") + "/healthz")).json()
+        health = (await world.http.get("/../healthz")).json()
         assert ("--thinking" in str(health["left_out"])) is (thinking != "auto")
 
 

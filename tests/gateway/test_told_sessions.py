@@ -78,26 +78,27 @@ async def test_lessons_stand_in_the_system_prompt_of_later_sessions(
         for said in (first, second):
             reply = await world.reply({"messages": [*head, *said]}, **{"x-session-id": "later"})
             assert PLAIN not in str(reply)
-        told = world.turns()[-2:]
-        plain = renderer.prompt([*head, *first], hint_message=len(head))
+        one, two = world.turns()[-2:]
+        block = one.lesson_block
+        plain = renderer.prompt([*head, *first])
         whole = renderer.prompt([system, *first], hint_message=1)
-        assert told[0].prompt == world.sampler.prompts[told[0].id - 1] == whole.tokens
-        assert told[0].hint_at == whole.hint_at
-        assert told[0].lesson_block is not None
-        assert told[0].lesson_block.lessons == (1, 2)
-        assert told[0].lesson_block.without(told[0].prompt) == plain.tokens
+        assert one.prompt == world.sampler.prompts[one.id - 1] == whole.tokens
+        assert one.hint_at == whole.hint_at
+        assert block is not None
+        assert block.lessons == (1, 2)
+        assert block.without(one.prompt) == plain.tokens
         # It extends the sampled stream, and its history is known.
-        assert told[1].prompt[: len(told[0].prompt)] == told[0].prompt
-        assert told[1].lesson_block == told[0].lesson_block
-        assert world.next_states()[told[0].id] == NextState("user", "Two?")
+        assert two.prompt[: len(one.prompt)] == one.prompt
+        assert two.lesson_block == block
+        assert world.next_states()[one.id] == NextState("user", "Two?")
     async with gateway(tmp_path, renderer, lessons=True) as world:
         # After a restart the stream is gone: a full render has it at the same place.
         third = chat("One?", "fine", "Two?", "fine", "Three?")
         await world.reply({"messages": [*head, *third]}, **{"x-session-id": "later"})
         again = world.turns()[-1]
-        assert again.lesson_block == told[0].lesson_block
+        assert again.lesson_block == block
         assert again.prompt == renderer.prompt([system, *third]).tokens
-        assert again.lesson_block.without(again.prompt) == renderer.prompt([*head, *third]).tokens
+        assert block.without(again.prompt) == renderer.prompt([*head, *third]).tokens
 
 
 NO_SYSTEM = ["mistral, refuses system", "folds system in"]
