@@ -368,7 +368,7 @@ async def test_no_server_is_started_where_torch_cannot_use_the_gpu(
 
 
 async def test_servers_that_run_elsewhere_serve_what_is_learned_here(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: str, tmp_path: Path, check: Check
 ) -> None:
     base = load_base(model, device=torch.device("cpu"), dtype=torch.float32)
     with inference_servers(base, 1) as (server,):
@@ -380,20 +380,17 @@ async def test_servers_that_run_elsewhere_serve_what_is_learned_here(
             (drawn,) = await published.sample((1, 2, 3), SamplingParams(max_tokens=4, seed=1))
             assert len(drawn.tokens) <= 4
             assert published.ref in server.adapters, "it was drawn there"
-        await asyncio.to_thread(doctor, *flags)
-        told = section(capsys.readouterr().out, "samplers")
-        assert told.startswith(f"ok   samplers   {server.url} serves tiny-base, context ")
+        serves = await asyncio.to_thread(check, "samplers", *flags)
+        assert serves.startswith(f"ok   samplers   {server.url} serves tiny-base, context ")
         server.stop()
         server.faults.static = True
         server.start()
-        await asyncio.to_thread(doctor, *flags)
-        check = section(capsys.readouterr().out, "samplers")
-        assert check.startswith("FAIL samplers   --sampler-urls: ")
-        assert "--enable-lora" in check
-    await asyncio.to_thread(doctor, *flags)
-    check = section(capsys.readouterr().out, "samplers")
-    assert check.startswith("FAIL samplers")
-    assert server.url.removeprefix("http://") in check
+        static = await asyncio.to_thread(check, "samplers", *flags)
+        assert static.startswith("FAIL samplers   --sampler-urls: ")
+        assert "--enable-lora" in static
+    away = await asyncio.to_thread(check, "samplers", *flags)
+    assert away.startswith("FAIL samplers")
+    assert server.url.removeprefix("http://") in away
 
 
 async def test_a_server_that_is_not_there_is_named_with_its_setting(
@@ -411,8 +408,18 @@ async def test_a_server_that_is_not_there_is_named_with_its_setting(
 # The doctor
 
 
-def doctor(*flags: str) -> int:
-    return main.main(["doctor", *LOCAL, "--port", "0", *flags])
+Check = Callable[..., str]
+
+
+@pytest.fixture
+def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Run the doctor with some flags, and return what it says of one check."""
+
+    def run(name: str, *flags: str) -> str:
+        main.main(["doctor", *LOCAL, "--port", "0", "--data-dir", str(tmp_path / "d"), *flags])
+        return section(capsys.readouterr().out, name)
+
+    return run
 
 
 def section(told: str, name: str) -> str:
@@ -426,80 +433,63 @@ def section(told: str, name: str) -> str:
 
 
 def test_the_doctor_reckons_before_vllm_is_there(
-    model: str,
-    tmp_path: Path,
-    box: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    model: str, box: Callable[..., None], check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ("--data-dir", str(tmp_path / "d"), "--gpus", "2", "--model-name", model)
-
-    def checks(*more: str) -> str:
-        doctor(*flags, *more)
-        return capsys.readouterr().out
-
-    assert "show 0 GPUs here" in section(checks(), "memory")
+    flags = ("--gpus", "2", "--model-name", model)
+    assert "show 0 GPUs here" in check("memory", *flags)
     box()
-    both = checks()
-    table = section(both, "memory")
+    table = check("memory", *flags)
     assert table.startswith("ok   memory     GPU 0 learns; 1 samples.")
     assert "KV cache:" in table
-    assert "needs vLLM, and there is none" in section(both, "samplers")
+    assert "needs vLLM, and there is none" in check("samplers", *flags)
     monkeypatch.setattr(
         "tinker_claw.backends.open.find_spec", {"torch": 1, "peft": 1, "safetensors": 1}.get
     )
-    both = checks("--base-quantization", "4bit")
-    assert section(both, "backend").startswith("FAIL backend    --base-quantization 4bit needs")
-    assert "base, 4 bits" in section(both, "memory"), "it may be installed later"
+    small = (*flags, "--base-quantization", "4bit")
+    assert "FAIL backend    --base-quantization 4bit needs" in check("backend", *small)
+    assert "base, 4 bits" in check("memory", *small), "it may be installed later"
     box(BOX.format(81_000))
-    table = section(checks(), "memory")
+    table = check("memory", *flags)
     assert table.startswith("FAIL memory")
     assert "does not fit" in table
 
 
 def test_the_doctor_reckons_the_memory_of_a_cpu_and_a_start_refuses_what_does_not_fit(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("local_gpu.learn.memory._CGROUP", tmp_path)
     model = str(tiny_model(tmp_path / "long", max_position_embeddings=1024))
-    flags = ("--data-dir", str(tmp_path / "d"), "--device", "cpu", "--model-name", model)
+    flags = ("--device", "cpu", "--model-name", model)
 
-    def told(limit: str, *more: str) -> str:
-        (tmp_path / "memory.max").write_text(limit)
-        doctor(*flags, *more)
-        return section(capsys.readouterr().out, "memory")
+    def limited(limit: int | str, *more: str) -> str:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        return check("memory", *flags, *more)
 
-    assert told("max\n").startswith("ok   memory")
-    assert "base, float32 0.0" in told("max\n")
+    assert limited("max").startswith("ok   memory")
     sized = model_size(model)
     wide, narrow = (int(total_of(cpu_parts(sized, 32, of))) for of in ("float32", "bfloat16"))
     each = int(sequence_bytes(sized, "float32"))
-    tight = f"{wide + 300 * each}\n"
-    short = told(tight)
+    tight = wide + 300 * each
+    short = limited(tight)
     assert short.startswith("warn memory")
-    assert "has 1.0, too little for a context of" in short
     assert short.endswith("--context-tokens 256")
-    assert told(tight, "--context-tokens", "256").startswith("ok   memory")
-    none = told("1000000000\n", "--base-dtype", "bfloat16")
+    assert limited(tight, "--context-tokens", "256").startswith("ok   memory")
+    none = limited(1_000_000_000, "--base-dtype", "bfloat16")
     assert none.startswith("FAIL memory")
-    assert "bfloat16" in none
     assert none.endswith("take a smaller model")
     with pytest.raises(ConfigError, match=r"container, has 0.9: take a smaller model"):
         check_fit(load([*LOCAL, *flags]))
-    assert told(f"{narrow + 257 * each}\n").endswith("take --base-dtype bfloat16")
+    assert limited(narrow + 257 * each).endswith("take --base-dtype bfloat16")
 
 
 @pytest.mark.parametrize("wrong", [{"hidden_size": "big"}, {"num_attention_heads": 0}])
 def test_a_config_that_no_model_can_be_built_from_is_one_sentence(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: dict[str, Any]
+    model: str, check: Check, wrong: dict[str, Any]
 ) -> None:
     config = Path(model) / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | wrong))
-    flags = ("--data-dir", str(tmp_path / "d"), "--device", "cpu", "--model-name", model)
-    doctor(*flags)
-    assert section(capsys.readouterr().out, "memory").startswith("FAIL memory")
+    flags = ("--device", "cpu", "--model-name", model)
+    assert check("memory", *flags).startswith("FAIL memory")
     check_fit(load([*LOCAL, *flags]))  # loading says what is wrong
 
 
