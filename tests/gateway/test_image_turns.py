@@ -149,10 +149,9 @@ async def test_messages_show_images_of_users_and_of_tools(world: World) -> None:
 
 async def test_a_known_turn_goes_on_with_its_images_as_they_were(world: World) -> None:
     world.say("A ramp.", "A square.", "Yes.")
-    history = [shown(ONE, "What is it? ")]
-    for asked in (shown(TWO, "And this?"), {"role": "user", "content": "Sure?"}, None):
-        message = await world.reply({"messages": history})
-        history += [{"role": "assistant", "content": message["content"]}, asked]
+    talk = [shown(ONE, "What is it? "), "A ramp.", shown(TWO, "And this?"), "A square.", "Sure?"]
+    for end in (1, 3, 5):
+        await world.ask(*talk[:end])
     first, second, third = world.turns()
     for before, after in ((first, second), (second, third)):
         stream = (*before.prompt, *before.completion.tokens)
@@ -165,10 +164,8 @@ async def test_a_known_turn_goes_on_with_its_images_as_they_were(world: World) -
 
 
 async def test_a_turn_whose_image_is_gone_is_trained_again(world: World) -> None:
-    await world.reply({"messages": [shown(ONE, "What is it?")]})
-    text = world.turns()[0].request_text
-    said = [{"role": "user", "content": text}, {"role": "assistant", "content": "fine"}]
-    await world.reply({"messages": [*said, {"role": "user", "content": "So?"}]})
+    await world.ask(shown(ONE, "What is it?"))
+    await world.ask(world.turns()[0].request_text, "fine", "So?")
     assert world.sampler.params[-1].images == ()
     assert world.column("reason") == [Reason.IMAGES, None]
 
@@ -178,7 +175,7 @@ async def test_of_a_private_turn_nothing_is_kept(
     tmp_path: Path, seeing: Renderer, images: str
 ) -> None:
     async with gateway(tmp_path, seeing, sees=True, images=images) as world:
-        await world.reply({"messages": [shown(ONE, "/private What is it?")]})
+        await world.ask(shown(ONE, "/private What is it?"))
         assert sizes(world.sampler) == [(96, 64, "png")]
         assert world.turns() == []
         assert sql(world.ledger).rows("SELECT * FROM images") == []
@@ -188,10 +185,8 @@ async def test_images_that_train_are_kept_with_their_turns(
     tmp_path: Path, seeing: Renderer
 ) -> None:
     async with gateway(tmp_path, seeing, sees=True, images="train") as world:
-        history: list[Any] = [shown(ONE, "What is it? ")]
-        for asked in (shown(TWO, "And this?"), None):
-            message = await world.reply({"messages": history})
-            history += [{"role": "assistant", "content": message["content"]}, asked]
+        await world.ask(shown(ONE, "What is it? "))
+        await world.ask(shown(ONE, "What is it? "), "fine", shown(TWO, "And this?"))
         first, second = world.turns()
         shown_to = [params.images for params in world.sampler.params]
         assert [first.images, second.images] == shown_to
@@ -200,8 +195,8 @@ async def test_images_that_train_are_kept_with_their_turns(
         assert world.column("reason") == [None, None]
         assert len(sql(world.ledger).rows("SELECT id FROM images")) == 2
         # Of what is not trained none is kept.
-        await world.reply({"messages": [shown(picture(32, 32))], "temperature": 0.5})
-        await world.reply({"messages": [shown(picture(32, 32), "sk-ant-api03-" + "k3y9" * 24)]})
+        await world.ask(shown(picture(32, 32)), temperature=0.5)
+        await world.ask(shown(picture(32, 32), "sk-ant-api03-" + "k3y9" * 24))
         assert [len(turn.images) for turn in world.turns()] == [1, 2, 0, 0]
         assert len(sql(world.ledger).rows("SELECT id FROM images")) == 2
 

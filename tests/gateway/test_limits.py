@@ -164,7 +164,7 @@ async def test_a_full_queue_is_a_429_that_says_when_to_come_back(
     ):
         taken = [group.create_task(world.ask("a", stream=True)) for _ in range(2)]
         await gate.filled(1)
-        await _until_full(world)
+        await _until(world, 429)
         for stream in (False, True):
             refused = await world.ask("one too many", stream=stream)
             assert_error(refused, 429, code="rate_limit_exceeded", type="rate_limit_error")
@@ -303,10 +303,10 @@ async def test_who_hangs_up_while_waiting_gives_up_place_and_turn(
         await gate.filled(1)
         for stream in (True, False):
             gone = asyncio.create_task(world.ask("gone", stream=stream))
-            await _until_full(world)
+            await _until(world, 429)
             gone.cancel()
             await asyncio.wait([gone])
-            await _until_free(world)
+            await _until(world, 400)
         gate.opened.set()
         assert (await first).status_code == 200
         assert (await world.ask("next")).status_code == 200
@@ -508,17 +508,9 @@ async def _first(tasks: list[asyncio.Task[Any]], number: int) -> list[asyncio.Ta
     return done
 
 
-async def _until_full(world: World) -> None:
-    """Wait until one more request would be too many. It is tried with an empty body, which takes a
-    place for no time."""
-    await _until(world, 429)
-
-
-async def _until_free(world: World) -> None:
-    await _until(world, 400)
-
-
 async def _until(world: World, status: int) -> None:
+    """Wait until one more request is a 429, too many, or a 400 again. It is tried with an empty
+    body, which takes a place for no time."""
     async with asyncio.timeout(60):
         while (await world.http.post("/chat/completions", content=b"")).status_code != status:
             pass
