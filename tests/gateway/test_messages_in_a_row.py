@@ -86,28 +86,29 @@ FORMS: dict[str, Callable[[str, str], list[Body]]] = {
 }
 
 
-async def corrected(world: World, wire: str, before: list[Body], later: list[Body]) -> None:
-    """Stop a message, send another, and correct the reply to it."""
+async def corrected(
+    world: World, wire: str, before: list[Body], later: list[Body]
+) -> list[NextState | None]:
+    """Stop a message, send another, and correct the reply to it; return what follows each reply."""
+    begun = len(world.turns())
     world.say("Bees dance.", "Ants walk.", "Ants.")
-    head = [user(ASKED), assistant("Bees dance.")]
+    head = [user(f"{ASKED} {begun}"), assistant("Bees dance.")]
     await prompt(world, wire, head[:1])
     await prompt(world, wire, [*head, *before])
     await prompt(world, wire, [*head, *later, assistant("Ants walk."), user(CORRECTED)])
+    return [world.ledger.turns.next_state(turn.id) for turn in world.turns()[begun:]]
 
 
 @pytest.mark.parametrize("wire", ROUTES)
 @pytest.mark.parametrize("before", FORMS)
 async def test_a_correction_behind_an_unanswered_message_reaches_the_reply_to_both(
-    tmp_path: Path, renderer: Renderer, wire: str, before: str
+    world: World, wire: str, before: str
 ) -> None:
     for later, form in FORMS.items():
-        async with gateway(tmp_path / later, renderer) as world:
-            sent = FORMS[before](STOPPED, INSTEAD)
-            await corrected(world, wire, sent, form(STOPPED, INSTEAD))
-            states = world.next_states()
-            assert states[2] == NextState("user", CORRECTED), (before, later)
-            assert states[3] is None
-            assert set(world.column("lost")) == {None}
+        sent = FORMS[before](STOPPED, INSTEAD)
+        states = await corrected(world, wire, sent, form(STOPPED, INSTEAD))
+        assert states[1:] == [NextState("user", CORRECTED), None], (before, later)
+    assert set(world.column("lost")) == {None}
 
 
 @pytest.mark.parametrize(
@@ -118,21 +119,20 @@ async def test_a_correction_behind_an_unanswered_message_reaches_the_reply_to_bo
     ],
 )
 async def test_an_interruption_between_two_messages_is_part_of_neither(
-    tmp_path: Path, renderer: Renderer, wire: str, note: str
+    world: World, wire: str, note: str
 ) -> None:
     """As Claude Code and Codex write it, whose clients split and join what stands around it."""
     before = [user(STOPPED), user(note), user(INSTEAD)]
     forms = [before, [user(parts(STOPPED, note, INSTEAD))], [user(STOPPED), user(INSTEAD)]]
-    for number, later in enumerate([*forms, [user(parts(STOPPED, note)), user(INSTEAD)]]):
-        async with gateway(tmp_path / str(number), renderer) as world:
-            await corrected(world, wire, before, later)
-            assert world.next_states()[2] == NextState("user", CORRECTED), number
+    for later in (*forms, [user(parts(STOPPED, note)), user(INSTEAD)]):
+        states = await corrected(world, wire, before, later)
+        assert states[1] == NextState("user", CORRECTED), later
 
 
 async def test_other_words_in_a_row_are_another_history(world: World) -> None:
     before = FORMS["apart"](STOPPED, INSTEAD)
-    await corrected(world, "chat", before, FORMS["parts"](STOPPED, "No: of flies."))
-    assert world.next_states()[2] is None
+    states = await corrected(world, "chat", before, FORMS["parts"](STOPPED, "No: of flies."))
+    assert states[1] is None
     assert world.column("lost")[2] == 1
 
 
