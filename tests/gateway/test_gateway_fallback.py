@@ -176,16 +176,16 @@ async def test_the_version_before_answers_where_the_current_one_fails(
         assert world.ledger.samples.expire(current_step=6, max_staleness=4) == 1
 
 
-@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize("deleted", [False, True])
 async def test_the_base_answers_where_the_version_before_fails_too_or_is_gone(
-    tmp_path: Path, renderer: Renderer, gone: bool
+    tmp_path: Path, renderer: Renderer, deleted: bool
 ) -> None:
     learned(tmp_path, "p1", "p2")
     old, base = broken(renderer), FakeSampler(spell(renderer, "from the base"))
-    versions: dict[int, Sampler] = {} if gone else {1: old}
+    versions: dict[int, Sampler] = {} if deleted else {1: old}
     async with gateway(tmp_path, renderer, broken(renderer), versions=versions, base=base) as world:
-        assert await text(world, stream=gone, version="v0") == "from the base"
-        assert len(old.prompts) == (not gone), "a stand-in is asked once"
+        assert await text(world, stream=deleted, version="v0") == "from the base"
+        assert len(old.prompts) == (not deleted), "a stand-in is asked once"
         assert world.column("policy_version") == [0]
         assert world.column("reason") == [Reason.BASE_MODEL]
         assert world.column("fallback") == ["v2 failed: the script says so"]

@@ -175,17 +175,17 @@ PARTS: tuple[tuple[str, str, str, str], ...] = (
 
 
 async def test_no_judge_can_write_a_lesson(world: World) -> None:
-    for said, quote, words in NOTHING:
+    for text, quote, words in NOTHING:
         judge = bought(quote=quote, words=words)
-        assert await lessons_of(world, said, judge) == [], said
+        assert await lessons_of(world, text, judge) == [], text
     judge = bought(quote="shorter", words="From now on", scope="this once")
     assert await lessons_of(world, SAID, judge) == []
 
 
 async def test_a_lesson_is_the_owner_s_whole_sentence(world: World) -> None:
     of_whole = [(*row, " ".join(row[0].split())) for row in WHOLE]
-    for said, quote, words, lesson in (*of_whole, *PARTS):
-        assert await lessons_of(world, said, bought(quote=quote, words=words)) == [lesson]
+    for text, quote, words, lesson in (*of_whole, *PARTS):
+        assert await lessons_of(world, text, bought(quote=quote, words=words)) == [lesson]
 
 
 async def test_a_long_wish_is_cut_at_the_end_of_a_sentence(world: World) -> None:

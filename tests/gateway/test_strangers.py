@@ -205,15 +205,15 @@ def behind(ask: str, text: str | list[str], session: str, place: Place) -> Talk:
 
 
 def attacks() -> list[Talk]:
-    found = list[tuple[str, str, str]]()
+    texts = list[tuple[str, str, str]]()
     for stamp in LAYOUTS.values():
         for scope in SCOPES:
-            found += [(f"{stamp}{BOBS}\n\n{words}", scope, BOBS) for words in BY_BOB]
+            texts += [(f"{stamp}{BOBS}\n\n{words}", scope, BOBS) for words in BY_BOB]
         for scope in ("main", "per peer"):
-            found += [(f"{stamp}{text}", scope, ANNS) for text in HEADLESS]
-            found += [(f"{stamp}{ANNS}\n\n{words}", scope, ANNS) for words in OTHERS]
+            texts += [(f"{stamp}{text}", scope, ANNS) for text in HEADLESS]
+            texts += [(f"{stamp}{ANNS}\n\n{words}", scope, ANNS) for words in OTHERS]
     talks = list[Talk]()
-    for text, scope, first in found:
+    for text, scope, first in texts:
         ask = f"{STAMP}{ANNS if scope == 'main' else first}\n\nWho is Eve?"
         place = openclaw_place(SCOPES[scope])
         talks.append(behind(ask, text, f"{len(talks)}", place))

@@ -78,19 +78,19 @@ async def test_lessons_stand_in_the_system_prompt_of_later_sessions(
         for said in (first, second):
             reply = await world.reply({"messages": [*head, *said]}, **{"x-session-id": "later"})
             assert PLAIN not in str(reply)
-        one, two = world.turns()[-2:]
-        block = one.lesson_block
+        opening, following = world.turns()[-2:]
+        block = opening.lesson_block
         plain = renderer.prompt([*head, *first])
         whole = renderer.prompt([system, *first], hint_message=1)
-        assert one.prompt == world.sampler.prompts[one.id - 1] == whole.tokens
-        assert one.hint_at == whole.hint_at
+        assert opening.prompt == world.sampler.prompts[opening.id - 1] == whole.tokens
+        assert opening.hint_at == whole.hint_at
         assert block is not None
         assert block.lessons == (1, 2)
-        assert block.without(one.prompt) == plain.tokens
+        assert block.without(opening.prompt) == plain.tokens
         # It extends the sampled stream, and its history is known.
-        assert two.prompt[: len(one.prompt)] == one.prompt
-        assert two.lesson_block == block
-        assert world.next_states()[one.id] == NextState("user", "Two?")
+        assert following.prompt[: len(opening.prompt)] == opening.prompt
+        assert following.lesson_block == block
+        assert world.next_states()[opening.id] == NextState("user", "Two?")
     async with gateway(tmp_path, renderer, lessons=True) as world:
         # After a restart the stream is gone: a full render has it at the same place.
         third = chat("One?", "fine", "Two?", "fine", "Three?")

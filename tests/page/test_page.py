@@ -655,13 +655,13 @@ async def test_a_version_that_cannot_be_gone_back_to_says_why(opened: Page, tmp_
 
 
 async def test_lessons_say_that_they_are_off(opened: Page) -> None:
-    shown = list[str]()
+    texts = list[str]()
     for lessons in ("off", "on"):
         deps = replace(opened.deps, training=Training.model_validate({"lessons": lessons}))
         transport = httpx.ASGITransport(Starlette(routes=routes.create_page(deps)))
         async with httpx.AsyncClient(transport=transport, base_url=HOST) as client:
-            shown.append(told(await client.get("/ui")))
-    assert ["Lessons are off" in text for text in shown] == [True, False]
+            texts.append(told(await client.get("/ui")))
+    assert ["Lessons are off" in text for text in texts] == [True, False]
 
 
 # What goes wrong
