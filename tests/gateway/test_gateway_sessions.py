@@ -33,7 +33,6 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import NextState
 
-DONE = {"X-Session-Done": "true"}
 SUMMARISE = utility("You are a context summarization assistant", f"<conversation> {MARK}")
 
 
@@ -130,9 +129,9 @@ async def test_sessions_that_overlap_do_not_mix(world: World, renderer: Renderer
     texts = [reply["content"] for reply in replies]
     assert sorted(texts) == ["aa bb", "cc dd", "ee ff"]
     # Both overlapping turns of session one can be gone on from.
-    await world.reply({"messages": chat("hi", texts[0], "first")}, **one)
-    await world.reply({"messages": chat("hi", texts[2], "third")}, **one)
-    await world.reply({"messages": chat("hi", texts[0], "not here")}, **two)
+    await world.ask("hi", texts[0], "first", headers=one)
+    await world.ask("hi", texts[2], "third", headers=one)
+    await world.ask("hi", texts[0], "not here", headers=two)
     by_reply = {t.reply_text: world.ledger.turns.next_state(t.id) for t in world.turns()[:3]}
     assert by_reply == {
         texts[0]: NextState("user", "first"),
@@ -145,14 +144,14 @@ async def test_a_session_that_ends_is_closed_and_its_last_turn_says_why_it_is_no
     world: World,
 ) -> None:
     session = {"X-Session-Id": "s"}
-    await world.reply({"messages": chat("hi")}, **session)
+    await world.ask("hi", headers=session)
     assert closed(world) == {"s": False}
-    await world.reply({"messages": chat("hi", "fine", "bye")}, **session | DONE)
+    await world.ask("hi", "fine", "bye", headers=session | {"X-Session-Done": "true"})
     assert closed(world) == {"s": True}
     assert world.next_states() == {1: NextState("user", "bye"), 2: None}
     assert world.column("reason") == [None, Reason.SESSION_DONE]
     # Whoever comes back opens it again; what he says judges nothing that was closed.
-    await world.reply({"messages": chat("hi", "fine", "bye", "fine", "wait")}, **session)
+    await world.ask("hi", "fine", "bye", "fine", "wait", headers=session)
     assert closed(world) == {"s": False}
     assert world.next_states()[2] is None
 
@@ -200,7 +199,7 @@ async def test_an_idle_session_is_closed_and_goes_on_with_the_next_word(
 ) -> None:
     async with gateway(tmp_path, renderer, idle_s=1e-9) as world:
         await talk(world, "hi")
-        await world.reply({"messages": chat("hello")}, **{"X-Session-Id": "other"})
+        await world.ask("hello", headers={"X-Session-Id": "other"})
         assert closed(world) == {"s": True, "other": False}
         assert world.column("reason") == [None, None]
         await talk(world, "hi", "fine", "good morning")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sqlite3
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -24,7 +23,7 @@ from examples.day.openclaw import Gateway, readme_block
 from tests.gateway.test_session_privacy import MARK, nothing_of
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import World, gateway, spell
-from tests.support.ledger import sql
+from tests.support.ledger import read, sql
 from tests.support.pools import eventually
 from tests.support.processes import product
 from tests.support.real_openclaw import LocalOpenClaw
@@ -59,16 +58,14 @@ def test_three_turns_land_in_the_ledger_of_the_running_product(
         assert running.health()["policy_version"] == 0
         assert running.stop() == 0
 
-    ledger = sqlite3.connect(data / "ledger.sqlite3")
-    ledger.row_factory = sqlite3.Row
-    main = ledger.execute("SELECT * FROM turns WHERE kind = 'main' ORDER BY id").fetchall()
+    main = read(data, "SELECT * FROM turns WHERE kind = 'main' ORDER BY id")
     assert len({turn["session_id"] for turn in main}) == 1
     assert [turn["idx"] for turn in main] == list(range(len(main)))
     said = [turn["request_text"] for turn in main]
     assert [text for text in dict.fromkeys(said) if text in MESSAGES] == list(MESSAGES)
     assert said[0] == MESSAGES[0], "timestamp and Runtime line are not the user's words"
 
-    answered = {row["turn_id"]: row for row in ledger.execute("SELECT * FROM next_states")}
+    answered = {row["turn_id"]: row for row in read(data, "SELECT * FROM next_states")}
     assert all(turn["id"] in answered for turn in main[:-1])
     assert answered[main[-2]["id"]]["text"] == MESSAGES[2]
     assert main[-1]["id"] not in answered
@@ -77,7 +74,6 @@ def test_three_turns_land_in_the_ledger_of_the_running_product(
     assert opening["prompt_tokens"] > 5_000, "OpenClaw's own system prompt and tools"
     assert following["cached_tokens"] > 0.8 * opening["prompt_tokens"], "the prefix is reused"
     assert all(turn["kind_reason"] for turn in main)
-    ledger.close()
 
 
 MACHINERY = "BEGIN_OPENCLAW_INTERNAL_CONTEXT", "[System message]"
