@@ -282,6 +282,7 @@ async def test_something_near_the_line_is_private_and_is_said(world: World, line
     assert rows(world) == []
     assert nothing_of(MARK, world)
     assert [event["event"] for event in events].count("private.near_miss") == 1
+    assert MARK not in str(events)
     health = (await world.http.get("/../healthz")).json()
     assert health["private_near_misses"] == 1, "once for a session"
     assert NEAR_MISS in "\n".join(describe(health, world.url, time.time()))
