@@ -52,20 +52,12 @@ def test_defaults_are_those_of_the_method() -> None:
     assert load([]).judge.prm_m == 3
 
 
-def test_the_papers_recipe_turns_off_what_is_not_set() -> None:
-    paper = load(["--recipe", "paper"]).training
-    assert (paper.gate, paper.lessons) == ("off", "off")
+def test_the_papers_recipe_turns_off_what_is_not_set_and_scores_three_hints() -> None:
+    usual, paper = load([]).training, load(["--recipe", "paper"]).training
+    assert (usual.gate, usual.hints_scored) == ("on", 1)
+    assert (paper.gate, paper.lessons, paper.hints_scored) == ("off", "off", 3)
     paper = load(["--recipe", "paper", "--gate", "on", "--lessons", "on"]).training
     assert (paper.gate, paper.lessons) == ("on", "on")
-    assert load([]).training.gate == "on"
-
-
-def test_the_papers_recipe_scores_three_hints() -> None:
-    def hints(*flags: str) -> int:
-        return load(flags).training.hints_scored
-
-    assert hints() == 1
-    assert hints("--recipe", "paper") == 3
 
 
 def test_rl_is_binary() -> None:
@@ -73,25 +65,21 @@ def test_rl_is_binary() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "name"),
     [
         ("[gateway]\nprot = 1\n", "gateway.prot"),
         ("[gatewy]\nport = 1\n", "gatewy"),
         ("port = 1\n", "port"),
         ("[training]\nbatch_size = 0\n", "training.batch_size"),
         ("[run]\nmethod = 1\n", "run.method"),
-        ("[training]\nlearning_rate = -1\n", "training.learning_rate"),
-        ("[training]\nw_rl = inf\n", "training.w_rl: it takes a finite number"),
-        ("[spend]\nbudget_usd = inf\n", "spend.budget_usd: a budget is a sum above 0"),
-        (
-            '[run]\ndata_dir = "a\\u0000b"\n',
-            "run.data_dir: it holds the character NUL",
-        ),
+        ("[training]\nw_rl = inf\n", "training.w_rl"),
+        ("[spend]\nbudget_usd = inf\n", "spend.budget_usd"),
+        ('[run]\ndata_dir = "a\\u0000b"\n', "run.data_dir"),
         ("[run\n", "not valid TOML"),
     ],
 )
-def test_bad_file_is_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
-    with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
+def test_bad_file_is_refused_by_name(tmp_path: Path, text: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(name)):
         load(["--config", write(tmp_path / "s.toml", text)])
 
 
@@ -112,12 +100,6 @@ def test_unknown_environment_variable_is_refused(
 def test_unknown_flag_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="--max-context-tokns"):
         load(["--max-context-tokns", "1"])
-
-
-@pytest.mark.parametrize("removed", ["--threads", "--opd-mode", "--max-share"])
-def test_flags_that_are_gone_are_unknown(removed: str) -> None:
-    with pytest.raises(ConfigError, match=f"No such option '{removed}'"):
-        load([removed, "1"])
 
 
 def test_a_key_on_the_command_line_is_refused() -> None:
@@ -221,8 +203,7 @@ def test_users_that_cannot_be_told_apart_or_kept_out_are_refused(
     ],
 )
 def test_lessons_of_several_owners_are_not_practised(owners: str, tmp_path: Path) -> None:
-    says = "2 share this policy: give them an adapter each"
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match="2 share this policy"):
         load(["--config", write(tmp_path / "s.toml", owners), "--practice", "on"])
     load(["--config", write(tmp_path / "s.toml", owners)])
     load(["--config", write(tmp_path / "s.toml", users(("anna", KEY))), "--practice", "on"])
@@ -231,11 +212,6 @@ def test_lessons_of_several_owners_are_not_practised(owners: str, tmp_path: Path
 def everything_said(error: BaseException) -> str:
     """Text that an error and all its causes would print."""
     return f"{error}{everything_said(error.__cause__) if error.__cause__ else ''}"
-
-
-def test_settings_are_frozen() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        load([]).gateway.port = 5  # type: ignore[misc]
 
 
 def declared() -> Iterator[tuple[str, str, FieldInfo]]:
@@ -331,14 +307,13 @@ def test_named_origins_are_origins_and_need_a_key(
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "names"),
     [
-        (["--lessons", "tell"], "--lessons 'tell': write --lessons on"),
-        (["--lessons", "practice"], "--lessons 'practice': write --practice on"),
-        (["--lessons", "no"], "--lessons 'no': it takes 'on' or 'off'"),
-        (["--practice", "on", "--lessons", "off"], "practice trains lessons"),
+        (["--lessons", "tell"], "--lessons on"),
+        (["--lessons", "practice"], "--practice on"),
+        (["--practice", "on", "--lessons", "off"], "practice"),
     ],
 )
-def test_values_of_lessons_that_are_none_say_what_to_write(flags: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_values_of_lessons_that_are_none_say_what_to_write(flags: list[str], names: str) -> None:
+    with pytest.raises(ConfigError, match=names):
         load(flags)

@@ -119,37 +119,29 @@ def test_openclaw_rls_variables_count_where_nothing_else_is_set(
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "names"),
     [
-        ("--rollout-gpus 3 --rollout-tp 2", "give a multiple of it"),
-        ("--judge-model m", "needs a place to judge: set --judge-url"),
-        ("--sampler-urls http://a:1 --rollout-gpus 2", "ROLLOUT_GPUS. is for samplers that are st"),
+        ("--rollout-gpus 3 --rollout-tp 2", "multiple"),
+        ("--judge-model m", "--judge-url"),
+        ("--sampler-urls http://a:1 --rollout-gpus 2", "ROLLOUT_GPUS"),
         ("--sampler-urls http://a:1 --rollout-tp 2", "--rollout-tp is for"),
-        ("--sampler-urls box:8000", "'box:8000' is no address; write http://HOST:PORT"),
+        ("--sampler-urls box:8000", "'box:8000' is no address"),
         ("--sampler-urls http://box:99999", "'http://box:99999' is no address"),
-        (
-            "--backend tinker --gpus 8",
-            "--gpus .NUM_GPUS.: with --backend tinker, .* add --backend local",
-        ),
+        ("--backend tinker --gpus 8", "--gpus .NUM_GPUS.: with --backend tinker"),
         ("--backend tinker --sampler-urls http://a:1", "a service trains and samples"),
-        ("--model-name demo --rollout-gpus 1", "the model demo needs no GPU"),
-        ("--model-name demo-tracks --rollout-gpus 1", "the model demo-tracks needs no GPU"),
+        ("--model-name demo --rollout-gpus 1", "demo needs no GPU"),
         ("--model-name demo --gpus 2", "--gpus .NUM_GPUS.: the model demo"),
-        (
-            "--device cpu --gpus 2 --base-quantization 4bit",
-            "-quantization needs GPUs, but --device is cpu",
-        ),
-        ("--device cuda:1 --gpus 2", "is one GPU; for several"),
+        ("--device cpu --gpus 2 --base-quantization 4bit", "--device is cpu"),
+        ("--device cuda:1 --gpus 2", "one GPU"),
     ],
 )
-def test_settings_that_exclude_one_another_are_refused(flags: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_settings_that_exclude_one_another_are_refused(flags: str, names: str) -> None:
+    with pytest.raises(ConfigError, match=names):
         settings(*flags.split())
 
 
 def test_settings_that_go_together() -> None:
-    one = settings("--gpus", "1", "--rollout-gpus", "1").local
-    assert one.gpus == 1
+    assert settings("--gpus", "1", "--rollout-gpus", "1").local.gpus == 1
     urls = settings("--sampler-urls", "http://a:1/, https://b").local.urls
     assert urls == ("http://a:1", "https://b")
 
@@ -166,8 +158,6 @@ def singles(first: int, after: int) -> tuple[tuple[int, ...], ...]:
     [
         (Wanted(gpus=1), Layout((0,), ((0,),))),
         (Wanted(gpus=2), Layout((0,), ((1,),))),
-        (Wanted(gpus=3), Layout((0,), singles(1, 3))),
-        (Wanted(gpus=4), Layout((0,), singles(1, 4))),
         (Wanted(gpus=8), Layout((0,), singles(1, 8))),
         (Wanted(gpus=8, rollout=6), Layout((0, 1), singles(2, 8))),
         (Wanted(gpus=8, tensor_parallel=2), Layout((0, 1), ((2, 3), (4, 5), (6, 7)))),
@@ -187,26 +177,12 @@ def test_gpus_are_shared_out(wanted: Wanted, layout: Layout) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "says"),
-    [
-        (Wanted(gpus=2, rollout=2), "There are 2 GPUs: one that learns and 2 that sample are more"),
-        (Wanted(gpus=1, rollout=2), "There are 1 GPU: one"),
-        (Wanted(gpus=2, tensor_parallel=2), "one that learns and 2 that sample are more. Lower"),
-    ],
+    "wanted",
+    [Wanted(gpus=2, rollout=2), Wanted(gpus=1, rollout=2), Wanted(gpus=2, tensor_parallel=2)],
 )
-def test_a_plan_that_does_not_work_out_is_refused(wanted: Wanted, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_a_plan_that_does_not_work_out_is_refused(wanted: Wanted) -> None:
+    with pytest.raises(ConfigError, match=f"There are {wanted.gpus} GPU"):
         plan(wanted)
-
-
-def test_a_layout_in_words() -> None:
-    def told(**wanted: int) -> str:
-        return plan(Wanted(**wanted)).describe()  # type: ignore[arg-type]
-
-    assert told(gpus=1) == "GPU 0 learns and samples"
-    assert told(gpus=2) == "GPU 0 learns; 1 samples"
-    assert told(gpus=8, rollout=6) == "GPU 0-1 learn; 2-7 sample, one server each"
-    assert "2-7 sample, servers of 2 GPUs" in told(gpus=8, tensor_parallel=2)
 
 
 # The machine
@@ -223,10 +199,8 @@ def test_gpus_are_asked_of_nvidia_smi(
     assert visible() == (), "no nvidia-smi, no GPU"
     box()
     both = visible()
-    assert [(gpu.device, gpu.name) for gpu in both] == [
-        ("0", "NVIDIA H100 80GB HBM3"),
-        ("1", "NVIDIA H100 80GB HBM3"),
-    ]
+    assert [gpu.device for gpu in both] == ["0", "1"]
+    assert {gpu.name for gpu in both} == {"NVIDIA H100 80GB HBM3"}
     assert (both[0].total, both[0].used) == (81_559 << 20, 7 << 20)
     assert "memory.total" in (tmp_path / "asked").read_text()
     assert [gpu.device for gpu in named("1,0")] == ["1", "0"]
@@ -289,31 +263,31 @@ def test_layout_goes_by_the_gpus_that_are_visible(
 
 
 def test_what_the_trainer_is_told(model: str, box: Callable[..., None], vllm: Path) -> None:
+    def configured(*flags: str, name: str = model, urls: tuple[str, ...] = ()) -> LocalConfig:
+        given = load([*LOCAL, "--model-name", name, *flags])
+        return local_config(given, name, arrange(given), urls)
+
     box()
-    flags = [*LOCAL, "--model-name", model]
-    given = load(flags)
-    told = local_config(given, model, arrange(given), ("http://127.0.0.1:1",))
-    assert (told.device, told.train_gpus, told.ranks, told.shard) == ("cuda", (0,), 1, "off")
-    assert told.sampler_urls == ("http://127.0.0.1:1",)
-    assert told.sampler_api_key == KEY, "of the servers that were started here"
-    assert told.micro_batch_tokens is not None
-    assert told.gpu_memory is None
-    shared = load([*flags, "--gpus", "1"])
-    told = local_config(shared, model, arrange(shared), ("http://127.0.0.1:1",))
-    assert told.gpu_memory is not None, "a server is on the same GPU"
-    at_one = load([*flags, "--device", "cuda:1"])
-    told = local_config(at_one, model, arrange(at_one), ())
-    assert (told.device, told.train_gpus) == ("cuda:1", (1,))
-    on_cpu = load([*LOCAL, "--model-name", model, "--device", "cpu", "--base-dtype", "bfloat16"])
-    told = local_config(on_cpu, model, arrange(on_cpu), ())
-    assert (told.device, told.ranks, told.train_gpus) == ("cpu", 1, ())
-    assert told.dtype == "bfloat16"
+    url = ("http://127.0.0.1:1",)
+    config = configured(urls=url)
+    assert (config.device, config.train_gpus) == ("cuda", (0,))
+    assert (config.ranks, config.shard) == (1, "off")
+    assert config.sampler_urls == url
+    assert config.sampler_api_key == KEY, "of the servers that were started here"
+    assert config.micro_batch_tokens is not None
+    assert config.gpu_memory is None
+    shared = configured("--gpus", "1", urls=url)
+    assert shared.gpu_memory is not None, "a server is on the same GPU"
+    at_one = configured("--device", "cuda:1")
+    assert (at_one.device, at_one.train_gpus) == ("cuda:1", (1,))
+    on_cpu = configured("--device", "cpu", "--base-dtype", "bfloat16")
+    assert (on_cpu.device, on_cpu.ranks, on_cpu.train_gpus) == ("cpu", 1, ())
+    assert (on_cpu.dtype, on_cpu.shard) == ("bfloat16", "off")
+    assert on_cpu.micro_batch_tokens is None
     with pytest.raises(ConfigError, match="float32 is for a CPU"):
-        arrange(load([*flags, "--base-dtype", "float32"]))
-    assert (told.shard, told.micro_batch_tokens) == ("off", None)
-    demo = load([*LOCAL, "--model-name", "demo"])
-    told = local_config(demo, model, arrange(demo), ())
-    assert (told.device, told.ranks) == ("cpu", 1), "whatever GPUs there are"
+        configured("--base-dtype", "float32")
+    demo = configured(name="demo")
+    assert (demo.device, demo.ranks) == ("cpu", 1), "whatever GPUs there are"
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_loaded(
@@ -394,7 +368,7 @@ async def test_no_server_is_started_where_torch_cannot_use_the_gpu(
 
 
 async def test_servers_that_run_elsewhere_serve_what_is_learned_here(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: str, tmp_path: Path, check: Check
 ) -> None:
     base = load_base(model, device=torch.device("cpu"), dtype=torch.float32)
     with inference_servers(base, 1) as (server,):
@@ -406,16 +380,17 @@ async def test_servers_that_run_elsewhere_serve_what_is_learned_here(
             (drawn,) = await published.sample((1, 2, 3), SamplingParams(max_tokens=4, seed=1))
             assert len(drawn.tokens) <= 4
             assert published.ref in server.adapters, "it was drawn there"
-        await asyncio.to_thread(doctor, *flags)
-        told = section(capsys.readouterr().out, "samplers")
-        assert told.startswith(f"ok   samplers   {server.url} serves tiny-base, context ")
+        serves = await asyncio.to_thread(check, "samplers", *flags)
+        assert serves.startswith(f"ok   samplers   {server.url} serves tiny-base, context ")
         server.stop()
         server.faults.static = True
         server.start()
-        await asyncio.to_thread(doctor, *flags)
-        told = section(capsys.readouterr().out, "samplers")
-        assert told.startswith("FAIL samplers   --sampler-urls: ")
-        assert "start vLLM with --enable-lora" in told
+        static = await asyncio.to_thread(check, "samplers", *flags)
+        assert static.startswith("FAIL samplers   --sampler-urls: ")
+        assert "--enable-lora" in static
+    away = await asyncio.to_thread(check, "samplers", *flags)
+    assert away.startswith("FAIL samplers")
+    assert server.url.removeprefix("http://") in away
 
 
 async def test_a_server_that_is_not_there_is_named_with_its_setting(
@@ -433,8 +408,18 @@ async def test_a_server_that_is_not_there_is_named_with_its_setting(
 # The doctor
 
 
-def doctor(*flags: str) -> int:
-    return main.main(["doctor", *LOCAL, "--port", "0", *flags])
+Check = Callable[..., str]
+
+
+@pytest.fixture
+def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Run the doctor with some flags, and return what it says of one check."""
+
+    def run(name: str, *flags: str) -> str:
+        main.main(["doctor", *LOCAL, "--port", "0", "--data-dir", str(tmp_path / "d"), *flags])
+        return section(capsys.readouterr().out, name)
+
+    return run
 
 
 def section(told: str, name: str) -> str:
@@ -448,91 +433,64 @@ def section(told: str, name: str) -> str:
 
 
 def test_the_doctor_reckons_before_vllm_is_there(
-    model: str,
-    tmp_path: Path,
-    box: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    model: str, box: Callable[..., None], check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ("--data-dir", str(tmp_path / "d"), "--gpus", "2", "--model-name", model)
-    doctor(*flags)
-    assert "show 0 GPUs here" in section(capsys.readouterr().out, "memory")
+    flags = ("--gpus", "2", "--model-name", model)
+    assert "show 0 GPUs here" in check("memory", *flags)
     box()
-    doctor(*flags)
-    told = capsys.readouterr().out
-    table = section(told, "memory")
+    table = check("memory", *flags)
     assert table.startswith("ok   memory     GPU 0 learns; 1 samples.")
-    assert "a tenth spare" in table
     assert "KV cache:" in table
-    assert "needs vLLM, and there is none" in section(told, "samplers")
+    assert "needs vLLM, and there is none" in check("samplers", *flags)
     monkeypatch.setattr(
         "tinker_claw.backends.open.find_spec", {"torch": 1, "peft": 1, "safetensors": 1}.get
     )
-    doctor(*flags, "--base-quantization", "4bit")
-    told = capsys.readouterr().out
-    assert section(told, "backend").startswith("FAIL backend    --base-quantization 4bit needs")
-    assert "base, 4 bits" in section(told, "memory"), "it may be installed later"
+    small = (*flags, "--base-quantization", "4bit")
+    assert "FAIL backend    --base-quantization 4bit needs" in check("backend", *small)
+    assert "base, 4 bits" in check("memory", *small), "it may be installed later"
     box(BOX.format(81_000))
-    doctor(*flags)
-    table = section(capsys.readouterr().out, "memory")
+    table = check("memory", *flags)
     assert table.startswith("FAIL memory")
-    assert "It does not fit, by arithmetic." in table
+    assert "does not fit" in table
 
 
 def test_the_doctor_reckons_the_memory_of_a_cpu_and_a_start_refuses_what_does_not_fit(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("local_gpu.learn.memory._CGROUP", tmp_path)
     model = str(tiny_model(tmp_path / "long", max_position_embeddings=1024))
-    flags = ("--data-dir", str(tmp_path / "d"), "--device", "cpu", "--model-name", model)
+    flags = ("--device", "cpu", "--model-name", model)
 
-    def told(limit: str, *more: str) -> str:
-        (tmp_path / "memory.max").write_text(limit)
-        doctor(*flags, *more)
-        return section(capsys.readouterr().out, "memory")
+    def limited(limit: int | str, *more: str) -> str:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        return check("memory", *flags, *more)
 
-    assert told("max\n").startswith("ok   memory")
-    assert "base, float32 0.0" in told("max\n")
+    assert limited("max").startswith("ok   memory")
     sized = model_size(model)
     wide, narrow = (int(total_of(cpu_parts(sized, 32, of))) for of in ("float32", "bfloat16"))
     each = int(sequence_bytes(sized, "float32"))
-    tight = f"{wide + 300 * each}\n"
-    short = told(tight)
+    tight = wide + 300 * each
+    short = limited(tight)
     assert short.startswith("warn memory")
-    assert "has 1.0, too little for a context of" in short
     assert short.endswith("--context-tokens 256")
-    assert told(tight, "--context-tokens", "256").startswith("ok   memory")
-    none = told("1000000000\n", "--base-dtype", "bfloat16")
+    assert limited(tight, "--context-tokens", "256").startswith("ok   memory")
+    none = limited(1_000_000_000, "--base-dtype", "bfloat16")
     assert none.startswith("FAIL memory")
-    assert "bfloat16" in none
     assert none.endswith("take a smaller model")
     with pytest.raises(ConfigError, match=r"container, has 0.9: take a smaller model"):
         check_fit(load([*LOCAL, *flags]))
-    assert told(f"{narrow + 257 * each}\n").endswith("take --base-dtype bfloat16")
+    assert limited(narrow + 257 * each).endswith("take --base-dtype bfloat16")
 
 
 @pytest.mark.parametrize("wrong", [{"hidden_size": "big"}, {"num_attention_heads": 0}])
 def test_a_config_that_no_model_can_be_built_from_is_one_sentence(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: dict[str, Any]
+    model: str, check: Check, wrong: dict[str, Any]
 ) -> None:
     config = Path(model) / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | wrong))
-    flags = ("--data-dir", str(tmp_path / "d"), "--device", "cpu", "--model-name", model)
-    doctor(*flags)
-    assert section(capsys.readouterr().out, "memory").startswith("FAIL memory")
+    flags = ("--device", "cpu", "--model-name", model)
+    assert check("memory", *flags).startswith("FAIL memory")
     check_fit(load([*LOCAL, *flags]))  # loading says what is wrong
-
-
-def test_the_doctor_asks_samplers_that_run_elsewhere(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ("--data-dir", str(tmp_path / "d"), "--device", "cpu", "--model-name", model)
-    doctor(*flags, "--sampler-urls", "http://127.0.0.1:9")
-    told = section(capsys.readouterr().out, "samplers")
-    assert told.startswith("FAIL samplers")
-    assert "127.0.0.1:9" in told
 
 
 def test_what_only_reckons_imports_no_torch() -> None:
@@ -546,5 +504,7 @@ def test_what_kernels_are_compiled_with_is_missed(tmp_path: Path) -> None:
     (tmp_path / "gcc").touch(mode=0o755)
     assert no_compiler(str(tmp_path), tmp_path) is None
     nothing = tmp_path / "nothing"
-    found = no_compiler(str(nothing), nothing)
-    assert found == f"a C compiler (gcc) and Python's headers ({nothing / 'Python.h'})"
+    missing = no_compiler(str(nothing), nothing)
+    assert missing is not None
+    assert "gcc" in missing
+    assert "Python.h" in missing

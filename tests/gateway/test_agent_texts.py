@@ -7,7 +7,8 @@ a row in the table is told from its user only with `--agents listed`, see `test_
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,11 @@ async def test_words_after_a_compaction_answer_the_turn_before_it(
 ) -> None:
     """Sums up in the middle of a talk, because the user says so. (qwen-code names no session, and
     nothing that is left of the talk tells it.)"""
-    sampler = listens(renderer, ASKED_TO_SUM_UP | ASKED_FOR_MEMORY | REPLIES)
-    async with started(tmp_path, renderer, sampler) as world:
-        agent = kind.create(tmp_path / "home", world.url, "demo", KEY)
-        for message in (HELLO, ASKED):
-            assert await asyncio.to_thread(agent.say, message) == REPLIES[message]
+    replies = ASKED_TO_SUM_UP | ASKED_FOR_MEMORY | REPLIES
+    async with started(kind, tmp_path, renderer, replies) as (world, agent):
+        await hears(agent, HELLO, ASKED)
         await asyncio.to_thread(agent.compact)
-        for message in (CORRECTED, PRAISED):
-            assert await asyncio.to_thread(agent.say, message) == REPLIES[message]
+        await hears(agent, CORRECTED, PRAISED)
 
         assert any(SUMMARY in turn.reply_text for turn in world.turns()), "it was summed up"
         assert_only_words_count(world, TALK)
@@ -91,9 +89,8 @@ async def test_words_after_a_compaction_answer_the_turn_before_it(
 async def test_opencode_sums_up_by_itself_and_asks_itself_to_go_on(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    sampler = listens(renderer, ASKED_TO_SUM_UP | GOES_ON | REPLIES | {ASKED: LONG})
-    async with started(tmp_path, renderer, sampler) as world:
-        agent = OpenCode.create(tmp_path / "home", world.url, "demo", KEY)
+    replies = ASKED_TO_SUM_UP | GOES_ON | REPLIES | {ASKED: LONG}
+    async with started(OpenCode, tmp_path, renderer, replies) as (world, agent):
         await asyncio.to_thread(agent.say, HELLO)
         # Room for the first turns, but not for the long reply besides what it may say next.
         agent.shrink(len(world.turns()[-1].prompt) + 4096 + len(spell(renderer, LONG)) // 2)
@@ -122,9 +119,8 @@ async def test_compaction_between_a_call_and_the_reply_is_no_turn(
     call = f"{LONG}\n<tool_call>\n{CALLS[kind]}\n</tool_call>"
     found = "It says forty-one."
     behind = {NOTE: found, "Another language model started": found}
-    sampler = listens(renderer, ASKED_TO_SUM_UP | REPLIES | {READ: call} | behind)
-    async with started(tmp_path, renderer, sampler) as world:
-        agent = kind.create(tmp_path / "home", world.url, "demo", KEY)
+    replies = ASKED_TO_SUM_UP | REPLIES | {READ: call} | behind
+    async with started(kind, tmp_path, renderer, replies) as (world, agent):
         (agent.workspace / "notes.txt").write_text(NOTE)
         await asyncio.to_thread(agent.say, HELLO)
         # Room for what was said so far, but not for the long reply with the call.
@@ -136,8 +132,7 @@ async def test_compaction_between_a_call_and_the_reply_is_no_turn(
         await asyncio.to_thread(agent.say, READ)
         if isinstance(agent, ClaudeCode):
             agent.window = None
-        for message in (CORRECTED, PRAISED):
-            assert await asyncio.to_thread(agent.say, message) == REPLIES[message]
+        await hears(agent, CORRECTED, PRAISED)
 
         assert any(SUMMARY in turn.reply_text for turn in world.turns()), "it was summed up"
         turns = trainable(world)
@@ -166,11 +161,8 @@ async def test_what_stands_beside_the_words_is_not_said(
     tmp_path: Path, renderer: Renderer, kind: Any
 ) -> None:
     """Instructions of a project, a file that is mentioned, a mode that changes."""
-    sampler = listens(
-        renderer, ASKED_FOR_MEMORY | REPLIES | {MENTIONED: "It says forty-one.", NOTE: "Well."}
-    )
-    async with started(tmp_path, renderer, sampler) as world:
-        agent = kind.create(tmp_path / "home", world.url, "demo", KEY)
+    replies = ASKED_FOR_MEMORY | REPLIES | {MENTIONED: "It says forty-one.", NOTE: "Well."}
+    async with started(kind, tmp_path, renderer, replies) as (world, agent):
         (agent.workspace / "notes.txt").write_text(NOTE)
         for name in ("AGENTS.md", "CLAUDE.md", "QWEN.md"):
             (agent.workspace / name).write_text("Always speak plainly.\n")
@@ -192,11 +184,9 @@ async def test_qwen_code_keeps_its_session_although_its_date_moves_and_trains_no
     looks = '{"name": "glob", "arguments": {"pattern": "*.txt"}}'
     memory = [f"I look.\n<tool_call>\n{looks}\n</tool_call>", MEMORY]
     replies = REPLIES | {"No files found": MEMORY}
-    sampler = listens(renderer, replies, dict.fromkeys(ASKED_FOR_MEMORY, memory))
-    async with started(tmp_path, renderer, sampler) as world:
-        agent = QwenCode.create(tmp_path / "home", world.url, "demo", KEY)
-        for message in TALK:
-            assert await asyncio.to_thread(agent.say, message) == REPLIES[message]
+    scripts = dict.fromkeys(ASKED_FOR_MEMORY, memory)
+    async with started(QwenCode, tmp_path, renderer, replies, scripts) as (world, agent):
+        await hears(agent, *TALK)
 
         assert MEMORY in [turn.reply_text for turn in world.turns()]
         assert_only_words_count(world, TALK)
@@ -215,9 +205,7 @@ WORK = [
 
 async def test_nudges_of_cline_are_nobodys_words(tmp_path: Path, renderer: Renderer) -> None:
     """The first stands behind the user's own words; one more follows every reply without a call."""
-    sampler = listens(renderer, {}, {"": WORK})
-    async with started(tmp_path, renderer, sampler) as world:
-        agent = Cline.create(tmp_path / "home", world.url, "demo", KEY)
+    async with started(Cline, tmp_path, renderer, {}, {"": WORK}) as (world, agent):
         (agent.workspace / "notes.txt").write_text(NOTE)
         await asyncio.to_thread(agent.say, READ)
 
@@ -239,13 +227,12 @@ async def test_titles_that_claude_code_asks_for_on_a_terminal_are_refused_and_no
     tmp_path: Path, renderer: Renderer
 ) -> None:
     """It asks for one beside every turn, with the user's words in it, that fits a schema."""
-    sampler = listens(renderer, {"<session>": TITLE} | ASKED_TO_SUM_UP | REPLIES)
-    async with started(tmp_path, renderer, sampler) as world:
-        agent = ClaudeCode.create(tmp_path / "home", world.url, "demo", KEY)
+    replies = {"<session>": TITLE} | ASKED_TO_SUM_UP | REPLIES
+    async with started(ClaudeCode, tmp_path, renderer, replies) as (world, agent):
         agent.asks_for_titles = True
         talk = (HELLO, ASKED, "/compact", CORRECTED, PRAISED)
         with agent.at_a_terminal() as typist:
-            await asyncio.to_thread(type_all, typist, world, sampler, talk)
+            await asyncio.to_thread(type_all, typist, world, world.sampler, talk)
 
         replies = [turn.reply_text for turn in world.turns()]
         assert TITLE not in replies, "a title must fit a schema"
@@ -262,13 +249,12 @@ async def test_the_title_that_hermes_asks_for_is_no_turn(
     """It asks for it beside the turns, with the first words and their answer in it."""
     call = f"I look.\n<tool_call>\n{TERMINAL}\n</tool_call>"
     title = {f"Assistant: {REPLIES[HELLO]}": "A sum"}
-    sampler = listens(renderer, title | REPLIES | {READ: call, NOTE: "It says forty-one."})
-    async with started(tmp_path, renderer, sampler) as world:
-        agent = Hermes.create(tmp_path / "home", world.url, "demo", KEY)
+    replies = title | REPLIES | {READ: call, NOTE: "It says forty-one."}
+    async with started(Hermes, tmp_path, renderer, replies) as (world, agent):
         (agent.workspace / "notes.txt").write_text(NOTE)
         talk = (HELLO, READ, CORRECTED)
         with agent.at_a_terminal() as typist:
-            await asyncio.to_thread(type_all, typist, world, sampler, talk)
+            await asyncio.to_thread(type_all, typist, world, world.sampler, talk)
 
         calls = zip(world.turns(), world.column("kind"), world.column("call"), strict=True)
         side = [(turn.reply_text, call) for turn, kind, call in calls if kind == Kind.SIDE]
@@ -287,13 +273,12 @@ async def test_words_after_a_compaction_of_hermes_answer_the_turn_before_it(
     """It keeps the first messages and the last, and names no session."""
     title = {f"Assistant: {REPLIES[HELLO]}": "A sum"}
     count = {f"Please count to {number}.": "One, two." for number in ("two", "six")}
-    sampler = listens(renderer, title | ASKED_TO_SUM_UP | REPLIES | count)
-    async with started(tmp_path, renderer, sampler) as world:
-        agent = Hermes.create(tmp_path / "home", world.url, "demo", KEY)
+    replies = title | ASKED_TO_SUM_UP | REPLIES | count
+    async with started(Hermes, tmp_path, renderer, replies) as (world, agent):
         talk = (HELLO, *count, ASKED, CORRECTED, PRAISED)
         with agent.at_a_terminal() as typist:
             typed = (*talk[:-2], "/compress", *talk[-2:])
-            await asyncio.to_thread(type_all, typist, world, sampler, typed)
+            await asyncio.to_thread(type_all, typist, world, world.sampler, typed)
 
         assert any(SUMMARY in turn.reply_text for turn in world.turns()), "it was summed up"
         assert_only_words_count(world, talk)
@@ -303,12 +288,11 @@ async def test_summary_of_cline_on_a_terminal_is_nobodys_word(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     """It names no session, so the talk behind a summary is another one."""
-    sampler = listens(renderer, ASKED_TO_SUM_UP | REPLIES)
-    async with started(tmp_path, renderer, sampler) as world:
-        agent = Cline.create(tmp_path / "home", world.url, "demo", KEY)
+    replies = ASKED_TO_SUM_UP | REPLIES
+    async with started(Cline, tmp_path, renderer, replies) as (world, agent):
         talk = (HELLO, ASKED, "/compact", CORRECTED, PRAISED)
         with agent.at_a_terminal() as typist:
-            await asyncio.to_thread(type_all, typist, world, sampler, talk)
+            await asyncio.to_thread(type_all, typist, world, world.sampler, talk)
 
         assert SUMMARY in [turn.reply_text for turn in world.turns()]
         assert [turn.request_text for turn in trainable(world)] == [*TALK]
@@ -328,9 +312,8 @@ async def test_words_to_aider_are_told_from_files_reminders_and_side_calls(
     tmp_path: Path, renderer: Renderer, kept: int | None
 ) -> None:
     """It edits and commits; files stand between the turns, and a summary where it keeps few."""
-    sampler = listens(renderer, ASIDES | REPLIES | {CHANGE: f"I change it.\n\n{DONE}\n"})
-    async with started(tmp_path, renderer, sampler) as world:
-        agent = Aider.create(tmp_path / "home", world.url, "demo", KEY)
+    replies = ASIDES | REPLIES | {CHANGE: f"I change it.\n\n{DONE}\n"}
+    async with started(Aider, tmp_path, renderer, replies) as (world, agent):
         (agent.workspace / "notes.txt").write_text(NOTE.replace("two", "one"))
         talk = HELLO, CHANGE, CORRECTED, PRAISED
         options = {} if kept is None else {"max_chat_history_tokens": kept}
@@ -347,9 +330,8 @@ async def test_what_aider_says_of_an_edit_that_failed_is_not_said_by_its_user(
 ) -> None:
     bad = "notes.txt\n```\n<<<<<<< SEARCH\nNothing like it.\n=======\nIt.\n>>>>>>> REPLACE\n```\n"
     failed = {"failed to match!": "I cannot."}
-    sampler = listens(renderer, ASIDES | failed | REPLIES | {CHANGE: f"I change it.\n\n{bad}"})
-    async with started(tmp_path, renderer, sampler) as world:
-        agent = Aider.create(tmp_path / "home", world.url, "demo", KEY)
+    replies = ASIDES | failed | REPLIES | {CHANGE: f"I change it.\n\n{bad}"}
+    async with started(Aider, tmp_path, renderer, replies) as (world, agent):
         (agent.workspace / "notes.txt").write_text(NOTE)
         talk = HELLO, CHANGE, PRAISED
         await asyncio.to_thread(lambda: agent.talk(*talk, files=["notes.txt"], edit_format="diff"))
@@ -372,7 +354,7 @@ def listens(
     )
 
 
-def type_all(typist: Typist, world: World, sampler: Listener, talk: Sequence[str]) -> None:
+def type_all(typist: Typist, world: World, sampler: Any, talk: Sequence[str]) -> None:
     """Type messages, each when the one before has its reply."""
     for message in talk:
         marks = ASKED_TO_SUM_UP if message.startswith("/") else (message,)
@@ -392,9 +374,26 @@ def replied(world: World, sampler: Listener, marks: Collection[str]) -> Callable
     return done
 
 
-def started(tmp_path: Path, renderer: Renderer, sampler: Listener, **more: Any) -> Any:
-    data = tmp_path / "data"
-    return gateway(data, renderer, sampler, api_key=KEY, context_tokens=WINDOW, **more)
+@asynccontextmanager
+async def started(
+    kind: Any,
+    tmp_path: Path,
+    renderer: Renderer,
+    replies: dict[str, str],
+    scripts: dict[str, list[str]] | None = None,
+) -> AsyncGenerator[tuple[World, Any]]:
+    """Start a gateway, whose model answers as `listens` says, and an agent in front of it."""
+    sampler = listens(renderer, replies, scripts)
+    async with gateway(
+        tmp_path / "data", renderer, sampler, api_key=KEY, context_tokens=WINDOW
+    ) as world:
+        yield world, kind.create(tmp_path / "home", world.url, "demo", KEY)
+
+
+async def hears(agent: Any, *messages: str) -> None:
+    """Say messages to an agent, and check its replies."""
+    for message in messages:
+        assert await asyncio.to_thread(agent.say, message) == REPLIES[message]
 
 
 def assert_only_words_count(world: World, talk: Sequence[str]) -> None:

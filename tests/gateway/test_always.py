@@ -16,6 +16,7 @@ from tinker_claw.ledger.lessons import State
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState
 
+SETTINGS = {"lessons": True}
 WISH = "answer in one sentence"
 COMMAND = f"/always {WISH}"
 HELD = f"Lessons: number 1 holds from your next session on: {WISH}"
@@ -36,134 +37,109 @@ WIRES: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_bare_command_is_answered_without_the_model_on_every_wire(
-    tmp_path: Path, renderer: Renderer, wire: str, *, stream: bool
+    world: World, wire: str, *, stream: bool
 ) -> None:
     path, body = WIRES[wire]
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        for said, answer in (
-            ("/always", "Lessons: none yet."),
-            (COMMAND, HELD),
-            ("/ALWAYS", f"1. {WISH}"),
-        ):
-            sent = {"model": MODEL, "stream": stream, **body(said)}
-            response = await world.http.post(path, json=sent)
-            assert response.status_code == 200, response.text
-            assert answer in response.text
-        assert texts(world) == [(WISH, State.TOLD)]
-        assert (world.turns(), world.sampler.prompts) == ([], []), "nothing is asked or trained"
+    for said, answer in (
+        ("/always", "Lessons: none yet."),
+        (COMMAND, HELD),
+        ("/ALWAYS", f"1. {WISH}"),
+    ):
+        sent = {"model": MODEL, "stream": stream, **body(said)}
+        response = await world.http.post(path, json=sent)
+        assert response.status_code == 200, response.text
+        assert answer in response.text
+    assert texts(world) == [(WISH, State.TOLD)]
+    assert (world.turns(), world.sampler.prompts) == ([], []), "nothing is asked or trained"
 
 
 @pytest.mark.parametrize("agent", [False, True], ids=["client", "openclaw"])
 async def test_a_command_and_its_answer_are_cut_out_of_the_conversation(
-    tmp_path: Path, renderer: Renderer, *, agent: bool
+    world: World, renderer: Renderer, *, agent: bool
 ) -> None:
     """The reply before it is judged by what the user says next."""
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        if agent:
-            await world.reply(openclaw("hi"), **TRACE)
-            answer = (await world.reply(openclaw("hi", assistant("fine"), user(COMMAND)), **TRACE))[
-                "content"
-            ]
-            talk = [assistant("fine"), user(COMMAND), assistant(answer), user("thanks")]
-            await world.reply(openclaw("hi", *talk), **TRACE)
-        else:
-            await world.ask("hi")
-            answer = (await world.ask("hi", "fine", COMMAND)).json()["choices"][0]["message"][
-                "content"
-            ]
-            await world.ask("hi", "fine", COMMAND, answer, "thanks")
-        assert answer == HELD
-        first, second = world.turns()
-        assert world.next_states()[first.id] == NextState("user", "thanks")
-        assert agent or second.prompt[: len(first.prompt)] == first.prompt, "extended"
-        assert WISH not in renderer.decode(second.prompt)
-        assert world.column("lost") == [None, None]
-        (lesson,) = world.ledger.lessons.of_user("default")
-        assert (lesson.text, lesson.turn_id) == (WISH, first.id)
+    if agent:
+        await world.reply(openclaw("hi"), **TRACE)
+        answer = (await world.reply(openclaw("hi", assistant("fine"), user(COMMAND)), **TRACE))[
+            "content"
+        ]
+        talk = [assistant("fine"), user(COMMAND), assistant(answer), user("thanks")]
+        await world.reply(openclaw("hi", *talk), **TRACE)
+    else:
+        await world.ask("hi")
+        answer = (await world.ask("hi", "fine", COMMAND)).json()["choices"][0]["message"]["content"]
+        await world.ask("hi", "fine", COMMAND, answer, "thanks")
+    assert answer == HELD
+    first, second = world.turns()
+    assert world.next_states()[first.id] == NextState("user", "thanks")
+    assert agent or second.prompt[: len(first.prompt)] == first.prompt, "extended"
+    assert WISH not in renderer.decode(second.prompt)
+    assert world.column("lost") == [None, None]
+    (lesson,) = world.ledger.lessons.of_user("default")
+    assert (lesson.text, lesson.turn_id) == (WISH, first.id)
 
 
 async def test_a_command_before_a_question_leaves_the_question(
-    tmp_path: Path, renderer: Renderer
+    world: World, renderer: Renderer
 ) -> None:
     said = f"{COMMAND}\n\nWhat is a fjord?"
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await world.ask(said, **named("first"))
-        await world.ask(said, "fine", "More?", **named("first"))
-        await world.ask("New?", **named("later"))
-        first, second, later = world.turns()
-        assert first.prompt == renderer.prompt(chat("\nWhat is a fjord?")).tokens
-        assert second.lesson_block is None, "from the next session on"
-        assert later.prompt == renderer.prompt([told_system(WISH), *chat("New?")]).tokens
-        assert texts(world) == [(WISH, State.TOLD)], "once"
+    await world.ask(said, **named("first"))
+    await world.ask(said, "fine", "More?", **named("first"))
+    await world.ask("New?", **named("later"))
+    first, second, later = world.turns()
+    assert first.prompt == renderer.prompt(chat("\nWhat is a fjord?")).tokens
+    assert second.lesson_block is None, "from the next session on"
+    assert later.prompt == renderer.prompt([told_system(WISH), *chat("New?")]).tokens
+    assert texts(world) == [(WISH, State.TOLD)], "once"
 
 
-async def test_a_wish_that_is_held_again_lives_again_and_is_the_newest(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        for said in (COMMAND, "/always in French"):
-            await world.ask(said)
-        for state in State:
-            sql(world.ledger).write("UPDATE lessons SET state = ?, created_at = 0", state)
-            await world.ask(f"{COMMAND.upper()}.")
-            assert texts(world)[0] == (f"{WISH.upper()}.", State.TOLD)
+async def test_a_wish_that_is_held_again_lives_again_and_is_the_newest(world: World) -> None:
+    for command in (COMMAND, "/always in French"):
+        await world.ask(command)
+    for state in State:
+        sql(world.ledger).write("UPDATE lessons SET state = ?, created_at = 0", state)
+        await world.ask(f"{COMMAND.upper()}.")
+        assert texts(world)[0] == (f"{WISH.upper()}.", State.TOLD)
 
 
-OTHERS = {
-    "a member of a group": message(info(BOB, group=True), words=COMMAND),
-    "a quotation": f"> {COMMAND}",
-    "within a sentence": f"What does {COMMAND} do?",
-    "another word": f"/alwaysbe {WISH}",
-    "a harness's text": f"<system-reminder>\n{COMMAND}\n</system-reminder>\n\nHi",
+OTHERS: dict[str, tuple[str, dict[str, str]]] = {
+    "a member of a group": (message(info(BOB, group=True), words=COMMAND), {}),
+    "a quotation": (f"> {COMMAND}", {}),
+    "within a sentence": (f"What does {COMMAND} do?", {}),
+    "another word": (f"/alwaysbe {WISH}", {}),
+    "a harness's text": (f"<system-reminder>\n{COMMAND}\n</system-reminder>\n\nHi", {}),
+    "a side call": (COMMAND, {"x-turn-type": "side"}),
+    "an episode": (COMMAND, {"x-turn-type": "episode"}),
 }
 
 
-@pytest.mark.parametrize("case", OTHERS)
-async def test_from_anyone_but_the_owner_it_is_text(
-    tmp_path: Path, renderer: Renderer, case: str
-) -> None:
-    said: Any = OTHERS[case]
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        messages = [said] if isinstance(said, dict) else chat(said)
-        response = await world.ask(*messages)
+async def test_from_anyone_but_the_owner_it_is_text(world: World, renderer: Renderer) -> None:
+    for case, (text, headers) in OTHERS.items():
+        response = await world.ask(text, **named(case, **headers))
         assert response.status_code == 200, response.text
-        assert texts(world) == []
+        assert texts(world) == [], case
         assert WISH in renderer.decode(world.sampler.prompts[-1]), "the model answers it"
+    assert len(world.sampler.prompts) == len(OTHERS)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{"x-turn-type": "side"}, {"x-turn-type": "episode"}],
-    ids=["side call", "episode"],
-)
-async def test_nobody_commands_in_calls_that_no_person_makes(
-    tmp_path: Path, renderer: Renderer, headers: dict[str, str]
-) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await world.ask(COMMAND, **named("s", **headers))
-        assert texts(world) == []
-        assert len(world.sampler.prompts) == 1
-
-
-REFUSED = {
-    "private": (COMMAND, {"x-private": "1"}, always.PRIVATE),
-    "a secret": (f"/always use {SECRET}", {}, "Lessons: not held, since it holds a secret"),
-    "too long": (f"/always {'very ' * 80}", {}, "Lessons: not held: a lesson is a sentence of"),
-    "hidden": ("/always be\u200bbrief", {}, "Lessons: not held: this text holds U+200B"),
+REFUSED: dict[str, tuple[str, dict[str, str]]] = {
+    "private": (COMMAND, {"x-private": "1"}),
+    "a secret": (f"/always use {SECRET}", {}),
+    "a sentence": (f"/always {'very ' * 80}", {}),
+    "U+200B": ("/always be\u200bbrief", {}),
 }
+"""What cannot be held, by a word of the answer."""
 
 
-@pytest.mark.parametrize("case", REFUSED)
-async def test_what_cannot_be_held_is_answered_in_a_sentence(
-    tmp_path: Path, renderer: Renderer, case: str
-) -> None:
-    said, headers, answer = REFUSED[case]
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        response = await world.ask(said, **named("s", **headers))
-        assert response.json()["choices"][0]["message"]["content"].startswith(answer)
-        assert texts(world) == []
-        assert world.sampler.prompts == []
-        assert SECRET.encode() not in world.ledger.path.read_bytes()
+async def test_what_cannot_be_held_is_answered_in_a_sentence(world: World) -> None:
+    for word, (text, headers) in REFUSED.items():
+        response = await world.ask(text, **named(word, **headers))
+        answer = response.json()["choices"][0]["message"]["content"]
+        assert answer.startswith("Lessons: ")
+        assert word in answer
+    assert texts(world) == []
+    assert world.sampler.prompts == []
+    assert SECRET.encode() not in world.ledger.path.read_bytes()
 
 
 async def test_lessons_that_are_off_hold_nothing(tmp_path: Path, renderer: Renderer) -> None:
@@ -179,18 +155,3 @@ async def test_each_user_holds_their_own(tmp_path: Path, renderer: Renderer) -> 
         await world.ask(COMMAND, headers=ann)
         assert "none yet" in (await world.ask("/always", headers=bob)).text
         assert WISH in (await world.ask("/always", headers=ann)).text
-
-
-async def test_the_opposite_wish_is_the_later_line(tmp_path: Path, renderer: Renderer) -> None:
-    """The sentence above them says that the later one counts; the older goes by its user's word."""
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        for said in ("/always use lists", "/always without lists"):
-            await world.ask(said)
-        await world.ask("New?", **named("one"))
-        world.ledger.lessons.rule("drop", None, 1)
-        await world.ask("New?", **named("two"))
-        one, two = world.turns()
-        both = told_system("use lists", "without lists")
-        assert one.prompt == renderer.prompt([both, *chat("New?")]).tokens
-        last = told_system("without lists")
-        assert two.prompt == renderer.prompt([last, *chat("New?")]).tokens

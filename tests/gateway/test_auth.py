@@ -2,46 +2,44 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.gateway.test_gateway_refusals import assert_error
-from tests.support.gateways import MODEL, gateway, spell
+from tests.support.gateways import MODEL, World, chat, gateway
 from tests.support.ledger import sql
 from tests.support.openclaw import assistant, openclaw, user, utility
 from tinker_claw.render.renderer import Renderer
 
 ANNA, BEN, MINE = "anna-0123456789abcdef", "ben-0123456789abcdefg", "mine-0123456789abcdef"
 USERS = {"anna": ANNA, "ben": BEN}
+LATER = openclaw("good morning", assistant("hello"), user("not so loud"))
+SAID = {"messages": chat("hi"), "max_tokens": 9, "model": MODEL}
 
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-async def test_two_users_never_share_a_session(tmp_path: Path, renderer: Renderer) -> None:
+@pytest.mark.parametrize("named", [{}, {"X-Session-Id": "s"}], ids=["unnamed", "named"])
+async def test_nobody_goes_on_from_the_turn_of_another(
+    tmp_path: Path, renderer: Renderer, named: dict[str, str]
+) -> None:
     async with gateway(tmp_path, renderer, users=USERS) as world:
         world.say("hello")
-        first = openclaw("good morning")
-        later = openclaw("good morning", assistant("hello"), user("not so loud"))
-        same = {"X-Session-Id": "s"}
-        for key in (ANNA, BEN):
-            await world.reply(first, **bearer(key), **same)
-        of_anna, of_ben = (turn.id for turn in world.turns())
-        assert len(set(world.column("session_id"))) == 2
-        await world.reply(later, **bearer(BEN), **same)
-        states = world.next_states()
-        assert states[of_anna] is None, "what Ben says is nothing that Anna has said"
-        state = states[of_ben]
-        assert state is not None
-        assert state.text == "not so loud"
-        await world.reply(later, **bearer(ANNA), **same)
-        assert world.next_states()[of_anna] is not None
-        sessions = sql(world.ledger).rows("SELECT user, key FROM sessions ORDER BY user")
-        assert [tuple(row) for row in sessions] == [("anna", "s"), ("ben", "s")]
-        told = Counter((turn["user"], turn["session"]) for turn in world.observer.seen)
-        assert sorted(told.values()) == [2, 2]
+        await world.reply(openclaw("good morning"), **bearer(ANNA), **named)
+        await world.reply(LATER, **bearer(BEN), **named)
+        assert list(world.next_states().values()) == [None, None]
+        assert world.woken == []
+    async with gateway(tmp_path, renderer, users=USERS) as world:
+        await world.reply(LATER, **bearer(BEN), **named)
+        assert list(world.next_states().values()) == [None] * 3
+        await world.reply(LATER, **bearer(ANNA), **named)
+        assert [state is None for state in world.next_states().values()] == [False, *[True] * 3]
+        users = sql(world.ledger).column("SELECT user FROM sessions ORDER BY user")
+        assert users == ["anna", "ben"]
 
 
 async def test_a_trace_files_no_call_with_another_user(tmp_path: Path, renderer: Renderer) -> None:
@@ -51,49 +49,17 @@ async def test_a_trace_files_no_call_with_another_user(tmp_path: Path, renderer:
         await world.reply(openclaw("good morning"), **bearer(ANNA), **trace)
         await world.reply(side, **bearer(BEN), **trace)
         await world.reply(side, **bearer(ANNA), **trace)
-        of = "SELECT user FROM sessions JOIN turns ON session_id = sessions.id ORDER BY turns.id"
-        assert [row["user"] for row in sql(world.ledger).rows(of)] == ["anna", "ben", "anna"]
+        assert [seen["user"] for seen in world.observer.seen] == ["anna", "ben", "anna"]
         first, of_ben, last = world.column("session_id")
         assert first == last != of_ben
 
 
-async def test_a_session_name_of_any_length_is_one_session(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        for _ in range(2):
-            await world.ask("hi", prompt_cache_key="k" * 20_000)
-            await world.ask("hi", headers={"X-Session-Id": "k" * 20_001})
-        assert len(set(world.column("session_id"))) == 2
-        (longest,) = sql(world.ledger).rows("SELECT MAX(LENGTH(key)) AS n FROM sessions")
-        assert longest["n"] <= 256
-
-
-async def test_a_user_cannot_go_on_from_the_turn_of_another(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, users=USERS) as world:
-        world.say("hello")
-        await world.reply(openclaw("good morning"), **bearer(ANNA))
-        stolen = openclaw("good morning", assistant("hello"), user("I am Anna, honestly"))
-        await world.reply(stolen, **bearer(BEN))
-        assert list(world.next_states().values()) == [None, None]
-        assert world.woken == []
-
-
-async def test_the_same_words_of_two_users_are_judged_apart_after_a_restart(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    same = {"X-Session-Id": "s"}
-    async with gateway(tmp_path, renderer, users=USERS) as world:
-        world.say("hello")
-        await world.reply(openclaw("good morning"), **bearer(ANNA), **same)
-    async with gateway(tmp_path, renderer, users=USERS) as world:
-        later = openclaw("good morning", assistant("hello"), user("not so loud"))
-        await world.reply(later, **bearer(BEN), **same)
-        assert list(world.next_states().values()) == [None, None]
-        await world.reply(later, **bearer(ANNA), **same)
-        assert [state is None for state in world.next_states().values()] == [False, True, True]
+async def test_a_session_name_of_any_length_is_one_session(world: World) -> None:
+    for _ in range(2):
+        await world.ask("hi", prompt_cache_key="k" * 20_000)
+        await world.ask("hi", headers={"X-Session-Id": "k" * 20_001})
+    assert len(set(world.column("session_id"))) == 2
+    assert sql(world.ledger).one("SELECT MAX(LENGTH(key)) FROM sessions") <= 256
 
 
 STRANGERS: tuple[dict[str, Any], ...] = (
@@ -114,59 +80,41 @@ STRANGERS: tuple[dict[str, Any], ...] = (
 async def test_a_wrong_key_is_a_401(tmp_path: Path, renderer: Renderer) -> None:
     async with gateway(tmp_path, renderer, users=USERS) as world:
         for headers in STRANGERS:
-            for path in ("models", "../metrics"):
-                told = await world.http.get(f"{world.url}/{path}", headers=headers)
-                assert_error(told, 401, code="invalid_api_key", type="authentication_error")
-            told = await world.ask("hi", headers=headers)
-            assert_error(told, 401, code="invalid_api_key", type="authentication_error")
-            assert told.headers["www-authenticate"] == "Bearer"
-        assert world.turns() == []
-        assert world.sampler.prompts == []
+            refused = [
+                await world.http.get("/models", headers=headers),
+                await world.http.get("/../metrics", headers=headers),
+                await world.ask("hi", headers=headers),
+            ]
+            for answer in refused:
+                assert_error(answer, 401, code="invalid_api_key", type="authentication_error")
+            assert refused[-1].headers["www-authenticate"] == "Bearer"
+        assert (world.turns(), world.sampler.prompts) == ([], [])
 
 
-async def test_the_settings_own_key_is_the_default_users(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, users=USERS, api_key=MINE) as world:
+async def test_a_key_names_its_user(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path / "users", renderer, users=USERS, api_key=MINE) as world:
         for key in (MINE, BEN, ANNA):
             assert (await world.ask("hi", headers=bearer(key))).status_code == 200
         assert [seen["user"] for seen in world.observer.seen] == ["default", "ben", "anna"]
-
-
-async def test_without_keys_there_is_one_user(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        assert (await world.ask("hi", headers=bearer("anything"))).status_code == 200
-        assert (await world.ask("hi")).status_code == 200
+    async with gateway(tmp_path / "alone", renderer) as world:
+        for headers in ({}, bearer("anything")):
+            assert (await world.ask("hi", headers=headers)).status_code == 200
         assert {seen["user"] for seen in world.observer.seen} == {"default"}
 
 
-async def test_strangers_are_told_whether_all_is_well_and_no_more(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, users=USERS, api_key=MINE) as world:
-        address = world.url.removesuffix("/v1") + "/healthz"
-        world.health.judge_is("failing", "the judge at https://judge.example is away")
-        for headers in ({}, bearer("wrong")):
-            told = await world.http.get(address, headers=headers)
-            assert told.json() == {"status": "degraded"}
-        known = (await world.http.get(address, headers=bearer(MINE))).json()
-        assert "judge.example" in known["last_error"]
-    async with gateway(tmp_path, renderer) as world:
-        told = await world.http.get(world.url.removesuffix("/v1") + "/healthz")
-        assert told.json()["policy_version"] == 0, "on loopback without keys, everything"
-
-
-async def test_a_user_is_told_whether_all_is_well_and_his_own_figures(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, users=USERS, admins=["anna"]) as world:
-        root = world.url.removesuffix("/v1")
+async def test_status_by_who_asks(tmp_path: Path, renderer: Renderer) -> None:
+    settings: dict[str, Any] = {"users": USERS, "api_key": MINE, "admins": ["anna"]}
+    async with gateway(tmp_path, renderer, **settings) as world:
+        health, metrics = "/../healthz", "/../metrics"
         world.health.judge_is("failing", "the judge at https://judge.example is away")
         for text, key in (("one", ANNA), ("two", ANNA), ("three words more", BEN)):
             assert (await world.ask(text, headers=bearer(key))).status_code == 200
-        (private,) = (await world.ask("shh", headers=bearer(BEN) | {"x-private": "1"}),)
+        private = await world.ask("shh", headers=bearer(BEN) | {"x-private": "1"})
         assert private.status_code == 200
-        own = (await world.http.get(f"{root}/healthz", headers=bearer(BEN))).json()
+        for headers in ({}, bearer("wrong")):
+            status = (await world.http.get(health, headers=headers)).json()
+            assert status == {"status": "degraded"}, "to strangers no more"
+        own = (await world.http.get(health, headers=bearer(BEN))).json()
         last = world.turns()[-1]
         assert own == {
             "status": "degraded",
@@ -177,23 +125,22 @@ async def test_a_user_is_told_whether_all_is_well_and_his_own_figures(
             "completion_tokens": 2 * len(last.completion.tokens),
         }
         assert own["prompt_tokens"] > len(last.prompt)
-        refused = await world.http.get(f"{root}/metrics", headers=bearer(BEN))
+        refused = await world.http.get(metrics, headers=bearer(BEN))
         assert_error(refused, 403, code="forbidden")
-        everything = (await world.http.get(f"{root}/healthz", headers=bearer(ANNA))).json()
-        assert everything["data_dir"] == str(tmp_path)
-        assert "spent_usd" in everything
-        figures = await world.http.get(f"{root}/metrics", headers=bearer(ANNA))
-        assert figures.status_code == 200
+        for admin in (ANNA, MINE):
+            everything = (await world.http.get(health, headers=bearer(admin))).json()
+            assert everything["data_dir"] == str(tmp_path)
+            assert "judge.example" in everything["last_error"]
+            figures = await world.http.get(metrics, headers=bearer(admin))
+            assert figures.status_code == 200
+            assert figures.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
-async def test_whoever_runs_the_gateway_is_an_admin(tmp_path: Path, renderer: Renderer) -> None:
-    for key in (None, MINE):
-        async with gateway(tmp_path, renderer, api_key=key) as world:
-            headers = bearer(key) if key else {}
-            for path in ("../metrics", "../healthz"):
-                answer = await world.http.get(f"{world.url}/{path}", headers=headers)
-                assert answer.status_code == 200
-            assert "spent_usd" in answer.json()
+async def test_on_loopback_without_keys_whoever_asks_is_an_admin(world: World) -> None:
+    for path in ("/../metrics", "/../healthz"):
+        answer = await world.http.get(path)
+        assert answer.status_code == 200
+    assert {"spent_usd", "policy_version"} <= set(answer.json())
 
 
 async def test_what_is_computed_for_one_user_is_used_for_his_group_only(
@@ -206,47 +153,51 @@ async def test_what_is_computed_for_one_user_is_used_for_his_group_only(
             assert (await world.ask("hi", headers=bearer(key))).status_code == 200
         anna, ben, cleo, dora, mine, again = (p.cache_salt for p in world.sampler.params)
         assert (anna, cleo) == (again, dora)
-        assert len({anna, ben, cleo, mine}) == 4
-        for salt in (anna, ben, cleo, mine):
+        salts = {anna, ben, cleo, mine}
+        assert len(salts) == 4
+        kept = str(world.column("params"))
+        for salt in salts:
             assert salt is not None
             assert len(salt) >= 43, "256 bits that nobody can guess"
-        kept = sql(world.ledger).rows("SELECT params FROM turns")
-        assert not any(salt in row["params"] for row in kept for salt in (anna, ben, cleo, mine))
+            assert salt not in kept
     async with gateway(tmp_path / "alone", renderer, api_key=MINE) as world:
         await world.ask("hi", headers=bearer(MINE))
         assert world.sampler.params[0].cache_salt is None, "there is nobody to be kept apart"
 
 
-async def test_a_web_page_may_do_nothing(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        for origin in ("https://evil.example", "null", "http://127.0.0.1:30000", ""):
-            page = {"origin": origin}
-            answers = [await world.ask("buy me a boat", headers=page)]
-            for path in ("models", "../metrics", "../healthz"):
-                answers.append(await world.http.get(f"{world.url}/{path}", headers=page))
-            for told in answers:
-                assert_error(told, 403, code="forbidden")
-            asked = {"access-control-request-method": "POST"} | page
-            preflight = await world.http.options("/chat/completions", headers=asked)
-            assert preflight.status_code == 405
-            for answer in (*answers, preflight):
-                assert not any(name.startswith("access-control") for name in answer.headers)
-        assert world.turns() == []
+def assert_shut(answers: list[Any]) -> None:
+    """No page reads these answers."""
+    for answer in answers:
+        assert not any(name.startswith("access-control") for name in answer.headers)
 
 
-async def test_a_form_or_plain_text_is_no_request(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        body = b'{"model": "demo", "messages": [{"role": "user", "content": "hi"}]}'
-        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
-            headers = {"content-type": kind}
-            told = await world.http.post("/chat/completions", content=body, headers=headers)
-            assert_error(told, 415, code="unsupported_media_type")
-            assert "application/json" in told.json()["error"]["message"]
-        assert world.turns() == []
-        for kind in ("application/json", "Application/JSON; charset=utf-8"):
-            headers = {"content-type": kind}
-            told = await world.http.post("/chat/completions", content=body, headers=headers)
-            assert told.status_code == 200
+async def test_a_web_page_may_do_nothing(world: World) -> None:
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:30000", ""):
+        page = {"origin": origin}
+        answers = [await world.ask("buy me a boat", headers=page)]
+        for path in ("/models", "/../metrics", "/../healthz"):
+            answers.append(await world.http.get(path, headers=page))
+        for refused in answers:
+            assert_error(refused, 403, code="forbidden")
+        asked = {"access-control-request-method": "POST"} | page
+        preflight = await world.http.options("/chat/completions", headers=asked)
+        assert preflight.status_code == 405
+        assert_shut([*answers, preflight])
+    assert world.turns() == []
+
+
+async def test_a_form_or_plain_text_is_no_request(world: World) -> None:
+    body = b'{"model": "demo", "messages": [{"role": "user", "content": "hi"}]}'
+
+    async def sent_as(kind: str) -> Any:
+        headers = {"content-type": kind}
+        return await world.http.post("/chat/completions", content=body, headers=headers)
+
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+        assert_error(await sent_as(kind), 415, code="unsupported_media_type")
+    assert world.turns() == []
+    for kind in ("application/json", "Application/JSON; charset=utf-8"):
+        assert (await sent_as(kind)).status_code == 200
 
 
 ELSEWHERE = (
@@ -261,52 +212,34 @@ ELSEWHERE = (
 )
 
 
-async def test_only_names_of_this_machine_lead_here(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        address = world.url.removesuffix("/v1") + "/healthz"
+async def test_only_names_of_this_machine_lead_here_without_a_key(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path / "open", renderer) as world:
+        health = "/../healthz"
         for host in ELSEWHERE:
             assert_error(await world.ask("hi", headers={"host": host}), 403, code="forbidden")
-            assert_error(await world.http.get(address, headers={"host": host}), 403)
+            assert_error(await world.http.get(health, headers={"host": host}), 403)
         assert world.turns() == []
         for host in ("localhost", "LOCALHOST.:30000", "127.0.0.9:1", "[::1]:30000"):
             assert (await world.ask("hi", headers={"host": host})).status_code == 200
-
-
-async def test_with_a_key_any_name_will_do(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer, api_key=MINE) as world:
+    async with gateway(tmp_path / "keyed", renderer, api_key=MINE) as world:
         headers = bearer(MINE) | {"host": "agent.home.example"}
         assert (await world.ask("hi", headers=headers)).status_code == 200
         page = headers | {"origin": "https://evil.example"}
         assert_error(await world.ask("hi", headers=page), 403, code="forbidden")
 
 
-async def test_the_official_client_is_let_in_with_its_users_key(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, users=USERS) as world:
-        world.sampler.say(spell(renderer, "yes"))
-        client = world.openai.with_options(api_key=ANNA)
-        reply = await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "is it me?"}]
-        )
-        assert reply.choices[0].message.content == "yes"
-        assert [model.id async for model in client.models.list()] == [MODEL]
-
-
 async def test_a_placeholder_beside_the_right_key_does_no_harm(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     async with gateway(tmp_path, renderer, users=USERS) as world:
-        message = {"role": "user", "content": "hi"}
-        sent = {"model": MODEL, "messages": [message], "max_tokens": 9}
-        for placeholder in ("none", "", "dummy", BEN[:-1]):
-            headers = {"x-api-key": placeholder, **bearer(ANNA)}
-            told = await world.http.post("/messages", json=sent, headers=headers)
-            assert told.status_code == 200, told.text
-        headers = {"x-api-key": ANNA, **bearer("none")}
-        assert (await world.http.post("/messages", json=sent, headers=headers)).status_code == 200
-        headers = {"x-api-key": "none", **bearer("none")}
-        assert (await world.http.post("/messages", json=sent, headers=headers)).status_code == 401
+        right = [({"x-api-key": name} | bearer(ANNA)) for name in ("none", "", "dummy", BEN[:-1])]
+        right.append({"x-api-key": ANNA} | bearer("none"))
+        wrong = {"x-api-key": "none"} | bearer("none")
+        for headers in (*right, wrong):
+            answer = await world.http.post("/messages", json=SAID, headers=headers)
+            assert answer.status_code == (401 if headers is wrong else 200), answer.text
         assert {seen["user"] for seen in world.observer.seen} == {"anna"}
 
 
@@ -315,15 +248,19 @@ async def test_a_401_names_the_file_of_the_key_to_callers_on_this_machine(
 ) -> None:
     file = tmp_path / "api-key"
     async with gateway(tmp_path / "data", renderer, api_key=MINE, key_file=file) as world:
-        told = await world.ask("hi", headers=bearer("wrong"))
-        assert_error(told, 401)
-        assert str(file) in told.json()["error"]["message"]
-        assert MINE not in told.text
+        refused = await world.ask("hi", headers=bearer("wrong"))
+        assert_error(refused, 401)
+        assert str(file) in refused.json()["error"]["message"]
+        assert MINE not in refused.text
         forwarded = bearer("wrong") | {"x-forwarded-for": "203.0.113.9"}
         assert str(tmp_path) not in (await world.ask("hi", headers=forwarded)).text
 
 
 OBSIDIAN = "app://obsidian.md"
+PREFLIGHT = {
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type",
+}
 
 
 async def test_a_named_origin_may_use_the_wires_with_a_key(
@@ -331,81 +268,62 @@ async def test_a_named_origin_may_use_the_wires_with_a_key(
 ) -> None:
     async with gateway(tmp_path, renderer, api_key=MINE, allow_origin=OBSIDIAN) as world:
         page = {"origin": OBSIDIAN} | bearer(MINE)
-        sent = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
-        answers = [
-            await world.ask("hi", headers=page),
-            await world.ask("hi", headers=page, stream=True),
-            await world.http.post("/messages", json=sent, headers=page),
-            await world.http.post("/responses", json={"model": MODEL, "input": "hi"}, headers=page),
-            await world.http.get("/models", headers=page),
-        ]
-        refused = [
-            await world.ask("hi", headers={"origin": OBSIDIAN}),
-            await world.ask("hi", headers=page | bearer("wrong")),
-            await world.ask("hi", headers=page, model="other"),
-        ]
-        assert [answer.status_code for answer in (*answers, *refused)] == [200] * 5 + [
-            401,
-            401,
-            404,
-        ]
-        for answer in (*answers, *refused):
-            allowed = [n for n in answer.headers if n.startswith("access-control")]
-            assert allowed == ["access-control-allow-origin"], "and no credentials"
-            assert answer.headers["access-control-allow-origin"] == OBSIDIAN
-            assert "Origin" in answer.headers["vary"]
-
-
-async def test_a_preflight_of_a_named_origin_is_answered(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, api_key=MINE, allow_origin=OBSIDIAN) as world:
-        asks = {
-            "origin": OBSIDIAN,
-            "access-control-request-method": "POST",
-            "access-control-request-headers": "authorization,content-type",
+        answers = {
+            200: [
+                await world.ask("hi", headers=page),
+                await world.ask("hi", headers=page, stream=True),
+                await world.http.post("/messages", json=SAID, headers=page),
+                await world.http.post(
+                    "/responses", json={"model": MODEL, "input": "hi"}, headers=page
+                ),
+                await world.http.get("/models", headers=page),
+            ],
+            401: [
+                await world.ask("hi", headers={"origin": OBSIDIAN}),
+                await world.ask("hi", headers=page | bearer("wrong")),
+            ],
+            404: [await world.ask("hi", headers=page, model="other")],
         }
+        for status, of_status in answers.items():
+            for answer in of_status:
+                assert answer.status_code == status
+                allowed = [n for n in answer.headers if n.startswith("access-control")]
+                assert allowed == ["access-control-allow-origin"], "and no credentials"
+                assert answer.headers["access-control-allow-origin"] == OBSIDIAN
+                assert "Origin" in answer.headers["vary"]
+        turns = len(world.turns())
         for path in ("/chat/completions", "/messages", "/responses", "/models"):
-            told = await world.http.options(path, headers=asks)
-            assert told.status_code == 204
-            assert told.headers["access-control-allow-origin"] == OBSIDIAN
-            assert "POST" in told.headers["access-control-allow-methods"]
-            allowed = told.headers["access-control-allow-headers"]
-            assert allowed == "authorization,content-type"
-            assert "access-control-allow-credentials" not in told.headers
-        assert world.turns() == []
+            answer = await world.http.options(path, headers={"origin": OBSIDIAN} | PREFLIGHT)
+            assert answer.status_code == 204
+            assert answer.headers["access-control-allow-origin"] == OBSIDIAN
+            assert "POST" in answer.headers["access-control-allow-methods"]
+            allowed = answer.headers["access-control-allow-headers"]
+            assert allowed == PREFLIGHT["access-control-request-headers"]
+            assert "access-control-allow-credentials" not in answer.headers
+        assert len(world.turns()) == turns
 
 
 async def test_other_origins_and_other_paths_stay_shut(tmp_path: Path, renderer: Renderer) -> None:
     others = ("app://obsidian.md.evil", "APP://obsidian.md", f"{OBSIDIAN}/", "null", "*", "")
     async with gateway(tmp_path, renderer, api_key=MINE, allow_origin=OBSIDIAN) as world:
-        root, answers = world.url.removesuffix("/v1"), list[Any]()
-        asked = {"access-control-request-method": "POST"}
+        refused, preflights = list[Any](), list[Any]()
         for origin in others:
             page = {"origin": origin} | bearer(MINE)
-            answers.append(await world.ask("hi", headers=page))
-            preflight = await world.http.options("/chat/completions", headers=page | asked)
+            refused.append(await world.ask("hi", headers=page))
+            preflight = await world.http.options("/chat/completions", headers=page | PREFLIGHT)
             assert preflight.status_code == 405
-            assert not any(name.startswith("access-control") for name in preflight.headers)
+            preflights.append(preflight)
         page = {"origin": OBSIDIAN} | bearer(MINE)
-        answers.append(await world.http.post("/feedback", json={"turn": 1}, headers=page))
-        answers += [
-            await world.http.get(f"{root}{path}", headers=page)
-            for path in ("/healthz", "/metrics", "/")
-        ]
-        for told in answers:
-            assert_error(told, 403, code="forbidden")
-            assert not any(name.startswith("access-control") for name in told.headers)
-        for path in ("/v1/feedback", "/healthz", "/metrics", "/ui"):
-            preflight = await world.http.options(f"{root}{path}", headers=page | asked)
-            assert not any(name.startswith("access-control") for name in preflight.headers)
+        refused.append(await world.http.post("/feedback", json={"turn": 1}, headers=page))
+        for path in ("/../healthz", "/../metrics", "/../"):
+            refused.append(await world.http.get(path, headers=page))
+        for path in ("/feedback", "/../healthz", "/../metrics", "/../ui"):
+            preflights.append(await world.http.options(path, headers=page | PREFLIGHT))
+        for answer in refused:
+            assert_error(answer, 403, code="forbidden")
+        assert_shut([*refused, *preflights])
         assert world.turns() == []
-
-
-async def test_a_named_origin_is_nobody_where_there_are_no_keys(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, allow_origin=OBSIDIAN) as world:
-        told = await world.ask("hi", headers={"origin": OBSIDIAN} | bearer("anything"))
-        assert_error(told, 403, code="forbidden")
-        assert world.turns() == []
+    async with gateway(tmp_path / "open", renderer, allow_origin=OBSIDIAN) as world:
+        refused = await world.ask("hi", headers={"origin": OBSIDIAN} | bearer("anything"))
+        assert_error(refused, 403, code="forbidden")
+        assert world.turns() == [], "without keys a named origin is nobody"

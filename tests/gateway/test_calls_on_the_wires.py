@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,12 @@ def qwen35() -> Renderer:
     return Renderer(tokenizer_for("qwen3.5"), config_from_name("qwen3.5"))
 
 
+@pytest.fixture
+async def world(tmp_path: Path, qwen35: Renderer) -> AsyncIterator[World]:
+    async with gateway(tmp_path, qwen35) as world:
+        yield world
+
+
 VALUES = {"path": "12", "content": "\n    def f():\n\tpass\n\n", "lines": 3, "force": None}
 WRITTEN = (
     f"{THOUGHT}\n</think>\n\nSo.\n\n<tool_call>\n<function=write>\n<parameter=path>\n12\n"
@@ -107,62 +114,56 @@ WRITTEN = (
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("wire", WIRES)
 async def test_arguments_arrive_as_the_model_wrote_them(
-    tmp_path: Path, qwen35: Renderer, wire: str, stream: bool
+    world: World, wire: str, stream: bool
 ) -> None:
-    async with gateway(tmp_path, qwen35) as world:
-        world.say(WRITTEN)
-        text, calls, ended = got(wire, await ask(world, wire, stream))
-        assert (text, calls) == ("So.", [VALUES])
-        assert ended in ("tool_calls", "completed", "tool_use")
+    world.say(WRITTEN)
+    text, calls, ended = got(wire, await ask(world, wire, stream))
+    assert (text, calls) == ("So.", [VALUES])
+    assert ended in ("tool_calls", "completed", "tool_use")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_second_call_that_the_token_limit_cuts_off(
-    tmp_path: Path, qwen35: Renderer, wire: str, stream: bool
+    world: World, qwen35: Renderer, wire: str, stream: bool
 ) -> None:
-    async with gateway(tmp_path, qwen35) as world:
-        whole = WRITTEN + "\n" + WRITTEN.partition("So.\n\n")[2]
-        world.say(whole)
-        limit = len(spell(qwen35, whole)) - 9
-        text, calls, ended = got(wire, await ask(world, wire, stream, max_tokens=limit))
-        assert (text, calls) == ("So.", [VALUES])
-        assert ended in ("length", "incomplete max_output_tokens", "max_tokens")
-        (turn,) = world.turns()
-        assert turn.completion.tokens == spell(qwen35, whole)[:limit], "recorded as sampled"
+    whole = WRITTEN + "\n" + WRITTEN.partition("So.\n\n")[2]
+    world.say(whole)
+    limit = len(spell(qwen35, whole)) - 9
+    text, calls, ended = got(wire, await ask(world, wire, stream, max_tokens=limit))
+    assert (text, calls) == ("So.", [VALUES])
+    assert ended in ("length", "incomplete max_output_tokens", "max_tokens")
+    (turn,) = world.turns()
+    assert turn.completion.tokens == spell(qwen35, whole)[:limit], "recorded as sampled"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("damage", ["</parameter>", "<parameter=content>", "<function=write>"])
 @pytest.mark.parametrize("wire", WIRES)
-async def test_a_call_that_lacks_a_tag_is_text(
-    tmp_path: Path, qwen35: Renderer, wire: str, damage: str, stream: bool
-) -> None:
-    async with gateway(tmp_path, qwen35) as world:
+async def test_a_call_that_lacks_a_tag_is_text(world: World, wire: str, stream: bool) -> None:
+    for damage in ("</parameter>", "<parameter=content>", "<function=write>"):
         broken = WRITTEN.replace(damage, "", 1)
         world.say(broken)
         text, calls, ended = got(wire, await ask(world, wire, stream))
-        assert (text, calls) == (broken.partition("</think>")[2].strip(), [])
+        assert (text, calls) == (broken.partition("</think>")[2].strip(), []), damage
         assert ended in ("stop", "completed", "end_turn")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("wire", WIRES)
 async def test_usage_counts_thinking(
-    tmp_path: Path, qwen35: Renderer, wire: str, stream: bool
+    world: World, qwen35: Renderer, wire: str, stream: bool
 ) -> None:
-    async with gateway(tmp_path, qwen35) as world:
-        world.say(f"{THOUGHT}\n</think>\n\nTwo.")
-        reply = await ask(world, wire, stream)
-        thought = len(qwen35.encode(f"{THOUGHT}\n"))
-        (turn,) = world.turns()
-        usage: Any = (reply[-1] if isinstance(reply, list) else reply).usage
-        if wire == "messages":  # which has no such count
-            assert usage.output_tokens == len(turn.completion.tokens)
-        elif wire == "responses":
-            assert usage.output_tokens_details.reasoning_tokens == thought
-        else:
-            assert usage.completion_tokens_details.reasoning_tokens == thought
-        world.say("</think>Two.")
-        reply = await ask(world, "chat", False)
-        assert reply.usage.completion_tokens_details.reasoning_tokens == 0
+    world.say(f"{THOUGHT}\n</think>\n\nTwo.")
+    reply = await ask(world, wire, stream)
+    thought = len(qwen35.encode(f"{THOUGHT}\n"))
+    (turn,) = world.turns()
+    usage: Any = (reply[-1] if isinstance(reply, list) else reply).usage
+    if wire == "messages":  # which has no such count
+        assert usage.output_tokens == len(turn.completion.tokens)
+    elif wire == "responses":
+        assert usage.output_tokens_details.reasoning_tokens == thought
+    else:
+        assert usage.completion_tokens_details.reasoning_tokens == thought
+    world.say("</think>Two.")
+    reply = await ask(world, "chat", False)
+    assert reply.usage.completion_tokens_details.reasoning_tokens == 0

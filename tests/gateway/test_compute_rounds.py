@@ -46,15 +46,6 @@ async def test_no_two_requests_compute_in_one_round_of_the_event_loop() -> None:
     assert {seen.count(now) for now in seen} == {3}, "what one request does, never what two do"
 
 
-async def test_a_request_that_is_alone_does_not_wait() -> None:
-    compute, rounds = ComputeRounds(), Rounds()
-    before = rounds.now
-    for _ in range(3):
-        await compute.own_round()
-    assert rounds.now == before
-    rounds.stop()
-
-
 async def test_a_request_that_gives_up_lets_the_others_through() -> None:
     compute = ComputeRounds()
     passed: list[int] = []

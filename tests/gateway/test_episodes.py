@@ -34,37 +34,31 @@ def wrong(answer: httpx.Response) -> str:
     return answer.json()["error"]["param"]
 
 
-async def test_headers_say_what_a_session_is_an_attempt_at(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        await world.ask("hi", headers=of("a") | EPISODE)
-        await world.ask("hi", headers=of("b") | TOLD)
-        await world.ask("hi", headers=of("e", X_Task_Id="only a name"))
-        await world.ask("hi", headers=of("f"), metadata={"mine": "x"})
-        await world.ask("hi", headers=of("g") | TOLD | {"X-Turn-Type": "side"})
-        await world.ask("hi", headers=of("h") | TOLD, model=f"{MODEL}@v0")
-        assert sessions(world) == [
-            ("a", None, None, None, 1),
-            ("b", "t", "g", 2, 1),
-            ("e", "only a name", None, None, 0),
-            ("f", None, None, None, 0),
-            ("g", None, None, None, 0),
-            ("h", None, None, None, 0),
-        ]
-        assert set(world.column("reason")[:4]) == {None}
+async def test_headers_say_what_a_session_is_an_attempt_at(world: World) -> None:
+    await world.ask("hi", headers=of("a") | EPISODE)
+    await world.ask("hi", headers=of("b") | TOLD)
+    await world.ask("hi", headers=of("e", X_Task_Id="only a name"))
+    await world.ask("hi", headers=of("f"), metadata={"mine": "x"})
+    await world.ask("hi", headers=of("g") | TOLD | {"X-Turn-Type": "side"})
+    await world.ask("hi", headers=of("h") | TOLD, model=f"{MODEL}@v0")
+    assert sessions(world) == [
+        ("a", None, None, None, 1),
+        ("b", "t", "g", 2, 1),
+        ("e", "only a name", None, None, 0),
+        ("f", None, None, None, 0),
+        ("g", None, None, None, 0),
+        ("h", None, None, None, 0),
+    ]
+    assert set(world.column("reason")[:4]) == {None}
 
 
-async def test_step_is_kept_whatever_its_environment_says_next(
-    tmp_path: Path, renderer: Renderer
-) -> None:
+async def test_step_is_kept_whatever_its_environment_says_next(world: World) -> None:
     wrong = "Your previous response was not valid. You must respond with exactly one tool call."
-    async with gateway(tmp_path, renderer) as world:
-        await world.ask("hi", headers=of("a") | EPISODE)
-        await world.ask("hi", "fine", wrong, headers=of("a") | EPISODE)
-        outcome = {"session": "a", "score": 1, "final": True}
-        assert (await world.http.post("/feedback", json=outcome)).json()["counts"]
-        assert judgeable(world.ledger) == [1, 2]
+    await world.ask("hi", headers=of("a") | EPISODE)
+    await world.ask("hi", "fine", wrong, headers=of("a") | EPISODE)
+    outcome = {"session": "a", "score": 1, "final": True}
+    assert (await world.http.post("/feedback", json=outcome)).json()["counts"]
+    assert judgeable(world.ledger) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -81,11 +75,10 @@ async def test_step_is_kept_whatever_its_environment_says_next(
     ],
 )
 async def test_what_is_not_told_in_full_is_refused_by_name(
-    tmp_path: Path, renderer: Renderer, headers: dict[str, str], body: Any, param: str
+    world: World, headers: dict[str, str], body: Any, param: str
 ) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        assert wrong(await world.ask("hi", headers=headers, **body)) == param
-        assert sessions(world) == []
+    assert wrong(await world.ask("hi", headers=headers, **body)) == param
+    assert sessions(world) == []
 
 
 async def test_session_cannot_change_its_group_not_even_after_a_restart(
@@ -100,35 +93,25 @@ async def test_session_cannot_change_its_group_not_even_after_a_restart(
             assert (await world.ask("hi", headers=of("a") | named)).status_code == 200
 
 
-async def test_very_long_names_are_kept_as_digests(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        await world.ask("hi", headers=of("a") | TOLD | {"X-Task-Id": "t" * 300})
-        ((_, task, *_),) = sessions(world)
-        assert len(task) == 64
-
-
 async def test_last_turn_of_an_episode_is_open_until_its_outcome_and_then_a_sample_may_be_made(
-    tmp_path: Path, renderer: Renderer
+    world: World,
 ) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        done = {"X-Session-Done": "1"}
-        await world.ask("hi", headers=of("a") | EPISODE | done)
-        await world.ask("hi", headers=of("b") | done)
-        assert world.column("state") == ["waiting", "refused"]
-        assert judgeable(world.ledger) == []
-        url = world.url.removesuffix("/v1") + "/v1/feedback"
-        said = {"session": "a", "score": 0.25, "final": True}
-        answer = (await world.http.post(url, json=said)).json()
-        assert (answer["counts"], answer["because"]) == (True, None)
-        assert judgeable(world.ledger) == [1]
-        assert world.woken == ["judge"]
-        await world.ask("more", headers=of("a") | EPISODE)
-        assert world.column("reason")[-1] == Reason.EPISODE_OVER
+    done = {"X-Session-Done": "1"}
+    await world.ask("hi", headers=of("a") | EPISODE | done)
+    await world.ask("hi", headers=of("b") | done)
+    assert world.column("state") == ["waiting", "refused"]
+    assert judgeable(world.ledger) == []
+    said = {"session": "a", "score": 0.25, "final": True}
+    answer = (await world.http.post("/feedback", json=said)).json()
+    assert (answer["counts"], answer["because"]) == (True, None)
+    assert judgeable(world.ledger) == [1]
+    assert world.woken == ["judge"]
+    await world.ask("more", headers=of("a") | EPISODE)
+    assert world.column("reason")[-1] == Reason.EPISODE_OVER
 
 
-async def test_of_a_private_episode_nothing_is_kept(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        headers = of("a", X_Private="true") | TOLD
-        assert (await world.ask("hi", headers=headers)).status_code == 200
-        assert world.turns() == []
-        assert sql(world.ledger).rows("SELECT * FROM groups") == []
+async def test_of_a_private_episode_nothing_is_kept(world: World) -> None:
+    headers = of("a", X_Private="true") | TOLD
+    assert (await world.ask("hi", headers=headers)).status_code == 200
+    assert world.turns() == []
+    assert sql(world.ledger).rows("SELECT * FROM groups") == []

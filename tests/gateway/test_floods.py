@@ -14,10 +14,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import httpx
 import pytest
 
 from benchmarks.gateway_wires import WIRES, Json, Spoken
-from tests.support.gateways import MODEL, gateway
+from tests.support.gateways import MODEL, World, gateway
 from tinker_claw.render.renderer import Renderer
 
 COUNT = 3000
@@ -83,37 +84,27 @@ def tools(wire: Spoken) -> bytes:
     return wire.body([user("go")], offered, model=MODEL)
 
 
+async def post(world: World, path: str, content: bytes) -> httpx.Response:
+    """Send a body; nothing is done for each thing in it on the event loop."""
+    headers = {"content-type": "application/json"}
+    with counting(_WORK) as calls:
+        response = await world.http.post(path, content=content, headers=headers)
+    assert max(calls.values()) < COUNT / 10, calls.most_common(3)
+    return response
+
+
+@pytest.mark.parametrize("fits", [True, False])
 @pytest.mark.parametrize("body", [parts, messages, calls, tools])
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 async def test_what_takes_time_for_each_thing_in_a_body_leaves_the_event_loop_alone(
-    tmp_path: Path, renderer: Renderer, wire: Spoken, body: Callable[[Spoken], bytes]
+    tmp_path: Path, renderer: Renderer, wire: Spoken, body: Callable[[Spoken], bytes], fits: bool
 ) -> None:
-    written = body(wire)
-    async with gateway(tmp_path, renderer, context_tokens=500_000) as world:
+    content, tokens = body(wire), 500_000 if fits else 7_000
+    async with gateway(tmp_path, renderer, context_tokens=tokens) as world:
         for _ in range(2):  # new, and known
-            with counting(_WORK) as found:
-                response = await world.http.post(
-                    wire.path, content=written, headers={"content-type": "application/json"}
-                )
-            assert response.status_code == 200, response.text
-            assert max(found.values()) < COUNT / 10, found.most_common(3)
-        assert len(world.turns()) == 2
-
-
-@pytest.mark.parametrize("body", [parts, messages, calls, tools])
-@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
-async def test_refusing_what_cannot_fit_leaves_the_event_loop_alone(
-    tmp_path: Path, renderer: Renderer, wire: Spoken, body: Callable[[Spoken], bytes]
-) -> None:
-    written = body(wire)
-    async with gateway(tmp_path, renderer, context_tokens=7_000) as world:
-        with counting(_WORK) as found:
-            response = await world.http.post(
-                wire.path, content=written, headers={"content-type": "application/json"}
-            )
-        assert response.status_code == 400, response.text
-        assert max(found.values()) < COUNT / 10, found.most_common(3)
-        assert world.turns() == []
+            response = await post(world, wire.path, content)
+            assert response.status_code == (200 if fits else 400), response.text
+        assert len(world.turns()) == (2 if fits else 0)
 
 
 @pytest.mark.parametrize(
@@ -124,29 +115,6 @@ async def test_counting_tokens_leaves_the_event_loop_alone(
 ) -> None:
     async with gateway(tmp_path, renderer, context_tokens=500_000) as world:
         for body in (parts, messages, calls, tools):
-            with counting(_WORK) as found:
-                response = await world.http.post(
-                    path, content=body(wire), headers={"content-type": "application/json"}
-                )
+            response = await post(world, path, body(wire))
             assert response.status_code == 200, response.text
             assert response.json()["input_tokens"] > COUNT
-            assert max(found.values()) < COUNT / 10, found.most_common(3)
-
-
-@pytest.mark.parametrize("wire", WIRES[1:], ids=lambda wire: wire.name)
-async def test_items_of_one_reply_are_joined_once(
-    tmp_path: Path, renderer: Renderer, wire: Spoken
-) -> None:
-    """Joining each to all before it would take the square of their number."""
-    few = 300  # fewer things than are read in a thread
-    said = [{"role": "assistant", "content": f"{n} "} for n in range(few)]
-    body = wire.body([user("go"), *said, user("go on")], model=MODEL)
-    async with gateway(tmp_path, renderer) as world:
-        with counting(("tinker_claw/formats/fields.py",)) as found:
-            response = await world.http.post(
-                wire.path, content=body, headers={"content-type": "application/json"}
-            )
-        assert response.status_code == 200, response.text
-        assert found["fields.one_reply"] == 1
-        said_text = renderer.decode(world.turns()[0].prompt)
-        assert "".join(f"{n} " for n in range(few)).strip() in said_text

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from tests.support.fakes import FakeSampler, Script
-from tests.support.gateways import MODEL, World, chat, gateway, spell, text_of
+from tests.support.gateways import MODEL, World, chat, gateway, spell
 from tests.support.ledger import one
 from tinker_claw.gateway.respond import STOPPED
 from tinker_claw.render.renderer import Renderer
@@ -100,50 +99,3 @@ async def test_stop_waits_for_no_client_that_reads_nothing(
             async with asyncio.timeout(60):
                 while not long.prompts:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_sampler_that_fails_at_first_is_asked_again(
-    tmp_path: Path, renderer: Renderer, stream: bool
-) -> None:
-    good = spell(renderer, "fine")
-    async with gateway(tmp_path, renderer) as world:
-        world.sampler.say(Script(good, fail_after=0), Script(good))
-        if stream:
-            assert text_of(await world.events("hi")) == "fine"
-        else:
-            (choice,) = (await world.ask("hi")).json()["choices"]
-            assert choice["message"]["content"] == "fine"
-        assert len(world.turns()) == 1
-        assert len(world.sampler.prompts) == 2
-
-
-async def test_a_sampler_that_keeps_failing_is_a_503(tmp_path: Path, renderer: Renderer) -> None:
-    broken = FakeSampler(Script(spell(renderer, "x"), fail_after=0))
-    async with gateway(tmp_path, renderer, broken) as world:
-        with pytest.raises(openai.InternalServerError) as raised:
-            await world.openai.chat.completions.create(
-                model=MODEL, messages=[{"role": "user", "content": "hi"}]
-            )
-        assert raised.value.status_code == 503
-        assert "script" not in str(raised.value), "nothing of our insides"
-        assert world.turns() == []
-
-
-async def test_a_stream_that_stays_broken_ends_with_an_error_and_no_finish_reason(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    words = spell(renderer, "one two three four")
-    broken = FakeSampler(Script(words, fail_after=2), Script(words, fail_after=0))
-    async with gateway(tmp_path, renderer, broken) as world:
-        events = await world.events("hi")
-        assert events[-1]["error"]["type"] == "server_error"
-        assert {} not in events
-        assert all(e["choices"][0]["finish_reason"] is None for e in events[:-1])
-        assert len(broken.prompts) == 3
-        assert world.turns() == []
-        stream = await world.openai.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True
-        )
-        with pytest.raises(openai.APIError):
-            [chunk async for chunk in stream]

@@ -44,14 +44,18 @@ def learned(directory: Path, *refs: str) -> None:
     ledger.close()
 
 
-async def text(world: World, stream: bool, **body: Any) -> str:
+async def text(world: World, stream: bool, version: str = "", **body: Any) -> str:
+    """Text of a reply, which ends as it should and names the version that gave it."""
     if stream:
         events = await world.events("hi", **body)
-        assert [e["choices"][0]["finish_reason"] for e in events if e][-1] == "stop"
-        return text_of(events)
-    (choice,) = (await world.ask("hi", **body)).json()["choices"]
-    assert choice["finish_reason"] == "stop"
-    return choice["message"]["content"]
+        *_, last, _ = events
+        text = text_of(events)
+    else:
+        last = (await world.ask("hi", **body)).json()
+        text = last["choices"][0]["message"]["content"]
+    assert last["choices"][0]["finish_reason"] == "stop"
+    assert last["system_fingerprint"] == version or not version
+    return text
 
 
 # A reply that breaks off
@@ -154,7 +158,7 @@ async def test_the_version_before_answers_where_the_current_one_fails(
     old, base = FakeSampler(spell(renderer, "as before")), FakeSampler(spell(renderer, "base"))
     failing = broken(renderer)
     async with gateway(tmp_path, renderer, failing, versions={1: old}, base=base) as world:
-        assert await text(world, stream) == "as before"
+        assert await text(world, stream, "v1") == "as before"
         assert [len(s.prompts) for s in (failing, old, base)] == [3, 1, 0]
         (turn,) = world.turns()
         assert turn.policy_version == 1
@@ -172,41 +176,19 @@ async def test_the_version_before_answers_where_the_current_one_fails(
         assert world.ledger.samples.expire(current_step=6, max_staleness=4) == 1
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_the_reply_names_the_version_that_answered(
-    tmp_path: Path, renderer: Renderer, stream: bool
-) -> None:
-    learned(tmp_path, "p1")
-    old = FakeSampler(spell(renderer, "as before"))
-    base = FakeSampler(spell(renderer, "base"))
-    async with gateway(tmp_path, renderer, broken(renderer), versions={0: old}, base=base) as world:
-        if stream:
-            *_, text_event, finish, done = await world.events("hi")
-            named = [e["system_fingerprint"] for e in (text_event, finish)]
-            assert (named, done) == (["v0", "v0"], {})
-        else:
-            assert (await world.ask("hi")).json()["system_fingerprint"] == "v0"
-
-
-async def test_the_base_answers_where_the_version_before_fails_too(
-    tmp_path: Path, renderer: Renderer
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_the_base_answers_where_the_version_before_fails_too_or_is_gone(
+    tmp_path: Path, renderer: Renderer, deleted: bool
 ) -> None:
     learned(tmp_path, "p1", "p2")
     old, base = broken(renderer), FakeSampler(spell(renderer, "from the base"))
-    async with gateway(tmp_path, renderer, broken(renderer), versions={1: old}, base=base) as world:
-        assert await text(world, stream=True) == "from the base"
-        assert len(old.prompts) == 1, "a stand-in is asked once"
+    versions: dict[int, Sampler] = {} if deleted else {1: old}
+    async with gateway(tmp_path, renderer, broken(renderer), versions=versions, base=base) as world:
+        assert await text(world, stream=deleted, version="v0") == "from the base"
+        assert len(old.prompts) == (not deleted), "a stand-in is asked once"
         assert world.column("policy_version") == [0]
         assert world.column("reason") == [Reason.BASE_MODEL]
         assert world.column("fallback") == ["v2 failed: the script says so"]
-        assert (await world.ask("hi")).json()["system_fingerprint"] == "v0"
-
-
-async def test_a_version_that_is_gone_is_passed_over(tmp_path: Path, renderer: Renderer) -> None:
-    learned(tmp_path, "p1")
-    base = FakeSampler(spell(renderer, "from the base"))
-    async with gateway(tmp_path, renderer, broken(renderer), base=base) as world:
-        assert await text(world, stream=False) == "from the base"
 
 
 @pytest.mark.parametrize("stream", [False, True])

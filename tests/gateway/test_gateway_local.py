@@ -26,7 +26,6 @@ from tinker_claw.backends.local import arrange
 from tinker_claw.backends.model_files import source
 from tinker_claw.billing.prices import price_in_force
 from tinker_claw.config.load import load
-from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
@@ -50,11 +49,21 @@ async def trainer(tmp_path: Path, renderer: Renderer) -> AsyncIterator[LocalTrai
             context_tokens=CONTEXT,
         )
     )
-    module: Any = (await trainer.base())._engine._module
     with torch.no_grad():  # far below the likeliest logits
-        module.get_output_embeddings().weight[list(renderer.stop_tokens)] = 0
+        module_of(await trainer.base()).get_output_embeddings().weight[
+            list(renderer.stop_tokens)
+        ] = 0
     yield trainer
     await trainer.aclose()
+
+
+def module_of(sampler: Any) -> Any:
+    return sampler._engine._module
+
+
+def spoil(sampler: Any) -> None:
+    """Let an adapter answer NaN."""
+    module_of(sampler).model.layers[0].mlp.up_proj.up.fill_(float("nan"))
 
 
 @pytest.fixture
@@ -73,7 +82,7 @@ async def test_hanging_up_frees_the_cache_long_before_the_replies_would_end(
         passes += 1
         return logits.index_fill(-1, stops, -1e4)
 
-    sampler._engine._module.get_output_embeddings().register_forward_hook(never_stop)
+    module_of(sampler).get_output_embeddings().register_forward_hook(never_stop)
     async with gateway(tmp_path, renderer, sampler, context_tokens=CONTEXT) as world:
         body = {"model": MODEL, "messages": chat("hi " * 200), "stream": stream}
         async with asyncio.TaskGroup() as group:
@@ -121,7 +130,6 @@ async def test_a_call_is_begun_and_goes_on_with_tokens_of_the_policy(
 async def test_a_crash_of_the_engine_shows_nowhere_in_the_reply(
     tmp_path: Path, renderer: Renderer, sampler: LocalSampler
 ) -> None:
-    module: Any = sampler._engine._module
     passes = 0
 
     def fail(*_: object) -> None:
@@ -131,7 +139,7 @@ async def test_a_crash_of_the_engine_shows_nowhere_in_the_reply(
             if passes in (8, 20):
                 raise RuntimeError("out of memory, say")
 
-    module.base_model.register_forward_pre_hook(fail)
+    module_of(sampler).base_model.register_forward_pre_hook(fail)
     async with gateway(tmp_path, renderer, sampler, context_tokens=CONTEXT) as world:
         events = await world.events("hi", max_tokens=60, seed=1)  # a reply of more than 20 tokens
         (turn,) = world.turns()
@@ -153,8 +161,8 @@ async def test_a_version_that_answers_nan_is_replaced_by_the_one_before(
     first = await trainer.publish()
     datum = Datum((1, 2, 3, 4), 1, logprobs=(-4.0,) * 3, advantages=(0.1,) * 3)
     await trainer.train_step([LossPass("ppo", (datum,))], Adam(0.01))
-    second: Any = await trainer.publish()
-    second._engine._module.model.layers[0].mlp.up_proj.up.fill_(float("nan"))
+    second = await trainer.publish()
+    spoil(second)
     ledger = Ledger(tmp_path / "data")
     version = ledger.steps.add_first_version(state_ref="s0", sampler_ref=first.ref)
     step = ledger.steps.begin(version.id, [])
@@ -189,8 +197,7 @@ async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
         stack.callback(ledger.close)
         price = price_in_force(settings)
         system = await wire(settings, source(settings), arrange(settings), ledger, price, stack)
-        sampler: Any = system.parts.policy.current.sampler
-        sampler._engine._module.model.layers[0].mlp.up_proj.up.fill_(float("nan"))
+        spoil(system.parts.policy.current.sampler)
         url = await stack.enter_async_context(in_background(system.app))
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=240, verify=False))
         body = {"model": "demo", "messages": chat("What is 3 + 4?"), "max_tokens": 30}
@@ -199,14 +206,3 @@ async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
         (turn,) = sql(ledger).rows("SELECT fallback, reason FROM turns")
         assert turn["reason"] == Reason.BASE_MODEL
         assert turn["fallback"] == "v0 failed: The model's logits are not finite."
-
-
-async def test_who_cannot_train_on_images_says_so_at_the_start(tmp_path: Path) -> None:
-    flags = ("--model-name", "demo", "--backend", "local", "--images", "train")
-    settings = load([*flags, "--data-dir", str(tmp_path)])
-    ledger = Ledger(tmp_path)
-    async with AsyncExitStack() as stack:
-        stack.callback(ledger.close)
-        price = price_in_force(settings)
-        with pytest.raises(ConfigError, match="--images train: demo cannot be trained on images"):
-            await wire(settings, source(settings), arrange(settings), ledger, price, stack)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.fakes import FakeSampler, Script
-from tests.support.gateways import MODEL, OFF, chat, gateway, spell
+from tests.support.gateways import MODEL, OFF, World, chat, gateway, spell
 from tests.support.openclaw import assistant, openclaw, tool, user
 from tinker_claw.policy import Policy
 from tinker_claw.render.renderer import Renderer
@@ -26,14 +26,13 @@ from tinker_claw.turn_state import Reason
     ],
 )
 async def test_other_distributions_are_served_and_not_trained(
-    tmp_path: Path, renderer: Renderer, fields: dict[str, Any], because: str | None
+    world: World, fields: dict[str, Any], because: str | None
 ) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        await world.ask("hi", **fields)
-        assert world.column("reason") == [because and Reason.SAMPLING]
-        assert world.column("detail") == [because]
-        assert world.sampler.params[0].student_topk == (2 if because is None else 0)
-        assert world.column("kind") == ["main"]
+    await world.ask("hi", **fields)
+    assert world.column("reason") == [because and Reason.SAMPLING]
+    assert world.column("detail") == [because]
+    assert world.sampler.params[0].student_topk == (2 if because is None else 0)
+    assert world.column("kind") == ["main"]
 
 
 async def test_an_earlier_version_answers_as_a_side_turn(
@@ -56,56 +55,51 @@ async def test_an_earlier_version_answers_as_a_side_turn(
             assert told.status_code == status, "it is there as a request may name it"
 
 
-async def test_a_prompt_goes_on_from_the_sampled_tokens_where_it_can(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        # Two calls whose JSON would be tokenised otherwise when it comes back compact.
-        world.say('Hm.\n<tool_call>\n{"name": "ls",  "arguments": {"p" : "x"}}\n</tool_call>', "ok")
-        tools = [{"type": "function", "function": {"name": "ls"}}]
-        message = await world.reply({"messages": chat("look"), "tools": tools})
-        (call,) = message["tool_calls"]
-        replied = assistant("Hm.", (call["id"], "ls", '{"p":"x"}'))
-        history = [*chat("look"), replied, tool(call["id"], "a\nb")]
-        await world.reply({"messages": history, "tools": tools})
-        first, second = world.turns()
-        sampled = (*first.prompt, *first.completion.tokens)
-        assert second.prompt[: len(sampled)] == sampled
-        assert second.hint_at == first.hint_at, "the user has said nothing since"
-        # Other tools or another system prompt: the old ids do not hold any more.
-        changed = [*tools, {"type": "function", "function": {"name": "cat"}}]
-        await world.reply({"messages": history, "tools": changed})
-        assert world.turns()[2].prompt[: len(sampled)] != sampled
+async def test_a_prompt_goes_on_from_the_sampled_tokens_where_it_can(world: World) -> None:
+    # Two calls whose JSON would be tokenised otherwise when it comes back compact.
+    world.say('Hm.\n<tool_call>\n{"name": "ls",  "arguments": {"p" : "x"}}\n</tool_call>', "ok")
+    tools = [{"type": "function", "function": {"name": "ls"}}]
+    message = await world.reply({"messages": chat("look"), "tools": tools})
+    (call,) = message["tool_calls"]
+    replied = assistant("Hm.", (call["id"], "ls", '{"p":"x"}'))
+    history = [*chat("look"), replied, tool(call["id"], "a\nb")]
+    await world.reply({"messages": history, "tools": tools})
+    first, second = world.turns()
+    sampled = (*first.prompt, *first.completion.tokens)
+    assert second.prompt[: len(sampled)] == sampled
+    assert second.hint_at == first.hint_at, "the user has said nothing since"
+    # Other tools or another system prompt: the old ids do not hold any more.
+    changed = [*tools, {"type": "function", "function": {"name": "cat"}}]
+    await world.reply({"messages": history, "tools": changed})
+    assert world.turns()[2].prompt[: len(sampled)] != sampled
 
 
 async def test_an_extension_means_what_a_full_render_means(
-    tmp_path: Path, renderer: Renderer
+    world: World, renderer: Renderer
 ) -> None:
     off = {"chat_template_kwargs": {"enable_thinking": False}}
-    async with gateway(tmp_path, renderer) as world:
-        world.say("Four.")
-        await world.ask("2+2?", **off)
-        await world.ask("2+2?", "Four.", "thanks", **off)
-        first, second = world.turns()
-        sampled = (*first.prompt, *first.completion.tokens)
-        assert second.prompt[: len(sampled)] == sampled
-        full = renderer.prompt(chat("2+2?", "Four.", "thanks"), hint_message=2, switches=OFF)
-        assert (second.prompt, second.hint_at) == (full.tokens, full.hint_at)
+    world.say("Four.")
+    await world.ask("2+2?", **off)
+    await world.ask("2+2?", "Four.", "thanks", **off)
+    first, second = world.turns()
+    sampled = (*first.prompt, *first.completion.tokens)
+    assert second.prompt[: len(sampled)] == sampled
+    full = renderer.prompt(chat("2+2?", "Four.", "thanks"), hint_message=2, switches=OFF)
+    assert (second.prompt, second.hint_at) == (full.tokens, full.hint_at)
 
 
 async def test_the_volatile_message_is_trained_as_sent_and_not_gone_on_from(
-    tmp_path: Path, renderer: Renderer
+    world: World, renderer: Renderer
 ) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        await world.reply(openclaw("hi"))
-        body = openclaw("hi", assistant("fine"), user("thanks"))
-        await world.reply(body)
-        first, second = world.turns()
-        assert renderer.decode(first.prompt).count("<<<BEGIN_OPENCLAW") == 1
-        assert renderer.decode(second.prompt).count("<<<BEGIN_OPENCLAW") == 1
-        assert renderer.decode(second.prompt).endswith(
-            "<<<END_OPENCLAW_INTERNAL_CONTEXT>>><|im_end|>\n<|im_start|>assistant\n"
-        )
+    await world.reply(openclaw("hi"))
+    body = openclaw("hi", assistant("fine"), user("thanks"))
+    await world.reply(body)
+    first, second = world.turns()
+    assert renderer.decode(first.prompt).count("<<<BEGIN_OPENCLAW") == 1
+    assert renderer.decode(second.prompt).count("<<<BEGIN_OPENCLAW") == 1
+    assert renderer.decode(second.prompt).endswith(
+        "<<<END_OPENCLAW_INTERNAL_CONTEXT>>><|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 async def test_a_reply_in_flight_stays_with_its_version(tmp_path: Path, renderer: Renderer) -> None:

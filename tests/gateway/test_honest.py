@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateways import MODEL, gateway
+from tests.support.gateways import MODEL, World, gateway
 from tests.support.openclaw import TRACE, assistant, openclaw, user
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Kind, NextState, Writer
@@ -120,7 +120,7 @@ async def doubted_of(
 
 
 async def test_a_correction_in_the_frame_of_open_webui_judges_the_reply_before(
-    tmp_path: Path, renderer: Renderer
+    world: World,
 ) -> None:
     """It writes what it found before the words, and asks for a title, tags and more beside them."""
     said = "No, shorter please."
@@ -131,13 +131,12 @@ async def test_a_correction_in_the_frame_of_open_webui_judges_the_reply_before(
     tags = (
         "### Task:\nGenerate 1-3 broad tags categorizing the main themes of the chat.\n\nUSER: hi"
     )
-    async with gateway(tmp_path, renderer) as world:
-        await world.ask("hi")
-        await world.ask(tags)
-        await world.ask("hi", FINE, f"{frame}\n{said}")
-        await world.ask("hi", FINE, said, FINE, "thanks")  # in later requests the frame is gone
-        assert world.column("kind") == ["main", "side", "main", "main"]
-        first, _, framed, _ = world.turns()
-        assert framed.request_text == said
-        assert world.ledger.turns.next_state(first.id) == NextState("user", said)
-        assert world.ledger.turns.next_state(framed.id) == NextState("user", "thanks")
+    await world.ask("hi")
+    await world.ask(tags)
+    await world.ask("hi", FINE, f"{frame}\n{said}")
+    await world.ask("hi", FINE, said, FINE, "thanks")  # in later requests the frame is gone
+    assert world.column("kind") == ["main", "side", "main", "main"]
+    first, _, framed, _ = world.turns()
+    assert framed.request_text == said
+    assert world.ledger.turns.next_state(first.id) == NextState("user", said)
+    assert world.ledger.turns.next_state(framed.id) == NextState("user", "thanks")

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import hashlib
 import resource
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ProcessPoolExecutor
 from io import BytesIO
 from multiprocessing import get_context
@@ -18,7 +18,6 @@ import pytest
 from anthropic import AsyncAnthropic
 from PIL import Image as Pillow
 
-from tests.gateway.test_voices import GROUP_LINE
 from tests.support.fakes import FakeSampler
 from tests.support.gateways import MODEL, World, gateway
 from tests.support.ledger import sql
@@ -45,6 +44,12 @@ CALL = {"id": "call1", "type": "function", "function": {"name": "look", "argumen
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
     return seeing_renderer(tmp_path_factory.mktemp("seeing"))
+
+
+@pytest.fixture
+async def world(tmp_path: Path, seeing: Renderer) -> AsyncIterator[World]:
+    async with gateway(tmp_path, seeing, sees=True) as world:
+        yield world
 
 
 def sizes(sampler: FakeSampler) -> list[tuple[int, int, str]]:
@@ -86,26 +91,23 @@ async def test_chat_completions_show_images_and_keep_none(tmp_path: Path, seeing
     assert base64.b64encode(ONE)[40:80] not in files
 
 
-async def test_responses_show_images_of_users_and_of_tools(
-    tmp_path: Path, seeing: Renderer
-) -> None:
-    async with gateway(tmp_path, seeing, sees=True) as world:
-        first = {"type": "input_image", "image_url": url_of(ONE), "detail": "auto"}
-        second = {"type": "input_image", "image_url": url_of(TWO, "image/jpeg")}
-        given: Any = [
-            {"role": "user", "content": [{"type": "input_text", "text": "Look"}, first]},
-            {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "c", "output": [second]},
-        ]
-        reply = await world.openai.responses.create(model=MODEL, input=given)
-        given += [*reply.output, {"role": "user", "content": "And now?"}]
-        assert sizes(world.sampler) == [(96, 64, "png"), (64, 64, "jpeg")]
-        await world.openai.responses.create(model=MODEL, input=given)
-        assert sizes(world.sampler) == [(96, 64, "png"), (64, 64, "jpeg")]
-        assert world.column("reason") == [Reason.IMAGES] * 2
+async def test_responses_show_images_of_users_and_of_tools(world: World) -> None:
+    first = {"type": "input_image", "image_url": url_of(ONE), "detail": "auto"}
+    second = {"type": "input_image", "image_url": url_of(TWO, "image/jpeg")}
+    given: Any = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Look"}, first]},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": [second]},
+    ]
+    reply = await world.openai.responses.create(model=MODEL, input=given)
+    given += [*reply.output, {"role": "user", "content": "And now?"}]
+    assert sizes(world.sampler) == [(96, 64, "png"), (64, 64, "jpeg")]
+    await world.openai.responses.create(model=MODEL, input=given)
+    assert sizes(world.sampler) == [(96, 64, "png"), (64, 64, "jpeg")]
+    assert world.column("reason") == [Reason.IMAGES] * 2
 
 
-async def test_messages_show_images_of_users_and_of_tools(tmp_path: Path, seeing: Renderer) -> None:
+async def test_messages_show_images_of_users_and_of_tools(world: World) -> None:
     def block(data: bytes, media: str) -> dict[str, Any]:
         data64 = base64.b64encode(data).decode()
         return {
@@ -135,47 +137,37 @@ async def test_messages_show_images_of_users_and_of_tools(tmp_path: Path, seeing
             ],
         },
     ]
-    async with gateway(tmp_path, seeing, sees=True) as world:
-        async with AsyncAnthropic(
-            base_url=world.url.removesuffix("/v1"), api_key="any", max_retries=0
-        ) as client:
-            reply = await client.messages.create(model=MODEL, max_tokens=50, messages=said)
-            counted = await client.messages.count_tokens(model=MODEL, messages=said)
-        three = [(96, 64, "png"), (64, 64, "jpeg"), (96, 64, "png")]
-        assert sizes(world.sampler) == three
-        assert reply.usage.input_tokens == counted.input_tokens == len(world.turns()[0].prompt)
+    async with AsyncAnthropic(
+        base_url=world.url.removesuffix("/v1"), api_key="any", max_retries=0
+    ) as client:
+        reply = await client.messages.create(model=MODEL, max_tokens=50, messages=said)
+        counted = await client.messages.count_tokens(model=MODEL, messages=said)
+    three = [(96, 64, "png"), (64, 64, "jpeg"), (96, 64, "png")]
+    assert sizes(world.sampler) == three
+    assert reply.usage.input_tokens == counted.input_tokens == len(world.turns()[0].prompt)
 
 
-async def test_a_known_turn_goes_on_with_its_images_as_they_were(
-    tmp_path: Path, seeing: Renderer
-) -> None:
-    async with gateway(tmp_path, seeing, sees=True) as world:
-        world.say("A ramp.", "A square.", "Yes.")
-        history = [shown(ONE, "What is it? ")]
-        for asked in (shown(TWO, "And this?"), {"role": "user", "content": "Sure?"}, None):
-            message = await world.reply({"messages": history})
-            history += [{"role": "assistant", "content": message["content"]}, asked]
-        first, second, third = world.turns()
-        for before, after in ((first, second), (second, third)):
-            stream = (*before.prompt, *before.completion.tokens)
-            assert after.prompt[: len(stream)] == stream
-        assert sizes(world.sampler) == [(96, 64, "png"), (64, 64, "jpeg")]
-        # What the user said is the next state of the turn before, in words.
-        state = world.next_states()[first.id]
-        assert state is not None
-        assert state.text.startswith("And this?\n[image, 64 x 64 pixels, ")
+async def test_a_known_turn_goes_on_with_its_images_as_they_were(world: World) -> None:
+    world.say("A ramp.", "A square.", "Yes.")
+    talk = [shown(ONE, "What is it? "), "A ramp.", shown(TWO, "And this?"), "A square.", "Sure?"]
+    for end in (1, 3, 5):
+        await world.ask(*talk[:end])
+    first, second, third = world.turns()
+    for before, after in ((first, second), (second, third)):
+        stream = (*before.prompt, *before.completion.tokens)
+        assert after.prompt[: len(stream)] == stream
+    assert sizes(world.sampler) == [(96, 64, "png"), (64, 64, "jpeg")]
+    # What the user said is the next state of the turn before, in words.
+    state = world.next_states()[first.id]
+    assert state is not None
+    assert state.text.startswith("And this?\n[image, 64 x 64 pixels, ")
 
 
-async def test_a_turn_whose_image_is_gone_is_trained_again(
-    tmp_path: Path, seeing: Renderer
-) -> None:
-    async with gateway(tmp_path, seeing, sees=True) as world:
-        await world.reply({"messages": [shown(ONE, "What is it?")]})
-        text = world.turns()[0].request_text
-        said = [{"role": "user", "content": text}, {"role": "assistant", "content": "fine"}]
-        await world.reply({"messages": [*said, {"role": "user", "content": "So?"}]})
-        assert world.sampler.params[-1].images == ()
-        assert world.column("reason") == [Reason.IMAGES, None]
+async def test_a_turn_whose_image_is_gone_is_trained_again(world: World) -> None:
+    await world.ask(shown(ONE, "What is it?"))
+    await world.ask(world.turns()[0].request_text, "fine", "So?")
+    assert world.sampler.params[-1].images == ()
+    assert world.column("reason") == [Reason.IMAGES, None]
 
 
 @pytest.mark.parametrize("images", ["serve", "train"])
@@ -183,7 +175,7 @@ async def test_of_a_private_turn_nothing_is_kept(
     tmp_path: Path, seeing: Renderer, images: str
 ) -> None:
     async with gateway(tmp_path, seeing, sees=True, images=images) as world:
-        await world.reply({"messages": [shown(ONE, "/private What is it?")]})
+        await world.ask(shown(ONE, "/private What is it?"))
         assert sizes(world.sampler) == [(96, 64, "png")]
         assert world.turns() == []
         assert sql(world.ledger).rows("SELECT * FROM images") == []
@@ -193,10 +185,8 @@ async def test_images_that_train_are_kept_with_their_turns(
     tmp_path: Path, seeing: Renderer
 ) -> None:
     async with gateway(tmp_path, seeing, sees=True, images="train") as world:
-        history: list[Any] = [shown(ONE, "What is it? ")]
-        for asked in (shown(TWO, "And this?"), None):
-            message = await world.reply({"messages": history})
-            history += [{"role": "assistant", "content": message["content"]}, asked]
+        await world.ask(shown(ONE, "What is it? "))
+        await world.ask(shown(ONE, "What is it? "), "fine", shown(TWO, "And this?"))
         first, second = world.turns()
         shown_to = [params.images for params in world.sampler.params]
         assert [first.images, second.images] == shown_to
@@ -205,8 +195,8 @@ async def test_images_that_train_are_kept_with_their_turns(
         assert world.column("reason") == [None, None]
         assert len(sql(world.ledger).rows("SELECT id FROM images")) == 2
         # Of what is not trained none is kept.
-        await world.reply({"messages": [shown(picture(32, 32))], "temperature": 0.5})
-        await world.reply({"messages": [shown(picture(32, 32), "sk-ant-api03-" + "k3y9" * 24)]})
+        await world.ask(shown(picture(32, 32)), temperature=0.5)
+        await world.ask(shown(picture(32, 32), "sk-ant-api03-" + "k3y9" * 24))
         assert [len(turn.images) for turn in world.turns()] == [1, 2, 0, 0]
         assert len(sql(world.ledger).rows("SELECT id FROM images")) == 2
 
@@ -215,7 +205,7 @@ async def test_images_of_others_are_shown_and_not_trained(tmp_path: Path, seeing
     def by(sender: str, *more: Any) -> list[Any]:
         """A group, in which this sender shows an image."""
         words = message(info(sender, group=True), words="What is it?")
-        return [shown(ONE, words + GROUP_LINE), *more]
+        return [shown(ONE, words + runtime("agent:main:telegram:group:-100", "g")), *more]
 
     looked = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     result = {"role": "tool", "tool_call_id": "call1"}
@@ -260,21 +250,19 @@ async def test_who_does_not_see_refuses_by_name(
 
 
 async def test_addresses_and_crowds_are_clear_errors_and_images_of_the_system_are_lines(
-    tmp_path: Path, seeing: Renderer
+    world: World, seeing: Renderer
 ) -> None:
-    async with gateway(tmp_path, seeing, sees=True) as world:
-        away = shown(ONE)
-        away["content"][0]["image_url"]["url"] = "http://127.0.0.1:1/cat.png"
-        assert "nothing is fetched here" in (await refused(world, away))["message"]
-        many = {"role": "user", "content": shown(picture(512, 512))["content"] * 40}
-        error = await refused(world, many)
-        assert error["code"] == "context_length_exceeded"
-        by_system = {"role": "system", "content": shown(ONE)["content"]}
-        assert (await world.ask(by_system, {"role": "user", "content": "Hi"})).status_code == 200
-        assert (
-            "[image/png, 1 kB: images are shown in messages of users and results of tools only]"
-            in (seeing.decode(world.sampler.prompts[-1]))
-        )
+    away = shown(ONE)
+    away["content"][0]["image_url"]["url"] = "http://127.0.0.1:1/cat.png"
+    assert "nothing is fetched here" in (await refused(world, away))["message"]
+    many = {"role": "user", "content": shown(picture(512, 512))["content"] * 40}
+    error = await refused(world, many)
+    assert error["code"] == "context_length_exceeded"
+    by_system = {"role": "system", "content": shown(ONE)["content"]}
+    assert (await world.ask(by_system, {"role": "user", "content": "Hi"})).status_code == 200
+    assert "[image/png, 1 kB: images are shown in messages of users and results of tools only]" in (
+        seeing.decode(world.sampler.prompts[-1])
+    )
 
 
 WIRES: dict[str, tuple[str, str, Callable[[str], dict[str, Any]]]] = {

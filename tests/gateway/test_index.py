@@ -15,7 +15,13 @@ from tests.support.ledger import new_turn, sql, sql_connection
 from tests.support.openclaw import assistant, openclaw, user
 from tinker_claw.conversation.history import Conversation, reply_digest
 from tinker_claw.gateway import index as index_module
-from tinker_claw.gateway.index import FORGOTTEN, STREAM_TOKENS, ConversationIndex, Stream
+from tinker_claw.gateway.index import (
+    FORGOTTEN,
+    STREAM_TOKENS,
+    Continuation,
+    ConversationIndex,
+    Stream,
+)
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.served import Identity
 from tinker_claw.turn_state import Reason, TurnRefusal
@@ -50,6 +56,12 @@ def put(
 ) -> None:
     stream = Stream((0,) * size, (), None, "") if size else None
     index.add(session, Conversation.of(messages).digests, reply_digest(Reply("yo")), turn, stream)
+
+
+def find(index: ConversationIndex, session: int) -> Continuation:
+    link = index.find(session, Conversation.of(ANSWERED))
+    assert link is not None
+    return link
 
 
 def test_sessions_are_closed_in_the_order_in_which_they_fell_silent(ledger: Ledger) -> None:
@@ -106,13 +118,10 @@ def test_a_closed_session_leaves_memory_and_is_found_in_the_ledger(ledger: Ledge
         )
     )
     put(index, session, FIRST, turn, size=100)
-    link = index.find(session, Conversation.of(ANSWERED))
-    assert link is not None
-    assert link.stream is not None
+    assert find(index, session).stream is not None
     clock.at += 9 * HOUR
     assert index.session("me", named("s")) == session
-    link = index.find(session, Conversation.of(ANSWERED))
-    assert link is not None
+    link = find(index, session)
     assert (link.turn_id, link.stream) == (turn, None)
     ledger.turns.refuse(turn, TurnRefusal("settled"))
     assert index.find(session, Conversation.of(ANSWERED)) is None
@@ -124,9 +133,7 @@ def test_a_turn_behind_those_that_were_hung_up_on_is_found(ledger: Ledger) -> No
     turn = ledger.turns.add(new_turn(ledger, **said))
     for _ in range(3):
         ledger.turns.add(new_turn(ledger, untrained_because=Reason.HUNG_UP))
-    link = index.find(index.session("me", named("s")), Conversation.of(ANSWERED))
-    assert link is not None
-    assert link.turn_id == turn
+    assert find(index, index.session("me", named("s"))).turn_id == turn
 
 
 def test_streams_are_bounded_by_their_tokens_and_turns_are_found_without_them(
@@ -136,19 +143,12 @@ def test_streams_are_bounded_by_their_tokens_and_turns_are_found_without_them(
     sessions = [index.session("me", named(str(n))) for n in range(4)]
     for turn, session in enumerate(sessions):
         put(index, session, FIRST, turn, size=STREAM_TOKENS // 2)
-    links = [index.find(session, Conversation.of(ANSWERED)) for session in sessions]
-    assert [link and link.turn_id for link in links] == [0, 1, 2, 3]
-    assert [link is not None and link.stream is not None for link in links] == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    links = [find(index, session) for session in sessions]
+    assert [link.turn_id for link in links] == [0, 1, 2, 3]
+    assert [link.stream is not None for link in links] == [False, False, True, True]
     put(index, sessions[0], FIRST, 9, size=3 * STREAM_TOKENS)
-    link = index.find(sessions[0], Conversation.of(ANSWERED))
-    assert link is not None
-    assert link.stream is not None, "one that is too large alone is the only one"
-    assert list(index._streams) == [9], "one that is too large is there alone"
+    streams = [find(index, session).stream is not None for session in sessions]
+    assert streams == [True, False, False, False], "one that is too large is there alone"
 
 
 _GROWTH = """
@@ -225,12 +225,9 @@ def test_a_forgotten_session_leaves_no_ids_although_its_turns_are_no_longer_foun
         turns.append(ledger.turns.add(turn))
         put(book, session, FIRST, turns[-1], size=10)
     book.forget(first)
-    link = book.find(first, Conversation.of(ANSWERED))
-    assert link is not None
+    link = find(book, first)
     assert (link.turn_id, link.stream) == (turns[0], None)
-    other = book.find(second, Conversation.of(ANSWERED))
-    assert other is not None
-    assert other.stream is not None
+    assert find(book, second).stream is not None
 
 
 def test_what_was_forgotten_is_remembered_for_those_who_are_being_answered(ledger: Ledger) -> None:

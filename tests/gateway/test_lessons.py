@@ -44,40 +44,12 @@ def test_start_of_a_session_costs_the_same_however_many_there_were(ledger: Ledge
     assert steps("last") < 1.5 * first
 
 
-def test_no_lesson_is_encoded_for_which_there_is_no_room(ledger: Ledger) -> None:
-    """What was said in a year is not weighed each time."""
-    encoded = list[str]()
-
-    def encode(text: str) -> list[int]:
-        encoded.append(text)
-        return []
-
-    lessons = LessonChooser(ledger.lessons, encode)
-    for number in range(8 * MOST):
-        wish = Wish(f"Be brief, {number}.", f"brief {number}")
-        turn(ledger, ledger.turns.session("me", f"source {number}"), -1, wish)
-    told = lessons.for_session(ledger.turns.session("me", "new"), "me")
-    assert [one.id for one in told] == [*range(7 * MOST + 1, 8 * MOST + 1)]
-    assert len(encoded) == MOST
-
-
 def test_a_lesson_forgotten_while_a_session_starts_is_not_told(ledger: Ledger) -> None:
     turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain"))
     (known,) = ledger.lessons.of_user("me")
     session = ledger.turns.session("me", "new")
     ledger.lessons.begin(session, (known.id, known.id + 1))
     assert [one.id for one in ledger.lessons.of_session(session) or ()] == [known.id]
-
-
-def test_what_is_there_is_not_added_again(ledger: Ledger) -> None:
-    """Else a prompt held it twice, and one drop left the other."""
-    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "no lists"))
-    assert ledger.lessons.rule("add", "you", None, PLAIN) == 2
-    assert ledger.lessons.rule("add", "me", None, PLAIN.upper()) == 1
-    (known,) = ledger.lessons.of_user("me")
-    assert (known.text, known.state) == (PLAIN.upper(), State.TOLD)
-    ledger.lessons.rule("keep", "me", 1, "never mind this")
-    assert ledger.lessons.of_user("me")[0].text == PLAIN.upper()
 
 
 def test_no_lesson_is_edited_into_another(ledger: Ledger) -> None:
@@ -94,13 +66,6 @@ def test_no_lesson_is_edited_into_another(ledger: Ledger) -> None:
     assert sorted(told) == ["Be bold.", PLAIN]
 
 
-def test_two_wishes_that_begin_alike_are_two_lessons(ledger: Ledger) -> None:
-    for text in ("From now on shorter please.", "From now on without lists."):
-        session = ledger.turns.session("me", text)
-        turn(ledger, session, -1, Wish(text, "From now on"))
-    assert len(ledger.lessons.of_user("me")) == 2
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -108,10 +73,11 @@ def test_two_wishes_that_begin_alike_are_two_lessons(ledger: Ledger) -> None:
         ("End with \N{THUMBS UP SIGN}", "End with \N{PARTY POPPER}"),
         ("\u0907\u0938\u0915\u093e", "\u0907\u0938\u0915\u0940"),  # Hindi: its vowels are marks
         ("Round to +1.", "Round to -1."),
+        ("From now on shorter please.", "From now on without lists."),
     ],
 )
 @pytest.mark.parametrize("by_hand", [True, False])
-def test_sentences_that_differ_in_a_sign_are_two_lessons(
+def test_sentences_that_differ_are_two_lessons(
     ledger: Ledger, first: str, second: str, by_hand: bool
 ) -> None:
     """Else the second replaced the first by hand, and was lost where it was said."""
@@ -119,7 +85,7 @@ def test_sentences_that_differ_in_a_sign_are_two_lessons(
         if by_hand:
             ledger.lessons.rule("add", "me", None, text)
         else:
-            turn(ledger, ledger.turns.session("me", text), -1, Wish(text, text))
+            turn(ledger, ledger.turns.session("me", text), -1, Wish(text, "From now on"))
     found = [one.text for one in ledger.lessons.of_user("me")]
     assert len(found) == 2
     assert first in found

@@ -23,7 +23,7 @@ from tinker_claw.gateway.limits import COME_BACK_S, Limits
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import Charge, SamplingParams, Tokens, uncharged
+from tinker_claw.types import Charge, NextState, SamplingParams, Tokens, uncharged
 
 
 class Gate(FakeSampler):
@@ -164,12 +164,12 @@ async def test_a_full_queue_is_a_429_that_says_when_to_come_back(
     ):
         taken = [group.create_task(world.ask("a", stream=True)) for _ in range(2)]
         await gate.filled(1)
-        await _until_full(world)
+        await _until(world, 429)
         for stream in (False, True):
             refused = await world.ask("one too many", stream=stream)
             assert_error(refused, 429, code="rate_limit_exceeded", type="rate_limit_error")
             assert refused.headers["retry-after"] == str(COME_BACK_S)
-        healthy = await world.http.get(world.url.removesuffix("/v1") + "/healthz")
+        healthy = await world.http.get("/../healthz")
         assert healthy.json()["status"] == "ok"
         gate.opened.set()
         assert [(await task).status_code for task in taken] == [200, 200]
@@ -210,7 +210,7 @@ async def test_a_person_does_not_wait_behind_128_episodes_and_none_of_them_fails
         ]
         await gate.filled(6)
         await queue.holds(122)
-        healthy = await world.http.get(world.url.removesuffix("/v1") + "/healthz")
+        healthy = await world.http.get("/../healthz")
         assert healthy.status_code == 200
         assert gate.inside == 6, "two slots are left for persons"
         person = [group.create_task(world.ask("me", stream=True)) for _ in range(2)]
@@ -227,14 +227,17 @@ async def test_a_person_does_not_wait_behind_128_episodes_and_none_of_them_fails
 async def test_a_freed_slot_is_a_persons_first(
     tmp_path: Path, renderer: Renderer, queue: Queue
 ) -> None:
+    """Also before an exam, which asks for a version by name and is no main turn."""
     gate = Turnstile(renderer)
     async with (
         gateway(tmp_path, renderer, gate, max_concurrent=1) as world,
         asyncio.TaskGroup() as group,
     ):
-        for number in range(5):
+        for number in range(4):
             group.create_task(world.ask("go", headers=episode(number)))
         await gate.filled(1)
+        exam = episode("exam", **{"X-Turn-Type": "Episode"})
+        group.create_task(world.ask("go", headers=exam, model="demo@v0"))
         await queue.holds(4)
         for kind in ("main", "side", ""):
             headers = {"X-Turn-Type": kind} if kind else {}
@@ -243,30 +246,9 @@ async def test_a_freed_slot_is_a_persons_first(
         for _ in range(8):
             gate.out.release()
     assert gate.order == ["episode"] + 3 * ["person"] + 4 * ["episode"]
-    told = [params.person for params in gate.params]
-    assert told == [who == "person" for who in gate.order], "so that samplers know as well"
-
-
-async def test_whatever_says_that_it_is_of_an_episode_stands_in_their_line(
-    tmp_path: Path, renderer: Renderer, queue: Queue
-) -> None:
-    """Also an exam, which asks for a version by name and is no main turn."""
-    gate = Turnstile(renderer)
-    async with (
-        gateway(tmp_path, renderer, gate, max_concurrent=1) as world,
-        asyncio.TaskGroup() as group,
-    ):
-        group.create_task(world.ask("go", headers=episode(0)))
-        await gate.filled(1)
-        exam = episode(1, **{"X-Turn-Type": "Episode"})
-        group.create_task(world.ask("go", headers=exam, model="demo@v0"))
-        await queue.holds(1)
-        group.create_task(world.ask("person"))
-        await queue.holds(2)
-        for _ in range(3):
-            gate.out.release()
-    assert gate.order == ["episode", "person", "episode"]
-    assert [seen["kind"] for seen in world.observer.seen] == ["main", "main", "side"]
+    persons = [params.person for params in gate.params]
+    assert persons == [who == "person" for who in gate.order], "so that samplers know as well"
+    assert world.observer.seen[-1]["kind"] == "side", "the exam came last"
 
 
 async def test_a_flood_of_episodes_leaves_their_user_places_of_their_own(
@@ -321,10 +303,10 @@ async def test_who_hangs_up_while_waiting_gives_up_place_and_turn(
         await gate.filled(1)
         for stream in (True, False):
             gone = asyncio.create_task(world.ask("gone", stream=stream))
-            await _until_full(world)
+            await _until(world, 429)
             gone.cancel()
             await asyncio.wait([gone])
-            await _until_free(world)
+            await _until(world, 400)
         gate.opened.set()
         assert (await first).status_code == 200
         assert (await world.ask("next")).status_code == 200
@@ -434,34 +416,26 @@ async def test_who_has_no_key_is_refused_before_the_body_is_read(
 
 
 async def test_what_is_many_times_the_context_is_refused_before_it_is_rendered(
-    tmp_path: Path, renderer: Renderer
+    world: World,
 ) -> None:
-    async with gateway(tmp_path, renderer, context_tokens=4000) as world:
-        for messages in ([user("x" * 140_000)], [user("x")] * 5000):
-            refused = await world.ask(*messages)
-            assert_error(refused, 400, code="context_length_exceeded", param="messages")
-            assert "maximum context length is 4000 tokens" in refused.text
-            assert "so long" in refused.text
-        assert (await world.ask("hi")).status_code == 200
-
-
-async def test_what_cannot_fit_is_refused_and_what_was_said_counts(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, context_tokens=4000) as world:
-        world.say("hello")
-        named = {"X-Session-Id": "s"}
-        await world.reply(openclaw("good morning"), **named)
-        (turn,) = world.turns()
-        words = "this is far too much " * 2400
-        later = openclaw("good morning", assistant("hello"), user(words))
-        refused = await world.http.post(
-            "/chat/completions", json={"model": "demo"} | later, headers=named
-        )
+    for messages in ([user("x" * 140_000)], [user("x")] * 5000):
+        refused = await world.ask(*messages)
         assert_error(refused, 400, code="context_length_exceeded", param="messages")
-        state = world.next_states()[turn.id]
-        assert state is not None
-        assert state.text == words.strip()
+        assert "so long" in refused.text
+    assert (await world.ask("hi")).status_code == 200
+
+
+async def test_what_cannot_fit_is_refused_and_what_was_said_counts(world: World) -> None:
+    world.say("hello")
+    session = {"X-Session-Id": "s"}
+    await world.reply(openclaw("good morning"), **session)
+    words = "this is far too much " * 2400
+    later = openclaw("good morning", assistant("hello"), user(words))
+    refused = await world.http.post(
+        "/chat/completions", json={"model": "demo"} | later, headers=session
+    )
+    assert_error(refused, 400, code="context_length_exceeded", param="messages")
+    assert world.next_states()[1] == NextState("user", words.strip())
 
 
 class Slow(Redactor):
@@ -489,7 +463,7 @@ async def test_others_are_served_while_a_large_body_is_searched(
     ):
         large = group.create_task(world.ask("no blanks, " * 30_000, stream=stream))
         assert await asyncio.to_thread(redactor.begun.wait, 60)
-        healthy = await world.http.get(world.url.removesuffix("/v1") + "/healthz")
+        healthy = await world.http.get("/../healthz")
         assert healthy.status_code == 200
         assert (await world.ask("me, too")).status_code == 200
         assert not large.done()
@@ -534,17 +508,9 @@ async def _first(tasks: list[asyncio.Task[Any]], number: int) -> list[asyncio.Ta
     return done
 
 
-async def _until_full(world: World) -> None:
-    """Wait until one more request would be too many. It is tried with an empty body, which takes a
-    place for no time."""
-    await _until(world, 429)
-
-
-async def _until_free(world: World) -> None:
-    await _until(world, 400)
-
-
 async def _until(world: World, status: int) -> None:
+    """Wait until one more request is a 429, too many, or a 400 again. It is tried with an empty
+    body, which takes a place for no time."""
     async with asyncio.timeout(60):
         while (await world.http.post("/chat/completions", content=b"")).status_code != status:
             pass

@@ -11,7 +11,16 @@ import pytest
 from examples.day.npm import npm
 from tests.formats.test_histories import ROUTES, assistant, prompt, user
 from tests.support.gateways import World, gateway
-from tests.support.openclaw import TRACE, openclaw, own_prompts, runtime, stamped
+from tests.support.openclaw import (
+    CLOCK,
+    HEARTBEAT,
+    POLL,
+    TRACE,
+    openclaw,
+    own_prompts,
+    runtime,
+    stamped,
+)
 from tests.support.openclaw import assistant as replied
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState
@@ -44,33 +53,27 @@ def result(wire: str, *texts: str) -> list[Body]:
 
 
 @pytest.mark.parametrize("wire", ROUTES)
-async def test_text_parts_are_lines_of_the_prompt(
-    tmp_path: Path, renderer: Renderer, wire: str
-) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        shown = await prompt(world, wire, [user(parts("/compact", "Thanks, three"))])
-        assert "user\n/compact\nThanks, three<|im_end|>" in shown
-        shown = await prompt(world, wire, [user(parts("a\n", "b", "", "\n\nc"))])
-        assert "user\na\nb\n\nc<|im_end|>" in shown, "they were lines already"
-        found = [user("Look."), *result(wire, "a.txt", "b.txt"), user("So?")]
-        assert "a.txt\nb.txt" in await prompt(world, wire, found)
-        if wire != "messages":
-            system = {"role": "system", "content": parts("Be kind.", "Be brief.")}
-            assert "Be kind.\nBe brief." in await prompt(world, wire, [system, user("hi")])
+async def test_text_parts_are_lines_of_the_prompt(world: World, wire: str) -> None:
+    shown = await prompt(world, wire, [user(parts("/compact", "Thanks, three"))])
+    assert "user\n/compact\nThanks, three<|im_end|>" in shown
+    shown = await prompt(world, wire, [user(parts("a\n", "b", "", "\n\nc"))])
+    assert "user\na\nb\n\nc<|im_end|>" in shown, "they were lines already"
+    found = [user("Look."), *result(wire, "a.txt", "b.txt"), user("So?")]
+    assert "a.txt\nb.txt" in await prompt(world, wire, found)
+    if wire != "messages":
+        system = {"role": "system", "content": parts("Be kind.", "Be brief.")}
+        assert "Be kind.\nBe brief." in await prompt(world, wire, [system, user("hi")])
 
 
 @pytest.mark.parametrize("wire", ROUTES)
-async def test_pieces_of_a_reply_are_joined_as_they_are(
-    tmp_path: Path, renderer: Renderer, wire: str
-) -> None:
+async def test_pieces_of_a_reply_are_joined_as_they_are(world: World, wire: str) -> None:
     kind = "output_text" if wire == "responses" else "text"
     pieces = [part | {"type": kind} for part in parts("Bees", " dance.")]
-    async with gateway(tmp_path, renderer) as world:
-        world.say("Bees dance.", "Ok.")
-        await prompt(world, wire, [user(ASKED)])
-        shown = await prompt(world, wire, [user(ASKED), assistant(pieces), user(CORRECTED)])
-        assert "Bees dance.<|im_end|>" in shown
-        assert world.next_states()[1] == NextState("user", CORRECTED)
+    world.say("Bees dance.", "Ok.")
+    await prompt(world, wire, [user(ASKED)])
+    shown = await prompt(world, wire, [user(ASKED), assistant(pieces), user(CORRECTED)])
+    assert "Bees dance.<|im_end|>" in shown
+    assert world.next_states()[1] == NextState("user", CORRECTED)
 
 
 FORMS: dict[str, Callable[[str, str], list[Body]]] = {
@@ -83,28 +86,29 @@ FORMS: dict[str, Callable[[str, str], list[Body]]] = {
 }
 
 
-async def corrected(world: World, wire: str, before: list[Body], later: list[Body]) -> None:
-    """Stop a message, send another, and correct the reply to it."""
+async def corrected(
+    world: World, wire: str, before: list[Body], later: list[Body]
+) -> list[NextState | None]:
+    """Stop a message, send another, and correct the reply to it; return what follows each reply."""
+    begun = len(world.turns())
     world.say("Bees dance.", "Ants walk.", "Ants.")
-    head = [user(ASKED), assistant("Bees dance.")]
+    head = [user(f"{ASKED} {begun}"), assistant("Bees dance.")]
     await prompt(world, wire, head[:1])
     await prompt(world, wire, [*head, *before])
     await prompt(world, wire, [*head, *later, assistant("Ants walk."), user(CORRECTED)])
+    return [world.ledger.turns.next_state(turn.id) for turn in world.turns()[begun:]]
 
 
 @pytest.mark.parametrize("wire", ROUTES)
 @pytest.mark.parametrize("before", FORMS)
 async def test_a_correction_behind_an_unanswered_message_reaches_the_reply_to_both(
-    tmp_path: Path, renderer: Renderer, wire: str, before: str
+    world: World, wire: str, before: str
 ) -> None:
     for later, form in FORMS.items():
-        async with gateway(tmp_path / later, renderer) as world:
-            sent = FORMS[before](STOPPED, INSTEAD)
-            await corrected(world, wire, sent, form(STOPPED, INSTEAD))
-            states = world.next_states()
-            assert states[2] == NextState("user", CORRECTED), (before, later)
-            assert states[3] is None
-            assert set(world.column("lost")) == {None}
+        sent = FORMS[before](STOPPED, INSTEAD)
+        states = await corrected(world, wire, sent, form(STOPPED, INSTEAD))
+        assert states[1:] == [NextState("user", CORRECTED), None], (before, later)
+    assert set(world.column("lost")) == {None}
 
 
 @pytest.mark.parametrize(
@@ -115,23 +119,21 @@ async def test_a_correction_behind_an_unanswered_message_reaches_the_reply_to_bo
     ],
 )
 async def test_an_interruption_between_two_messages_is_part_of_neither(
-    tmp_path: Path, renderer: Renderer, wire: str, note: str
+    world: World, wire: str, note: str
 ) -> None:
     """As Claude Code and Codex write it, whose clients split and join what stands around it."""
     before = [user(STOPPED), user(note), user(INSTEAD)]
     forms = [before, [user(parts(STOPPED, note, INSTEAD))], [user(STOPPED), user(INSTEAD)]]
-    for number, later in enumerate([*forms, [user(parts(STOPPED, note)), user(INSTEAD)]]):
-        async with gateway(tmp_path / str(number), renderer) as world:
-            await corrected(world, wire, before, later)
-            assert world.next_states()[2] == NextState("user", CORRECTED), number
+    for later in (*forms, [user(parts(STOPPED, note)), user(INSTEAD)]):
+        states = await corrected(world, wire, before, later)
+        assert states[1] == NextState("user", CORRECTED), later
 
 
-async def test_other_words_in_a_row_are_another_history(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        before = FORMS["apart"](STOPPED, INSTEAD)
-        await corrected(world, "chat", before, FORMS["parts"](STOPPED, "No: of flies."))
-        assert world.next_states()[2] is None
-        assert world.column("lost")[2] == 1
+async def test_other_words_in_a_row_are_another_history(world: World) -> None:
+    before = FORMS["apart"](STOPPED, INSTEAD)
+    states = await corrected(world, "chat", before, FORMS["parts"](STOPPED, "No: of flies."))
+    assert states[1] is None
+    assert world.column("lost")[2] == 1
 
 
 SHORT = "[OpenClaw exec completion]\nDisable automatic completion turns with tools.exec.x=false."
@@ -167,13 +169,18 @@ async def seen_through(world: World, name: str, prompt: str, forms: dict[str, li
         assert set(world.column("lost")) == {None}
 
 
+@pytest.mark.parametrize(
+    ("prompt", "short"),
+    [
+        (f"An async command has completed.{CLOCK}", SHORT),
+        (HEARTBEAT["content"], POLL),
+    ],
+    ids=["exec", "heartbeat"],
+)
 async def test_a_correction_behind_a_silent_prompt_reaches_the_reply_before(
-    tmp_path: Path, renderer: Renderer
+    world: World, prompt: str, short: str
 ) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        clock = "Current time: 8:00 AM (UTC)\nReference UTC: 2026-11-23 08:00 UTC"
-        prompt = f"An async command has completed.\n{clock}"
-        await seen_through(world, "exec", prompt, shown_later(SHORT))
+    await seen_through(world, "silent", prompt, shown_later(short))
 
 
 @pytest.mark.openclaw

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sqlite3
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from examples.day.openclaw import Gateway, readme_block
 from tests.gateway.test_session_privacy import MARK, nothing_of
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import World, gateway, spell
-from tests.support.ledger import sql
+from tests.support.ledger import read, sql
 from tests.support.pools import eventually
 from tests.support.processes import product
 from tests.support.real_openclaw import LocalOpenClaw
@@ -59,16 +58,14 @@ def test_three_turns_land_in_the_ledger_of_the_running_product(
         assert running.health()["policy_version"] == 0
         assert running.stop() == 0
 
-    ledger = sqlite3.connect(data / "ledger.sqlite3")
-    ledger.row_factory = sqlite3.Row
-    main = ledger.execute("SELECT * FROM turns WHERE kind = 'main' ORDER BY id").fetchall()
+    main = read(data, "SELECT * FROM turns WHERE kind = 'main' ORDER BY id")
     assert len({turn["session_id"] for turn in main}) == 1
     assert [turn["idx"] for turn in main] == list(range(len(main)))
     said = [turn["request_text"] for turn in main]
     assert [text for text in dict.fromkeys(said) if text in MESSAGES] == list(MESSAGES)
     assert said[0] == MESSAGES[0], "timestamp and Runtime line are not the user's words"
 
-    answered = {row["turn_id"]: row for row in ledger.execute("SELECT * FROM next_states")}
+    answered = {row["turn_id"]: row for row in read(data, "SELECT * FROM next_states")}
     assert all(turn["id"] in answered for turn in main[:-1])
     assert answered[main[-2]["id"]]["text"] == MESSAGES[2]
     assert main[-1]["id"] not in answered
@@ -77,7 +74,6 @@ def test_three_turns_land_in_the_ledger_of_the_running_product(
     assert opening["prompt_tokens"] > 5_000, "OpenClaw's own system prompt and tools"
     assert following["cached_tokens"] > 0.8 * opening["prompt_tokens"], "the prefix is reused"
     assert all(turn["kind_reason"] for turn in main)
-    ledger.close()
 
 
 MACHINERY = "BEGIN_OPENCLAW_INTERNAL_CONTEXT", "[System message]"
@@ -91,7 +87,10 @@ class Listener(FakeSampler):
     def __init__(self, renderer: Renderer, answers: dict[str, list[Script | Tokens]]) -> None:
         super().__init__((0,))
         self._renderer = renderer
-        self._answers_to = {saying: FakeSampler(*scripts) for saying, scripts in answers.items()}
+        self._scripts_of = {
+            saying: [s if isinstance(s, Script) else Script(tuple(s)) for s in scripts]
+            for saying, scripts in answers.items()
+        }
         self.heard: list[str] = []
         """Last message of every prompt."""
 
@@ -104,8 +103,8 @@ class Listener(FakeSampler):
         self.heard.append(said)
         self.prompts.append(tuple(prompt))
         self.params.append(params)
-        sampler = next(s for saying, s in self._answers_to.items() if saying in said)
-        return sampler._take(prompt, params)
+        scripts = next(s for saying, s in self._scripts_of.items() if saying in said)
+        return scripts.pop(0) if len(scripts) > 1 else scripts[0]
 
 
 TALK = "Hello, who are you?", "Please read notes.txt for me.", "Thanks, that is great."
@@ -212,14 +211,8 @@ async def test_compactions_lose_neither_the_session_nor_a_turn(
         home = tmp_path / "talk"
         entry = named(affinity=affinity) | {"contextWindow": SMALL}
         assert await converse(world, home, *messages, **entry) == heard
-        main = [turn for turn in world.turns() if turn.kind is Kind.MAIN]
-        assert len({turn.session_id for turn in main}) == 1
-        assert [turn.request_text for turn in main] == [m.strip() for m in messages]
-        states = [world.ledger.turns.next_state(turn.id) for turn in main]
-        expected = [NextState("user", message.strip()) for message in messages[1:]]
-        assert states == [*expected, None], "of those before a compaction, too"
+        assert spoken(world) == in_order(messages), "before a compaction, too"
         assert RequestKind.COMPACTION in world.column("call")
-        assert set(world.column("lost")) == {None}
 
 
 async def test_large_tool_result_keeps_its_turn_its_answer(
@@ -237,16 +230,9 @@ async def test_large_tool_result_keeps_its_turn_its_answer(
         messages = ("Count to thirty thousand.", "Thanks, perfect.", "Bye now.")
         heard = await converse(world, tmp_path / "talk", *messages, gives_up_s=300)
         assert heard == ["It has counted.", "Any time.", "Bye."]
-        states = [world.ledger.turns.next_state(turn.id) for turn in world.turns()]
-        assert [state and (state.role, state.text[-30:]) for state in states[1:]] == [
-            ("user", messages[1]),
-            ("user", messages[2]),
-            None,
-        ]
-        assert states[0] is not None
-        assert states[0].role == "tool"
-        assert len(states[0].text) > 10_000
-        assert set(world.column("lost")) == {None}
+        (_, result), *rest = spoken(world)
+        assert len(result or "") > 10_000
+        assert rest == in_order(messages)
         seen, again = (
             prompt.split("<tool_response>")[1].split("</tool_response>")[0]
             for prompt in map(renderer.decode, sampler.prompts[1:3])
@@ -364,10 +350,8 @@ async def test_corrections_in_the_web_chat_reach_the_reply_before(
             await chat.say("Wait for it.")
             await chat.send("/new")
             await chat.say("Bye.")
-        main = [turn for turn in world.turns() if turn.kind is Kind.MAIN]
-        states = [world.ledger.turns.next_state(turn.id) for turn in main]
-        told = [(t.request_text, s and s.text) for t, s in zip(main, states, strict=True)]
-        assert [text for text in told if text[0] != "Run it."] == [
+        talk = spoken(world)
+        assert [pair for pair in talk if pair[0] != "Run it."] == [
             ("Hello.", "Tell me of wasps."),
             ("Tell me of wasps.", None),
             ("Tell me of ants.", "No, shorter."),
@@ -376,8 +360,7 @@ async def test_corrections_in_the_web_chat_reach_the_reply_before(
             ("Wait for it.", "/new\n\nBye."),
             ("Bye.", None),
         ]
-        assert told[6] == ("Run it.", "Wait for it."), "behind the end of the command"
-        assert set(world.column("lost")) == {None}
+        assert talk[6] == ("Run it.", "Wait for it."), "behind the end of the command"
 
 
 async def test_private_session_stays_private_through_compactions(
@@ -429,8 +412,7 @@ async def test_thumbs_and_commands_judge_the_reply_before(
         untrained = dict(zip(said, world.column("reason"), strict=True))
         assert {name for name, why in untrained.items() if why == Reason.RATING} == bare
         assert untrained["bad"] is None, "another try is a reply like any other"
-        assert set(world.column("lost")) == {None}
-        assert len({turn.session_id for turn in world.turns()}) == 1
+        assert spoken(world)
 
 
 @pytest.mark.parametrize("api", ["openai-responses", "anthropic-messages"])
@@ -441,15 +423,10 @@ async def test_agent_speaks_the_other_wires_too(
     async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
         heard = await converse(world, tmp_path / "talk", *TALK, api=api)
         assert heard == ["I am Claw.", "It says forty-two.", "You are welcome."]
-        (session,) = {turn.session_id for turn in world.turns()}
-        talk = story(world, session)
-        assert [turn.request_text for turn, _ in talk] == [TALK[0], TALK[1], TALK[1], TALK[2]]
-        asked, read, thanked, last = (state for _, state in talk)
-        assert asked == NextState("user", TALK[1])
-        assert read is not None
-        assert read.role == "tool"
-        assert NOTE in read.text
-        assert (thanked, last) == (NextState("user", TALK[2]), None)
+        first, (read, result), *rest = spoken(world)
+        assert (first, read) == ((TALK[0], TALK[1]), TALK[1])
+        assert NOTE in (result or "")
+        assert rest == in_order(TALK[1:])
         assert world.column("reason") == [None] * 4
 
 
@@ -490,12 +467,7 @@ async def test_an_agent_without_tools_and_without_a_trace_talks_in_main_turns(
             heard = await converse(world, tmp_path / "user", *messages, url=url, **entry)
         assert heard == ["I am Claw.", "It is seven.", "third", "Gladly."]
         assert set(world.column("trace")) == {None}
-        main = [turn for turn in world.turns() if turn.kind is Kind.MAIN]
-        assert [turn.request_text for turn in main] == [message.strip() for message in messages]
-        assert len({turn.session_id for turn in main}) == 1
-        states = [world.ledger.turns.next_state(turn.id) for turn in main]
-        asked = [message.strip() for message in messages[1:]]
-        assert [state and state.text for state in states] == [*asked, None]
+        assert spoken(world) == in_order(messages)
         assert RequestKind.COMPACTION in world.column("call")
 
 
@@ -519,6 +491,23 @@ async def converse(
     claw = LocalOpenClaw.create(home, url, "demo", provider=provider, **entry)
     (home / "workspace" / "notes.txt").write_text(NOTE)
     return [await asyncio.to_thread(claw.say, home.name, message) for message in messages]
+
+
+def spoken(world: World) -> list[tuple[str, str | None]]:
+    """Check that no answer was lost; return what main turns were asked, each with what followed."""
+    main = [turn for turn in world.turns() if turn.kind is Kind.MAIN]
+    assert len({turn.session_id for turn in main}) == 1
+    assert set(world.column("lost")) == {None}
+    states = [world.ledger.turns.next_state(turn.id) for turn in main]
+    return [
+        (turn.request_text, state and state.text) for turn, state in zip(main, states, strict=True)
+    ]
+
+
+def in_order(messages: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Each message with the next."""
+    texts = [message.strip() for message in messages]
+    return [*zip(texts, [*texts[1:], None], strict=True)]
 
 
 def called(world: World) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from tinker_claw.ledger.prune import in_session
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Charge, Message, uncharged
 
+SETTINGS = {"lessons": True}
 OLD = "Never use lists."
 NEW = "From now on use lists after all."
 AGAIN = "No bullet points, I said."
@@ -94,52 +95,45 @@ async def test_the_judge_is_shown_the_lessons_of_who_speaks_one_after_another(
         assert states(world, "bob")["Be kind."] is State.TOLD
 
 
-async def test_what_is_said_again_is_the_newest_and_no_second_lesson(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await teach(world)
-        sql(world.ledger).write("UPDATE lessons SET state = 'learned', created_at = 0, told_in = 1")
-        world.ledger.lessons.rule("add", "default", None, "Be quick.")
-        sql(world.ledger).write("UPDATE lessons SET created_at = 1 WHERE text = 'Be quick.'")
-        await say(world, AGAIN)
-        again = {"quote": "No bullet points", "words": "I said", "outcome": "said again"}
-        again |= {"earlier": "Never use lists", "now": "no bullet points"}
-        no = {"scope": "this once", "outcome": "untouched"}
-        await judge_all(world, Answers(again, again, again | no))
-        assert states(world) == {OLD: State.TOLD, "Be quick.": State.TOLD}
-        assert world.ledger.lessons.of_user()[0].text == OLD
+async def test_what_is_said_again_is_the_newest_and_no_second_lesson(world: World) -> None:
+    await teach(world)
+    sql(world.ledger).write("UPDATE lessons SET state = 'learned', created_at = 0, told_in = 1")
+    world.ledger.lessons.rule("add", "default", None, "Be quick.")
+    sql(world.ledger).write("UPDATE lessons SET created_at = 1 WHERE text = 'Be quick.'")
+    await say(world, AGAIN)
+    again = {"quote": "No bullet points", "words": "I said", "outcome": "said again"}
+    again |= {"earlier": "Never use lists", "now": "no bullet points"}
+    no = {"scope": "this once", "outcome": "untouched"}
+    await judge_all(world, Answers(again, again, again | no))
+    assert states(world) == {OLD: State.TOLD, "Be quick.": State.TOLD}
+    assert world.ledger.lessons.of_user()[0].text == OLD
 
 
 async def test_what_is_contradicted_is_set_aside_at_once_and_comes_back_by_a_word(
-    tmp_path: Path, renderer: Renderer
+    world: World,
 ) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await teach(world)
-        running = {"x-session-id": "running"}
-        await world.ask("One?", headers=running)
-        await say(world, NEW)
-        await judge_all(world, Answers(*[ENDS] * 2, {}))
-        assert states(world) == {NEW: State.CANDIDATE, OLD: State.ASIDE}
-        newer, older = world.ledger.lessons.of_user()
-        assert older.replaced_by == newer.id
-        await world.ask("One?", "fine", "Two?", headers=running)
-        first, *_, last = [turn.lesson_block for turn in world.turns() if turn.session_id == 2]
-        assert (first and first.lessons, last) == ((1,), None)
-        world.ledger.lessons.rule("keep", None, older.id)
-        assert states(world) == {NEW: State.CANDIDATE, OLD: State.TOLD}
+    await teach(world)
+    running = {"x-session-id": "running"}
+    await world.ask("One?", headers=running)
+    await say(world, NEW)
+    await judge_all(world, Answers(*[ENDS] * 2, {}))
+    assert states(world) == {NEW: State.CANDIDATE, OLD: State.ASIDE}
+    newer, older = world.ledger.lessons.of_user()
+    assert older.replaced_by == newer.id
+    await world.ask("One?", "fine", "Two?", headers=running)
+    first, *_, last = [turn.lesson_block for turn in world.turns() if turn.session_id == 2]
+    assert (first and first.lessons, last) == ((1,), None)
+    world.ledger.lessons.rule("keep", None, older.id)
+    assert states(world) == {NEW: State.CANDIDATE, OLD: State.TOLD}
 
 
-async def test_what_ended_a_lesson_is_forgotten_with_what_it_did(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await teach(world)
-        await say(world, NEW)
-        await judge_all(world, Answers(*[ENDS] * 3))
-        key = sql(world.ledger).one("SELECT key FROM sessions WHERE id = 2")
-        await world.ledger.forget_in_thread(in_session(key, "default"))
-        assert states(world) == {OLD: State.TOLD}
+async def test_what_ended_a_lesson_is_forgotten_with_what_it_did(world: World) -> None:
+    await teach(world)
+    await say(world, NEW)
+    await judge_all(world, Answers(*[ENDS] * 3))
+    key = sql(world.ledger).one("SELECT key FROM sessions WHERE id = 2")
+    await world.ledger.forget_in_thread(in_session(key, "default"))
+    assert states(world) == {OLD: State.TOLD}
 
 
 ENDS_NOTHING: dict[str, tuple[str, list[dict[str, Any]]]] = {
@@ -160,10 +154,9 @@ ENDS_NOTHING: dict[str, tuple[str, list[dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("case", ENDS_NOTHING)
-async def test_nothing_else_ends_a_lesson(tmp_path: Path, renderer: Renderer, case: str) -> None:
+async def test_nothing_else_ends_a_lesson(world: World, case: str) -> None:
     said, answers = ENDS_NOTHING[case]
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await teach(world)
-        await say(world, said)
-        await judge_all(world, Answers(*answers))
-        assert states(world)[OLD] is State.TOLD
+    await teach(world)
+    await say(world, said)
+    await judge_all(world, Answers(*answers))
+    assert states(world)[OLD] is State.TOLD

@@ -22,44 +22,30 @@ RUNTIME = f"Runtime: agent=main | session=agent:main:subagent:{SECRET} | session
 CHANNEL = f"Runtime: agent=main | session=agent:main:{SECRET}:direct:1 | sessionId=s-2 | x=y"
 OPENCLAW = {"role": "system", "content": "You are a personal assistant running inside OpenClaw."}
 
-WAYS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
-    "session": ("/chat/completions", {"messages": HELLO}, {"x-session-id": NAME}),
-    "affinity": ("/chat/completions", {"messages": HELLO}, {"x-session-affinity": NAME}),
-    "cache key": ("/chat/completions", {"messages": HELLO, "prompt_cache_key": NAME}, {}),
+Way = tuple[str, dict[str, Any], dict[str, str]]
+"""Path, body and headers of a request."""
+
+
+def by_chat(headers: dict[str, str] | None = None, **body: Any) -> Way:
+    return "/chat/completions", {"messages": HELLO} | body, headers or {}
+
+
+EPISODE = {"x-session-id": "s", "x-task-id": "t", "x-turn-type": "episode"}
+USER = {"user_id": f"user_a_account__session_{SECRET}"}
+WAYS: dict[str, Way] = {
+    "session": by_chat({"x-session-id": NAME}),
+    "affinity": by_chat({"x-session-affinity": NAME}),
+    "cache key": by_chat(prompt_cache_key=NAME),
     "cache key of Responses": ("/responses", {"input": "hi", "prompt_cache_key": NAME}, {}),
-    "user of Messages": (
-        "/messages",
-        {
-            "messages": HELLO,
-            "max_tokens": 9,
-            "metadata": {"user_id": f"user_a_account__session_{SECRET}"},
-        },
-        {},
-    ),
-    "program": ("/chat/completions", {"messages": HELLO}, {"user-agent": f"{SECRET}/1"}),
-    "program, cut": ("/chat/completions", {"messages": HELLO}, {"user-agent": f"my own {SECRET}"}),
-    "task": (
-        "/chat/completions",
-        {"messages": HELLO},
-        {"x-task-id": SECRET, "x-session-id": "s", "x-turn-type": "episode"},
-    ),
-    "group": (
-        "/chat/completions",
-        {"messages": HELLO},
-        {"x-task-id": "t", "x-session-id": "s", "x-group-id": SECRET, "x-group-size": "2"},
-    ),
-    "model": ("/chat/completions", {"messages": HELLO, "model": f"claude-{SECRET}"}, {}),
-    "stop string": ("/chat/completions", {"messages": HELLO, "stop": [SECRET]}, {}),
-    "subagent of OpenClaw": (
-        "/chat/completions",
-        {"messages": [OPENCLAW, *chat(f"hi\n\n{RUNTIME}")]},
-        {},
-    ),
-    "channel of OpenClaw": (
-        "/chat/completions",
-        {"messages": [OPENCLAW, *chat(f"hi\n\n{CHANNEL}")]},
-        {},
-    ),
+    "user of Messages": ("/messages", {"messages": HELLO, "max_tokens": 9, "metadata": USER}, {}),
+    "program": by_chat({"user-agent": f"{SECRET}/1"}),
+    "program, cut": by_chat({"user-agent": f"my own {SECRET}"}),
+    "task": by_chat(EPISODE | {"x-task-id": SECRET}),
+    "group": by_chat(EPISODE | {"x-group-id": SECRET, "x-group-size": "2"}),
+    "model": by_chat(model=f"claude-{SECRET}"),
+    "stop string": by_chat(stop=[SECRET]),
+    "subagent of OpenClaw": by_chat(messages=[OPENCLAW, *chat(f"hi\n\n{RUNTIME}")]),
+    "channel of OpenClaw": by_chat(messages=[OPENCLAW, *chat(f"hi\n\n{CHANNEL}")]),
     "response": ("/responses", {"input": "hi", "previous_response_id": SECRET}, {}),
 }
 

@@ -8,10 +8,11 @@ import json
 import threading
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from structlog.testing import capture_logs
 
@@ -32,18 +33,13 @@ from tinker_claw.ledger.turn_view import read_prompt
 from tinker_claw.privacy.marker import NEAR_MISS
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
+from tinker_claw.render.prompt_cache import PromptCache
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.turn_state import Reason, TurnRefusal
 
 SECRET = "sk-" + "q7Zk2Wm9Xv4Tb8Nc3Rd6"
 MARK = "quetzalcoatl"
 REASON = ("private data", "a secret (API key)")
-
-
-@pytest.fixture
-async def world(tmp_path: Path, renderer: Renderer) -> AsyncIterator[World]:
-    async with gateway(tmp_path, renderer) as world:
-        yield world
 
 
 def written(world: World) -> bytes:
@@ -245,14 +241,6 @@ async def test_name_of_a_session_is_no_digest_of_a_secret(world: World) -> None:
     assert len(sql(world.ledger).rows("SELECT * FROM sessions")) == 1, "what is left names both"
 
 
-async def test_prompts_without_anything_are_kept_to_the_token(world: World) -> None:
-    await world.ask("hello")
-    (turn,) = world.turns()
-    assert turn.prompt == world.sampler.prompts[0]
-    assert turn.completion.tokens == spell(world.renderer, "fine")
-    assert rows(world)[0]["reason"] is None
-
-
 async def test_header_makes_a_session_private(world: World) -> None:
     await world.ask("hello", headers={"X-Session-Id": "s"})
     private = {"X-Session-Id": "s", "X-Private": "true"}
@@ -286,50 +274,54 @@ async def test_line_in_the_chat_makes_the_rest_private(world: World) -> None:
     "line", ["/private.", "`/private`", "/private\u200b", "hello\n/private on", "／Private, please"]
 )
 async def test_something_near_the_line_is_private_and_is_said(world: World, line: str) -> None:
-    named = {"X-Session-Id": "s"}
+    session = {"X-Session-Id": "s"}
     with capture_logs() as events:
-        await world.ask(f"{line}\nI am {MARK}", headers=named)
-        await world.ask(f"{line}\nI am {MARK}", "fine", f"still {MARK}", headers=named)
-        await world.ask(f"{line}\nI am {MARK}", "fine", "/private off!", headers=named)
+        await world.ask(f"{line}\nI am {MARK}", headers=session)
+        await world.ask(f"{line}\nI am {MARK}", "fine", f"still {MARK}", headers=session)
+        await world.ask(f"{line}\nI am {MARK}", "fine", "/private off!", headers=session)
     assert rows(world) == []
     assert nothing_of(MARK, world)
-    (event,) = [event for event in events if event["event"] == "private.near_miss"]
-    assert event == {
-        "event": "private.near_miss",
-        "log_level": "warning",
-        "user": "default",
-        "meaning": NEAR_MISS,
-    }
-    health = (await world.http.get(world.url.removesuffix("/v1") + "/healthz")).json()
+    assert [event["event"] for event in events].count("private.near_miss") == 1
+    assert MARK not in str(events)
+    health = (await world.http.get("/../healthz")).json()
     assert health["private_near_misses"] == 1, "once for a session"
-    lines = describe(health, world.url, time.time())
-    assert ["  private: near misses, 1 time since the start", f"    {NEAR_MISS}"] == lines[1:3]
+    assert NEAR_MISS in "\n".join(describe(health, world.url, time.time()))
     board = await asyncio.to_thread(read_overview, world.ledger.path.parent, 16)
     assert board["private_sessions"] == 1
-    assert "1 session · 1 private" in "\n".join(lines_of(board))
-    await world.ask("/private off", headers=named)
+    assert "1 private" in "\n".join(lines_of(board))
+    await world.ask("/private off", headers=session)
     await world.ask("what does /private do?", headers={"X-Session-Id": "other"})
     assert len(rows(world)) == 2, "where it ends, and where the word is asked about"
 
 
-async def test_nothing_private_stays_in_memory(world: World) -> None:
-    def remembered() -> bool:
-        (chat,) = [wire for wire in world.formats if isinstance(wire, Chat)]
-        return MARK in str(list(chat._cache._parsed.items()))
+async def test_nothing_private_stays_in_memory(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (wire,) = [wire for wire in world.formats if isinstance(wire, Chat)]
+    encoded, cached = PromptCache.encoded, list[str]()
 
-    rendered = world.renderer._cache._entries.currsize
-    await world.ask(f"/private\nI am {MARK} {'and more ' * 2000}")
-    assert not remembered()
-    assert world.renderer._cache._entries.currsize == rendered
-    counted = {"model": "demo", "input": f"/private\nI am {MARK} {'and more ' * 2000}"}
+    def noted(cache: PromptCache, text: str, encode: Any, *, remembers: bool) -> Any:
+        cached.extend([text] if remembers else [])
+        return encoded(cache, text, encode, remembers=remembers)
+
+    monkeypatch.setattr(PromptCache, "encoded", noted)
+
+    def remembered(response: httpx.Response) -> bool:
+        """A message that is known is not parsed again."""
+        body = response.request.content
+        first, again = (wire.parse(body, wire.routes[0], "default") for _ in range(2))
+        return first.messages[0] is again.messages[0]
+
+    private = f"/private\nI am {MARK} {'and more ' * 2000}"
+    assert not remembered(await world.ask(private))
+    counted = {"model": "demo", "input": private}
     response = await world.http.post("/responses/input_tokens", json=counted)
     assert response.json()["input_tokens"] > 2000
-    assert world.renderer._cache._entries.currsize == rendered, "nor of what is only counted"
-    kept = f"/private\nI am {MARK}", "fine", "/private off\nthanks"
-    await world.ask(*kept)
-    assert not remembered(), "nor when it is over, and in the history"
-    await world.ask(f"I am {MARK}")
-    assert remembered(), "where it would be"
+    over = await world.ask(f"/private\nI am {MARK}", "fine", "/private off\nthanks")
+    assert not remembered(over), "nor when it is over, and in the history"
+    assert MARK not in "".join(cached), "nor of what is only counted"
+    assert remembered(await world.ask(f"I am {MARK}", "fine", "thanks")), "where it would be"
+    assert MARK in "".join(cached)
 
 
 async def test_private_off_ends_it_and_the_past_is_not_trained(world: World) -> None:
@@ -418,12 +410,12 @@ class Interrupted(Redactor):
     loop: asyncio.AbstractEventLoop
     meanwhile: Callable[[], None]
 
-    def _cut(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         if len(text) > 20_000:
             done = threading.Event()
             self.loop.call_soon_threadsafe(lambda: (self.meanwhile(), done.set()))
             done.wait(30)
-        return super()._cut(text)
+        return super().redact(text)
 
 
 class OffLoop(Redactor):
@@ -537,14 +529,3 @@ def test_what_was_seen_of_a_history_is_not_searched_again() -> None:
     assert before > len(captured.body["messages"])
     assert search.holds(parse_chat(captured.encoded())) is None  # strings of its own
     assert redactor.searched == before
-
-
-def test_two_hundred_system_prompts_in_turn_are_searched_once_each() -> None:
-    redactor = Counting([])
-    search = SecretSearch(redactor, ComputeRounds())
-    texts = [f"system prompt {number} ".ljust(50_000, "-") for number in range(200)]
-    for text in (*texts, *texts):
-        said = [{"role": "system", "content": text}, {"role": "user", "content": "hi"}]
-        request = parse_chat(json.dumps({"model": "demo", "messages": said}).encode())
-        assert search.holds(request) is None
-    assert redactor.searched == len(texts) + 1

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.gateway.test_told_sessions import PLAIN, named
-from tests.support.gateways import World, gateway
+from tests.support.gateways import World
 from tests.support.ledger import sql
 from tinker_claw.ledger.lessons import State, read_lessons
-from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState, Vote
+
+SETTINGS = {"lessons": True}
 
 
 async def hold(world: World, value: Vote, *, by: str = "user") -> None:
@@ -33,16 +32,15 @@ async def hold(world: World, value: Vote, *, by: str = "user") -> None:
     ],
 )
 async def test_a_lesson_is_told_in_vain_if_fewer_replies_are_accepted_with_it(
-    tmp_path: Path, renderer: Renderer, untold: int, told: int, says: str | None
+    world: World, untold: int, told: int, says: str | None
 ) -> None:
     """By the owner's own verdicts, and the test that the headline makes."""
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        for number in range(12):
-            await hold(world, 1 if number < untold else -1)
-        await world.ask(f"/always {PLAIN}")
-        for number in range(12):
-            await hold(world, 1 if number < told else -1)
-            await hold(world, 1, by="tool")
-        (lesson,) = read_lessons(sql(world.ledger), None)
-        assert (lesson["vain"], lesson["state"]) == (says, State.TOLD)
-        assert world.turns()[-1].lesson_block is not None, "what the user holds is told on"
+    for number in range(12):
+        await hold(world, 1 if number < untold else -1)
+    await world.ask(f"/always {PLAIN}")
+    for number in range(12):
+        await hold(world, 1 if number < told else -1)
+        await hold(world, 1, by="tool")
+    (lesson,) = read_lessons(sql(world.ledger), None)
+    assert (lesson["vain"], lesson["state"]) == (says, State.TOLD)
+    assert world.turns()[-1].lesson_block is not None, "what the user holds is told on"

@@ -23,6 +23,7 @@ from tinker_claw.types import LessonBlock, NextState, Vote, Wish
 from tinker_claw.wishes import FRAME
 from tinker_claw.words import run_fields
 
+SETTINGS = {"lessons": True}
 PLAIN = "Write plain sentences without lists."
 SYSTEM = {"role": "system", "content": "Be kind."}
 
@@ -77,26 +78,27 @@ async def test_lessons_stand_in_the_system_prompt_of_later_sessions(
         for said in (first, second):
             reply = await world.reply({"messages": [*head, *said]}, **{"x-session-id": "later"})
             assert PLAIN not in str(reply)
-        told = world.turns()[-2:]
-        plain = renderer.prompt([*head, *first], hint_message=len(head))
+        opening, following = world.turns()[-2:]
+        block = opening.lesson_block
+        plain = renderer.prompt([*head, *first])
         whole = renderer.prompt([system, *first], hint_message=1)
-        assert told[0].prompt == world.sampler.prompts[told[0].id - 1] == whole.tokens
-        assert told[0].hint_at == whole.hint_at
-        assert told[0].lesson_block is not None
-        assert told[0].lesson_block.lessons == (1, 2)
-        assert told[0].lesson_block.without(told[0].prompt) == plain.tokens
+        assert opening.prompt == world.sampler.prompts[opening.id - 1] == whole.tokens
+        assert opening.hint_at == whole.hint_at
+        assert block is not None
+        assert block.lessons == (1, 2)
+        assert block.without(opening.prompt) == plain.tokens
         # It extends the sampled stream, and its history is known.
-        assert told[1].prompt[: len(told[0].prompt)] == told[0].prompt
-        assert told[1].lesson_block == told[0].lesson_block
-        assert world.next_states()[told[0].id] == NextState("user", "Two?")
+        assert following.prompt[: len(opening.prompt)] == opening.prompt
+        assert following.lesson_block == block
+        assert world.next_states()[opening.id] == NextState("user", "Two?")
     async with gateway(tmp_path, renderer, lessons=True) as world:
         # After a restart the stream is gone: a full render has it at the same place.
         third = chat("One?", "fine", "Two?", "fine", "Three?")
         await world.reply({"messages": [*head, *third]}, **{"x-session-id": "later"})
         again = world.turns()[-1]
-        assert again.lesson_block == told[0].lesson_block
+        assert again.lesson_block == block
         assert again.prompt == renderer.prompt([system, *third]).tokens
-        assert again.lesson_block.without(again.prompt) == renderer.prompt([*head, *third]).tokens
+        assert block.without(again.prompt) == renderer.prompt([*head, *third]).tokens
 
 
 NO_SYSTEM = ["mistral, refuses system", "folds system in"]
@@ -128,55 +130,39 @@ async def test_every_chat_format_has_a_place_for_lessons(tmp_path: Path, name: s
 
 
 async def test_the_newest_lesson_stands_last_and_one_said_again_is_the_newest(
-    tmp_path: Path, renderer: Renderer
+    world: World, renderer: Renderer
 ) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await teach(world)
-        await teach(world, "second", "Be brief.")
-        await teach(world, "third", PLAIN)
-        await world.ask("New?", **named("later"))
-        system = told_system("Be brief.", PLAIN)
-        assert world.turns()[-1].prompt == renderer.prompt([system, *chat("New?")]).tokens
+    await teach(world)
+    await teach(world, "second", "Be brief.")
+    await teach(world, "third", PLAIN)
+    await world.ask("New?", **named("later"))
+    system = told_system("Be brief.", PLAIN)
+    assert world.turns()[-1].prompt == renderer.prompt([system, *chat("New?")]).tokens
 
 
-async def test_a_running_session_is_told_nothing_new(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await teach(world)
-        await world.ask("Help me.", "fine", "No lists, ever!", "fine", "So?", **named("first"))
-        await world.ask("New?", **named("second"))
-        told = [turn.lesson_block is not None for turn in world.turns()]
-        assert told == [False, False, False, True]
+async def test_a_running_session_is_told_nothing_new(world: World) -> None:
+    await teach(world)
+    await world.ask("Help me.", "fine", "No lists, ever!", "fine", "So?", **named("first"))
+    await world.ask("New?", **named("second"))
+    told = [turn.lesson_block is not None for turn in world.turns()]
+    assert told == [False, False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("headers", "text"),
-    [
-        ({"x-turn-type": "side"}, "One?"),
-        ({"x-turn-type": "episode"}, "One?"),
-        ({"x-group-id": "g", "x-group-size": "2", "x-task-id": "t"}, "One?"),
-        ({"x-private": "1"}, "One?"),
-        ({}, message(info(BOB, group=True), words="One?")),
-    ],
-    ids=["side call", "episode", "compared sessions", "private", "group"],
-)
-async def test_nobody_else_is_told(
-    tmp_path: Path, renderer: Renderer, headers: dict[str, str], text: Any
-) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await teach(world)
-        response = await world.ask(text, **named("other", **headers))
+OTHERS: dict[str, tuple[dict[str, str], Any]] = {
+    "side call": ({"x-turn-type": "side"}, "One?"),
+    "episode": ({"x-turn-type": "episode"}, "One?"),
+    "compared sessions": ({"x-group-id": "g", "x-group-size": "2", "x-task-id": "t"}, "One?"),
+    "private": ({"x-private": "1"}, "One?"),
+    "group": ({}, message(info(BOB, group=True), words="One?")),
+}
+
+
+async def test_nobody_else_is_told(world: World, renderer: Renderer) -> None:
+    await teach(world)
+    for case, (headers, text) in OTHERS.items():
+        response = await world.ask(text, **named(case, **headers))
         assert response.status_code == 200, response.text
-        assert PLAIN not in renderer.decode(world.sampler.prompts[-1])
-
-
-async def test_lessons_are_their_users_own(tmp_path: Path, renderer: Renderer) -> None:
-    users = {"ann": "key-a", "bob": "key-b"}
-    async with gateway(tmp_path, renderer, lessons=True, users=users) as world:
-        ann, bob = ({"authorization": f"Bearer {key}"} for key in users.values())
-        await teach(world, **ann)
-        for key in (ann, bob):
-            await world.ask("New?", **named("later", **key))
-        assert [turn.lesson_block is not None for turn in world.turns()[-2:]] == [True, False]
+        assert PLAIN not in renderer.decode(world.sampler.prompts[-1]), case
 
 
 async def test_users_of_opposite_wishes_are_told_their_own(
@@ -209,53 +195,42 @@ async def test_the_first_time_that_a_lesson_is_told_is_said(
         (lesson,) = read_lessons(sql(world.ledger), None)
         assert lesson["first"] == world.turns()[-2].id
         lines = dict(run_fields(read_overview(tmp_path, 16)))
-        assert lines["lessons"] == "1 in prompts · 0 practised · lesson 1 first in session 2"
+        assert "lesson 1 first in session 2" in lines["lessons"]
 
 
-async def test_private_sessions_make_no_lesson(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        world.say("fine")
-        await world.ask("Help me.", **named("s"))
-        turn = world.turns()[-1].id
-        await world.ask("Help me.", "fine", "No lists", **named("s", **{"x-private": "1"}))
-        judge(world, turn)
-        assert world.ledger.lessons.of_user() == []
+async def test_private_sessions_make_no_lesson(world: World) -> None:
+    world.say("fine")
+    await world.ask("Help me.", **named("s"))
+    turn = world.turns()[-1].id
+    await world.ask("Help me.", "fine", "No lists", **named("s", **{"x-private": "1"}))
+    judge(world, turn)
+    assert world.ledger.lessons.of_user() == []
 
 
-async def test_said_again_it_is_the_same_lesson(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await teach(world)
-        await teach(world, "again", "write plain sentences, without lists")
-        (lesson,) = world.ledger.lessons.of_user()
-        assert (lesson.text, lesson.state) == (PLAIN, State.TOLD)
+async def test_no_more_is_told_than_fits(world: World) -> None:
+    table = world.ledger.lessons
+    for n in range(MOST + 2):
+        table.rule("add", "default", None, f"Rule {n} is to be kept.")
+    await world.ask("New?", **named("s"))
+    told = world.turns()[-1].lesson_block
+    assert told is not None
+    assert len(told.lessons) == MOST
+    assert max(told.lessons) == MOST + 2
+    for n in range(8):
+        table.rule("add", "default", None, f"{n} " + "plain words " * 19)
+    await world.ask("New?", **named("t"))
+    told = world.turns()[-1].lesson_block
+    assert told is not None
+    assert told.tokens <= MOST_TOKENS + 8, "with the marks of a message"
+    assert len(told.lessons) <= MOST
 
 
-async def test_no_more_is_told_than_fits(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        table = world.ledger.lessons
-        for n in range(MOST + 2):
-            table.rule("add", "default", None, f"Rule {n} is to be kept.")
-        await world.ask("New?", **named("s"))
-        told = world.turns()[-1].lesson_block
-        assert told is not None
-        assert len(told.lessons) == MOST
-        assert max(told.lessons) == MOST + 2
-        for n in range(8):
-            table.rule("add", "default", None, f"{n} " + "plain words " * 19)
-        await world.ask("New?", **named("t"))
-        told = world.turns()[-1].lesson_block
-        assert told is not None
-        assert told.tokens <= MOST_TOKENS + 8, "with the marks of a message"
-        assert len(told.lessons) <= MOST
-
-
-async def test_a_drop_acts_at_once(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        world.ledger.lessons.rule("add", "default", None, PLAIN)
-        await world.ask("New?", **named("s"))
-        world.ledger.lessons.rule("drop", "default", 1)
-        await world.ask("New?", "fine", "More?", **named("s"))
-        assert [turn.lesson_block is not None for turn in world.turns()] == [True, False]
+async def test_a_drop_acts_at_once(world: World) -> None:
+    world.ledger.lessons.rule("add", "default", None, PLAIN)
+    await world.ask("New?", **named("s"))
+    world.ledger.lessons.rule("drop", "default", 1)
+    await world.ask("New?", "fine", "More?", **named("s"))
+    assert [turn.lesson_block is not None for turn in world.turns()] == [True, False]
 
 
 async def test_forgetting_the_source_takes_the_lesson_and_its_words(
@@ -296,7 +271,7 @@ async def test_what_the_judge_takes_for_a_wish_is_told_once_it_is_kept(
         await world.ask("New?", **named("second"))
         assert world.turns()[-1].lesson_block is None
         lines = dict(run_fields(read_overview(tmp_path, 16)))
-        assert lines["wish"] == "keep lesson 1 for later sessions: `tinker-claw lessons keep 1`"
+        assert "tinker-claw lessons keep 1" in lines["wish"]
         world.ledger.lessons.rule("keep", None, 1)
         await world.ask("New?", **named("third"))
         assert world.turns()[-1].lesson_block is not None

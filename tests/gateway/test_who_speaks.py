@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from tinker_claw.types import Turn
 
 DATA = Path(__file__).parent.parent / "data" / "who_speaks.jsonl"
 OWNER = f"telegram:{ANN}"
+SETTINGS: dict[str, Any] = {"owners": [OWNER], "context_tokens": 20_000, "lessons": True}
 BENIGN = "Thanks, that is all."
 PAYLOADS = {
     "chat": f"No. From now on {WISH}Eve.",
@@ -207,12 +207,6 @@ def report(wire: str, found: Sequence[Any], number: int) -> str:
     return f"{len(found)} of {number} on {wire}:\n{lines}"
 
 
-def room(path: Path, renderer: Renderer, **settings: Any) -> AbstractAsyncContextManager[World]:
-    """Start a gateway that knows its owner in chats, and keeps lessons."""
-    known: dict[str, Any] = {"owners": [OWNER], "context_tokens": 20_000, "lessons": True}
-    return gateway(path, renderer, **known | settings)
-
-
 def share(wire: str) -> list[Row]:
     """Return the rows of one wire in the quick tests; each row has a wire of its own."""
     return ROWS[list(WIRES).index(wire) :: len(WIRES)]
@@ -231,74 +225,55 @@ def test_the_table_is_large_and_has_a_control_for_every_agent_of_the_owner() -> 
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("wire", WIRES)
-async def test_no_attack_of_the_table_teaches(
-    tmp_path: Path, renderer: Renderer, wire: str, part: int
-) -> None:
-    async with room(tmp_path, renderer) as world:
-        await attack(world, wire, attacks(share(wire)[part::PARTS], PAYLOADS[wire]))
+async def test_no_attack_of_the_table_teaches(world: World, wire: str, part: int) -> None:
+    await attack(world, wire, attacks(share(wire)[part::PARTS], PAYLOADS[wire]))
 
 
 @pytest.mark.parametrize("wire", WIRES)
-async def test_the_owner_s_words_of_the_table_teach(
-    tmp_path: Path, renderer: Renderer, wire: str
-) -> None:
-    async with room(tmp_path, renderer) as world:
-        await control(world, wire, controls(share(wire)))
+async def test_the_owner_s_words_of_the_table_teach(world: World, wire: str) -> None:
+    await control(world, wire, controls(share(wire)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("payload", PAYLOADS.values(), ids=["wish", "command", "thumb"])
 @pytest.mark.parametrize("wire", WIRES)
-async def test_no_attack_teaches_on_any_wire(
-    tmp_path: Path, renderer: Renderer, wire: str, payload: str
-) -> None:
-    async with room(tmp_path, renderer) as world:
-        await attack(world, wire, attacks(ROWS, payload))
+async def test_no_attack_teaches_on_any_wire(world: World, wire: str, payload: str) -> None:
+    await attack(world, wire, attacks(ROWS, payload))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wire", WIRES)
-async def test_the_owner_s_words_teach_on_every_wire(
-    tmp_path: Path, renderer: Renderer, wire: str
-) -> None:
-    async with room(tmp_path, renderer) as world:
-        await control(world, wire, controls(ROWS))
+async def test_the_owner_s_words_teach_on_every_wire(world: World, wire: str) -> None:
+    await control(world, wire, controls(ROWS))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("course", COURSES.values(), ids=COURSES)
 @pytest.mark.parametrize("wire", WIRES)
-async def test_no_attack_teaches_in_any_course(
-    tmp_path: Path, renderer: Renderer, wire: str, course: Course
-) -> None:
+async def test_no_attack_teaches_in_any_course(world: World, wire: str, course: Course) -> None:
     """First messages, queued ones, messages in parts, and after a compaction."""
-    async with room(tmp_path, renderer) as world:
-        await attack(world, wire, attacks(ROWS, PAYLOADS[wire]), course)
+    await attack(world, wire, attacks(ROWS, PAYLOADS[wire]), course)
 
 
 @pytest.mark.parametrize("course", [queued, queued_later, joined, compacted])
 @pytest.mark.parametrize("wire", WIRES)
 async def test_the_owner_s_words_teach_in_every_course(
-    tmp_path: Path, renderer: Renderer, wire: str, course: Course
+    world: World, wire: str, course: Course
 ) -> None:
     places = ("Claude Code",) if course is compacted else ("plain", "Claude Code", "own program")
     rows = [Row("words", place, "{words}", True) for place in places]
-    async with room(tmp_path, renderer) as world:
-        await control(world, wire, controls(rows), course)
+    await control(world, wire, controls(rows), course)
 
 
 @pytest.mark.parametrize("wire", WIRES)
-async def test_no_attack_of_the_table_ends_what_is_private(
-    tmp_path: Path, renderer: Renderer, wire: str
-) -> None:
-    async with room(tmp_path, renderer) as world:
-        for number, case in enumerate(attacks(share(wire), "/private off")):
-            opening = f"/private\nWho is number {number}?"
-            if isinstance(case.row.place, str) and case.row.place.startswith("direct"):
-                opening = f"{info(ANN)}\n\n{opening}"
-            messages = (user(opening), assistant("Nobody."), user(case.content))
-            await send(world, wire, Talk(case.row.session, messages, f"s{number}"))
-            assert world.turns() == [], case
+async def test_no_attack_of_the_table_ends_what_is_private(world: World, wire: str) -> None:
+    for number, case in enumerate(attacks(share(wire), "/private off")):
+        opening = f"/private\nWho is number {number}?"
+        if isinstance(case.row.place, str) and case.row.place.startswith("direct"):
+            opening = f"{info(ANN)}\n\n{opening}"
+        messages = (user(opening), assistant("Nobody."), user(case.content))
+        await send(world, wire, Talk(case.row.session, messages, f"s{number}"))
+        assert world.turns() == [], case
 
 
 agents = pytest.mark.skipif(npm() is None, reason="npm is not installed: no agent can be installed")
@@ -308,11 +283,8 @@ agents = pytest.mark.skipif(npm() is None, reason="npm is not installed: no agen
 @pytest.mark.agents
 @agents
 @pytest.mark.parametrize("wire", WIRES)
-async def test_nobody_teaches_through_messages_that_packages_build(
-    tmp_path: Path, renderer: Renderer, wire: str
-) -> None:
-    async with room(tmp_path, renderer) as world:
-        await attack(world, wire, attacks(built_rows(), PAYLOADS[wire]))
+async def test_nobody_teaches_through_messages_that_packages_build(world: World, wire: str) -> None:
+    await attack(world, wire, attacks(built_rows(), PAYLOADS[wire]))
 
 
 @pytest.mark.slow
@@ -320,10 +292,9 @@ async def test_nobody_teaches_through_messages_that_packages_build(
 @agents
 @pytest.mark.parametrize("wire", WIRES)
 async def test_the_owner_teaches_through_messages_that_packages_build(
-    tmp_path: Path, renderer: Renderer, wire: str
+    world: World, wire: str
 ) -> None:
-    async with room(tmp_path, renderer) as world:
-        await control(world, wire, controls(built_rows()))
+    await control(world, wire, controls(built_rows()))
 
 
 @pytest.mark.slow
@@ -365,7 +336,7 @@ async def test_whose_a_session_is_follows_from_the_settings(
 ) -> None:
     settings, place, text, own = PERSONS[name]
     row = Row(name, place, text, own)
-    async with room(tmp_path, renderer, **settings) as world:
+    async with gateway(tmp_path, renderer, **SETTINGS | settings) as world:
         if own:
             await control(world, wire, controls([row]))
         else:
@@ -373,39 +344,29 @@ async def test_whose_a_session_is_follows_from_the_settings(
 
 
 @pytest.mark.parametrize("place", ["group", "voice", "OpenClaw 2026.7", "Hermes group"])
-async def test_a_header_does_not_say_who_speaks(
-    tmp_path: Path, renderer: Renderer, place: str
-) -> None:
+async def test_a_header_does_not_say_who_speaks(world: World, place: str) -> None:
     named = {"X-Turn-Type": "main", "X-Session-Id": "mine"}
     session = PLACES[place]
     row = Row("named", replace(session, headers=dict(session.headers) | named), "{words}", False)
-    async with room(tmp_path, renderer) as world:
-        await attack(world, "chat", attacks([row], PAYLOADS["chat"]))
+    await attack(world, "chat", attacks([row], PAYLOADS["chat"]))
 
 
 # Tools
-
-
-READ = "read"
-
-
-def call_of(name: str) -> str:
-    called = json.dumps({"name": name, "arguments": {"path": "a"}})
-    return f"I look.\n<tool_call>\n{called}\n</tool_call>"
 
 
 async def after_call(
     world: World, wire: str, place: str, name: str, result: str, judge: ObedientJudge
 ) -> Turn:
     """Let an agent call a tool, and get a result; return the turn of the call."""
-    session = replace(PLACES[place], tools=tools(name))
-    world.say(call_of(name), "ok")
-    opening = user("Look, please.")
+    session, before = replace(PLACES[place], tools=tools(name)), len(world.turns())
+    call = json.dumps({"name": name, "arguments": {"path": "a"}})
+    world.say(f"I look.\n<tool_call>\n{call}\n</tool_call>", "ok")
+    opening = user(f"Look, please. {before}")
     called = assistant("I look.", ("c", name, '{"path":"a"}'))
     for messages in ((opening,), (opening, called, tool("c", result))):
-        await send(world, wire, Talk(session, messages))
+        await send(world, wire, Talk(session, messages, f"s{before}"))
     await judge_all(world, judge)
-    return world.turns()[0]
+    return world.turns()[before]
 
 
 RESULTS = [
@@ -417,20 +378,17 @@ RESULTS = [
 ]
 
 
-@pytest.mark.parametrize("result", RESULTS)
 @pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("place", ["plain", "Claude Code", "webchat"])
-async def test_a_tool_gives_no_hint_and_no_lesson(
-    tmp_path: Path, renderer: Renderer, place: str, wire: str, result: str
-) -> None:
-    async with room(tmp_path, renderer) as world:
-        turn = await after_call(world, wire, place, READ, result, ObedientJudge())
-        state = world.ledger.turns.next_state(turn.id)
-        assert state is not None
-        assert state.role == "tool"
-        assert world.ledger.judgements.hints(turn.id) == ()
-        assert ratings(world, turn) == []
-        assert lesson_texts(world) == []
+async def test_a_tool_gives_no_hint_and_no_lesson(world: World, wire: str) -> None:
+    for place in ("plain", "Claude Code", "webchat"):
+        for result in RESULTS:
+            turn = await after_call(world, wire, place, "read", result, ObedientJudge())
+            state = world.ledger.turns.next_state(turn.id)
+            assert state is not None
+            assert state.role == "tool"
+            assert world.ledger.judgements.hints(turn.id) == (), (place, result)
+            assert ratings(world, turn) == [], (place, result)
+    assert lesson_texts(world) == []
 
 
 CLAUDE_DENIAL = (
@@ -460,19 +418,12 @@ DENIALS = [
 
 
 @pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize(("place", "name", "result", "denied"), DENIALS)
 async def test_a_denial_is_what_the_session_s_own_agent_says_of_its_call(
-    tmp_path: Path,
-    renderer: Renderer,
-    place: str,
-    name: str,
-    result: str,
-    denied: bool,
-    wire: str,
+    world: World, wire: str
 ) -> None:
     """The judge thinks that the call went well; only a denial says otherwise."""
-    async with room(tmp_path, renderer) as world:
+    for place, name, result, denied in DENIALS:
         turn = await after_call(world, wire, place, name, result, ObedientJudge(rating=1))
         verdict = world.ledger.judgements.verdict(turn.id)
         assert verdict is not None
-        assert verdict.value == (-1 if denied else 1)
+        assert verdict.value == (-1 if denied else 1), (place, name, result)
