@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.support.clients import HELLO, ask, converse, rows
-from tests.support.lives import refused
 from tests.support.processes import Running, product
 from tests.support.tinker import wire_process
 
@@ -87,22 +86,3 @@ def test_budget_pauses_learning_over_restarts_and_never_serving(tmp_path: Path) 
                 assert time.monotonic() < deadline, running.health()
                 time.sleep(0.2)
             assert running.stop() == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (
-            ("--backend", "tinker", "--base-url", "http://127.0.0.1:9"),
-            "--budget-usd 1 cannot be kept: of demo the price per million tokens is not known "
-            "(prefill, cached, sample, train). Give a table with --prices FILE",
-        ),
-        ((), "--backend local bills nothing"),
-        (("--prices", "nowhere.toml"), "--prices nowhere.toml cannot be read"),
-    ],
-)
-def test_budget_that_cannot_be_kept_is_refused_before_anything_is_made(
-    flags: tuple[str, ...], says: str, tmp_path: Path
-) -> None:
-    assert says in refused(tmp_path / "data", "--budget-usd", "1", *flags)
-    assert not (tmp_path / "data").exists()

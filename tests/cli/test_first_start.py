@@ -414,6 +414,7 @@ def test_failure_is_a_sentence_with_the_next_command(
     assert not (newcomer.home / "ran").exists(), "nothing of a pickle has run"
     assert re.search(says, printed), printed
     assert status == 2
+    assert name not in PLAIN or not (newcomer.home / "data").exists(), "nothing was made"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import pytest
 
 from examples.day.npm import npm
 from examples.day.openclaw import readme_block
-from tests.app.test_product import run as typed
 from tests.support import stories
 from tests.support.gateways import gateway
 from tests.support.lives import life
@@ -44,6 +44,18 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(*flags: str, **env: str) -> stories.Done:
     return stories.run("openclaw-config", *flags, **{API_KEY: "none"} | env)
+
+
+def typed(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "run.py", "openclaw-config", *flags],
+        cwd=ROOT,
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
 
 
 def said(out: str) -> tuple[dict[str, Any], list[list[str]]]:
@@ -251,9 +263,7 @@ async def test_openclaws_levels_of_thinking_reach_the_template(
         port = world.url.removesuffix("/v1").rpartition(":")[2]
         flags = ("--model-name", "Qwen/Qwen3-8B", "--served-model-name", "demo", "--port", port)
         own = claw.environment | {API_KEY: "none"}
-        written = await asyncio.to_thread(
-            lambda: typed("openclaw-config", *flags, "--write", "--primary", **own)
-        )
+        written = await asyncio.to_thread(lambda: typed(*flags, "--write", "--primary", **own))
         assert written.returncode == 0, written.stderr
         assert claw.check_config() == {"valid": True, "warnings": []}
         for level, end in (((), "</think>\n\n"), (("--thinking", "low"), "assistant\n")):
@@ -279,7 +289,7 @@ async def test_openclaw_writes_what_it_is_told_and_sends_the_key_of_its_environm
 
         async def told(*more: str) -> subprocess.CompletedProcess[str]:
             own = claw.environment | {API_KEY: "none"}
-            return await asyncio.to_thread(lambda: typed("openclaw-config", *flags, *more, **own))
+            return await asyncio.to_thread(lambda: typed(*flags, *more, **own))
 
         def written() -> dict[str, Any]:
             return json.loads(config.read_text())

@@ -12,8 +12,7 @@ from tests.support.many_turns import fill
 from tests.support.processes import product
 from tests.support.stories import run
 from tinker_claw.cli.status import board
-from tinker_claw.ledger.database import FILE, reading
-from tinker_claw.ledger.figures import read_figures, read_overview
+from tinker_claw.ledger.figures import read_overview
 
 pytestmark = pytest.mark.slow
 
@@ -49,28 +48,6 @@ def test_a_run_explains_itself_while_it_goes_on(tmp_path: Path) -> None:
     assert after.returncode == 2
     assert "No gateway runs on" in after.stderr
     assert "trained: 16" in after.stdout
-
-
-def test_status_of_a_long_run_reads_indexes_and_no_turn_but_the_open_ones(tmp_path: Path) -> None:
-    fill(tmp_path, 10_000)
-    asked: list[str] = []
-    with reading(tmp_path / FILE) as ledger:
-        ledger._connection.set_trace_callback(asked.append)
-        read_figures(ledger, 16)
-        ledger._connection.set_trace_callback(None)
-        plans = [
-            row["detail"] for query in asked for row in ledger.rows(f"EXPLAIN QUERY PLAN {query}")
-        ]
-    turns = [plan for plan in plans if "turns" in plan]
-    assert len(turns) > 4
-    read = {p for p in turns if "USING COVERING INDEX" not in p}
-    assert read <= {
-        "SEARCH turns USING INDEX turns_by_state (state=?)",
-        "SCAN turns USING INDEX turns_unknown",  # which has these alone
-        "SEARCH turns USING INTEGER PRIMARY KEY (rowid=?)",
-        # Which version began an episode, one turn of each.
-        "SEARCH turns USING INDEX turns_by_session (session_id=? AND kind=?)",
-    }
 
 
 def test_status_of_a_long_run_is_short_and_counts_everything(tmp_path: Path) -> None:
