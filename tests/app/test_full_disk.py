@@ -4,7 +4,6 @@ when there is room again; and a directory that may not be written at all.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import httpx
@@ -146,20 +145,3 @@ def test_stop_on_a_full_disk_is_in_order(tmp_path: Path) -> None:
         assert again.serves()
         check(data, who.seen, batch_size=2)
         assert again.stop() == 0
-
-
-def test_directory_that_may_only_be_read_is_named(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with life(data, *FLAGS) as running:
-        assert running.serves()
-        assert running.stop() == 0
-    (data / "lock").unlink()
-    if os.geteuid() == 0:  # who may write anywhere, but not to a folder
-        (data / "lock").mkdir()
-    data.chmod(0o500)
-    with life(data, *FLAGS) as running:
-        assert running.ends() == 2
-    data.chmod(0o700)
-    assert f"the data directory {data} cannot be written" in running.said()
-    with pytest.raises(httpx.TransportError):
-        running.health()

@@ -139,35 +139,27 @@ class Product:
                     return health
                 await asyncio.sleep(0.05)
 
+    async def talk(self, seed: int, *lines: str) -> None:
+        """Hold a session: a problem, and these lines after each reply."""
+        problem = homework.new_problem(random.Random(seed))
+        messages = [{"role": "user", "content": homework.first_message(problem)}]
+        for line in (*lines, None):
+            answer = await self.http.post(
+                "/chat/completions",
+                json={"model": "demo", "messages": messages, "max_tokens": 60},
+                headers={"X-Session-Id": str(seed)},
+            )
+            reply = answer.json()["choices"][0]["message"]["content"]
+            messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": line}]
+
     async def complain(self, seed: int = 3) -> None:
-        """Say something, and be displeased with the reply."""
-        opening = {
-            "role": "user",
-            "content": homework.first_message(homework.new_problem(random.Random(seed))),
-        }
-        answer = await self.ask(messages=[opening])
-        said = {"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]}
-        no = {"role": "user", "content": "Use fewer words, please."}
-        assert (await self.ask(messages=[opening, said, no])).status_code == 200
+        await self.talk(seed, "Use fewer words, please.")
 
     async def learn(self) -> None:
         """Talk until there is a first version."""
         for seed in range(20):
             rng = random.Random(seed)
-            messages = [
-                {"role": "user", "content": homework.first_message(homework.new_problem(rng))}
-            ]
-            for line in (rng.choice(homework.CORRECTIONS), rng.choice(homework.APPROVALS), "Bye."):
-                answer = await self.http.post(
-                    "/chat/completions",
-                    json={"model": "demo", "messages": messages, "max_tokens": 60},
-                    headers={"X-Session-Id": str(seed)},
-                )
-                said = answer.json()["choices"][0]["message"]["content"]
-                messages += [
-                    {"role": "assistant", "content": said},
-                    {"role": "user", "content": line},
-                ]
+            await self.talk(seed, *map(rng.choice, (homework.CORRECTIONS, homework.APPROVALS)))
             async with asyncio.timeout(120):
                 while judgeable(self.system.parts.ledger) or self.system.learner.stepping:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
@@ -285,33 +277,6 @@ async def test_a_request_that_is_refused_for_itself_leaves_health_well(product: 
     assert "no such temperature here" in answer.text
     found = await product.health()
     assert (found["status"], found["serving"], found["backend"]) == ("ok", "ok", "ok")
-
-
-@pytest.mark.slow
-async def test_a_version_that_comes_back_and_is_refused_again_is_told_and_published_each_time(
-    product: Product,
-) -> None:
-    await product.learn()
-    number, ref = product.newest.version.id, product.newest.sampler.ref
-    async with product.system.learner.between_steps():  # nothing is published for now
-        for _ in range(2):
-            product.speaks.refused.add(ref)
-            assert (await product.ask()).json()["system_fingerprint"] != f"v{number}"
-            found = await product.health()
-            assert (found["status"], found["serving"]) == ("degraded", "replaced")
-            product.speaks.refused.clear()
-            assert (await product.ask()).json()["system_fingerprint"] == f"v{number}"
-            await product.until(serving="ok")
-    refs = [ref]
-    for _ in range(2):
-        product.speaks.refused.add(refs[-1])
-        assert (await product.ask()).status_code == 200
-        assert (await product.health())["policy_version"] == number
-        await product.until(serving="ok")
-        assert (await product.ask()).json()["system_fingerprint"] == f"v{number}"
-        refs.append(product.newest.sampler.ref)
-    assert len(set(refs)) == 3, "published anew each time it was gone"
-    assert (await product.health())["status"] == "ok"
 
 
 @pytest.mark.slow

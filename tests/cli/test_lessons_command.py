@@ -39,8 +39,13 @@ def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) ->
     lessons("keep", "2")
     assert "Answer in French." in lessons("--user=ann")
     assert home()[2:] == [
-        *("## ann", "", "- Answer in French.", ""),
-        *("## default", "", "- Be very brief."),
+        "## ann",
+        "",
+        "- Answer in French.",
+        "",
+        "## default",
+        "",
+        "- Be very brief.",
     ], "nobody's agent takes another's wish for its own user's"
     lessons("edit", "2", f"Use the key {SECRET}")
     assert "Use the key [redacted: " in lessons()

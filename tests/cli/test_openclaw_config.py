@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import html
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from examples.day.npm import npm
@@ -230,15 +227,6 @@ def test_a_running_gateway_is_found_by_its_directory_and_beside_the_default_one(
         (model,) = provider["models"]
         facts = [model[name] for name in ("id", "contextWindow", "maxTokens")]
         assert facts == ["mine/claw", 40000, 500]
-
-        page = httpx.get(running.url.removesuffix("/v1") + "/ui", auth=("", KEY)).text
-        (shown,) = re.findall("<code>tinker-claw (openclaw-config [^<]*)</code>", page)
-        words = shlex.split(html.unescape(shown))
-        assert words[-2:] == ["--write", "--primary"]
-        monkeypatch.chdir("/")
-        assert main.main(words[:-2]) == 0
-        assert said(capsys.readouterr().out)[0] == blocks[0]
-        monkeypatch.chdir(tmp_path)
         assert running.stop() == 0
 
 

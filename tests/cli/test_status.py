@@ -43,6 +43,9 @@ async def test_outage_says_what_since_when_and_what_it_means(
     tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
+        assert await ask(tmp_path, "--json") == 0
+        report = json.loads(capsys.readouterr().out)
+        assert (report["status"], report["ledger"]["policy_version"]) == ("ok", 0)
         assert await ask(tmp_path) == 0
         assert f"tinker-claw at {world.url.removesuffix('/v1')}: ok" in capsys.readouterr().out
         error = OutageError("Tinker: an optimizer step failed, because it answers HTTP 503.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateways import gateway
 from tests.support.ledger import new_turn
 from tests.support.processes import ROOT
 from tests.support.stories import SECRET, Told, every_state, run
@@ -24,7 +22,6 @@ from tinker_claw.ledger.decline import SIZE
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill
-from tinker_claw.render.renderer import Renderer
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import NextState, Usage, Vote
 from tinker_claw.words import run_fields
@@ -40,8 +37,10 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def story_of(ledger: Ledger) -> Callable[..., None]:
     """Function that adds a judged turn of a user."""
 
-    def judged(value: Vote, *hints: str, role: Any = "user", user: str = "me") -> None:
-        turn = ledger.turns.add(new_turn(ledger, session_id=ledger.turns.session(user, "s")))
+    def judged(
+        value: Vote, *hints: str, role: Any = "user", user: str = "me", key: str = "s"
+    ) -> None:
+        turn = ledger.turns.add(new_turn(ledger, session_id=ledger.turns.session(user, key)))
         ledger.turns.add_next_state(turn, NextState(role, "so it is"))
         ledger.judgements.add(turn, value=value, ballots=(), hints=hints, prompt="p")
 
@@ -66,6 +65,7 @@ def test_a_judge_that_hears_nothing_is_told(
         for n in range(100):
             judged(-1 if n < rejections else 1, *["be brief"] * (n < hints))
             judged(-1, role="tool")
+        for _ in range(99):
             judged(1, user="another")
     unheard = dict(run_fields(read_overview(tmp_path, 16))).get("unheard")
     assert unheard is None if says is None else says in str(unheard)
@@ -101,29 +101,10 @@ def test_hold_is_told_until_a_rollback(tmp_path: Path) -> None:
         version = ledger.steps.add_first_version(state_ref="s", sampler_ref="a")
         judged = story_of(ledger)
         for number in range(2 * SIZE):
-            judged(1 if number < SIZE else -1, user=str(number))
+            judged(1 if number < SIZE else -1, key=str(number))
         (hold,) = [line for line in board(read_overview(tmp_path, 16)) if line.startswith("paused")]
         assert "learning is paused: 0% of the newest 32 first judged tu" in hold
         ledger.steps.roll_back(version)
-        assert read_overview(tmp_path, 16)["held"] is None
-
-
-def test_pause_for_canaries_that_fell_is_told_until_the_version_is_accepted(tmp_path: Path) -> None:
-    with closing(Ledger(tmp_path)) as ledger:
-        version = ledger.steps.add_first_version(state_ref="s", sampler_ref="a")
-        for whole in (0.02, 0.05, 0.2):
-            gate = {"asked": 24, "whole": whole, "fell": ["“2 + 2?” (0.9)"] * (whole == 0.2)}
-            version = ledger.steps.commit(
-                ledger.steps.begin(version.id, []),
-                version,
-                state_ref="s",
-                sampler_ref="a",
-                metrics={"gate": gate},
-            )
-        text = " ".join(" ".join(board(read_overview(tmp_path, 16))).split())
-        assert "0.20 nats less likely than with v0, above all to “2 + 2?” (0.9)." in text
-        assert "`tinker-claw rollback v2` goes on from the last version" in text
-        assert ledger.reference.accept() == 3
         assert read_overview(tmp_path, 16)["held"] is None
 
 
@@ -150,20 +131,6 @@ def test_every_turn_is_trained_or_has_its_reason(
     assert ledger["lost_next_states"] == 1
     shares = [(one["version"], one["good"], one["of"]) for one in ledger["accepted"]]
     assert shares == [(0, 2, 2), (1, 4, 6)]
-
-
-async def test_with_a_gateway_both_are_told(
-    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with gateway(tmp_path, renderer):
-        flags = ["status", "--data-dir", str(tmp_path)]
-        assert await asyncio.to_thread(main.main, flags) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[0] == "First judged turns accepted: none yet"
-        assert lines[1].endswith(": ok")
-        assert await asyncio.to_thread(main.main, [*flags, "--json"]) == 0
-        report = json.loads(capsys.readouterr().out)
-        assert (report["status"], report["ledger"]["policy_version"]) == ("ok", 0)
 
 
 def test_a_pin_and_bills_are_told_and_versions_left_behind_do_not_count(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from local_gpu.model.lora import BaseModel
 from local_gpu.sample.drawing import Recipe, draw
 from local_gpu.tree.body import obstacle
 from local_gpu.tree.choice import Heads, choose
-from local_gpu.tree.kernels import Fa3Kernel, Kernel, MergedKernel, SdpaKernel, attend
+from local_gpu.tree.kernels import Kernel, MergedKernel, SdpaKernel, attend
 from local_gpu.tree.prefix_tree import grow
 from tests.support.backends import tiny_model
 from tests.support.fake_cuda import CPU, GPU, FakeCuda, on_gpu
@@ -156,23 +156,6 @@ def test_a_kernel_is_tried_out_on_the_gpu(cuda: FakeCuda) -> None:
     said: list[str] = []
     settings: dict[str, Any] = {"device": GPU, "dtype": torch.bfloat16, "heads": Heads(2, 1, 8)}
     assert isinstance(choose(say=said.append, only="merged", **settings), MergedKernel)
-    assert said == []
-
-
-@pytest.mark.slow
-def test_flash_attention_3_is_tried_out_where_it_is_installed(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said, taken, module = list[str](), list[str](), torch.nn.attention
-    monkeypatch.setattr(module, "activate_flash_attention_impl", taken.append)
-    monkeypatch.setattr(module, "current_flash_attention_impl", lambda: "".join(taken[-1:]))
-    monkeypatch.setattr(module, "restore_flash_attention_impl", taken.clear)
-    for only in ("fa3", None):
-        kernel = choose(
-            device=GPU, dtype=torch.bfloat16, heads=Heads(2, 1, 8), say=said.append, only=only
-        )
-        assert isinstance(kernel, Fa3Kernel)
-        assert taken[-1] == "FA3"
     assert said == []
 
 

@@ -205,35 +205,6 @@ def test_cleaning_keeps_what_was_said_and_learned() -> None:
     assert "runs" not in told
 
 
-@pytest.mark.slow
-@needs_walls
-def test_the_list_of_packages_is_what_is_installed_as_it_is_pinned(
-    box: Box, tmp_path: Path
-) -> None:
-    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
-    (flags,) = re.findall(
-        r"cyclonedx-py (environment .*) --output-file \S+ \$\(SBOM\)$", makefile, re.M
-    )
-    made = tmp_path / "list.cdx.json"
-    program = Path(sys.executable).with_name("cyclonedx-py")
-    words = [program, *shlex.split(flags), "--output-file", made, box.folder / "venv"]
-    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
-    bill = json.loads(made.read_text())
-    assert bill["metadata"]["component"]["name"] == "tinker-claw"
-    listed = {normal(part["name"]): part["version"] for part in bill["components"]}
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = dict(line.split("==") for line in lines if "==" in line)
-    pins = {normal(name): version for name, version in pins.items()}
-    assert {"fastapi", "tinker", "transformers"} <= set(listed)
-    assert "torch" not in listed
-    unpinned = {name for name, version in listed.items() if pins.get(name) != version}
-    assert unpinned <= {"pip", "setuptools", "tinker-claw"}
-
-
-def normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def test_compose_starts_vllm_as_the_pages_say_and_a_gateway_that_knows_its_flags(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
