@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from tests.support.clients import HELLO, ask, converse, learn, rows
-from tests.support.lives import until
 from tests.support.processes import product
 
 TRAINED = "SELECT id FROM turns WHERE state = 'trained'"
@@ -78,23 +77,6 @@ def test_dead_learner_leaves_the_gateway_answering_and_says_why(tmp_path: Path) 
     aside.rename(adapters)
     with product(data, "--batch-size", "4") as running:
         learn(running, 1, range(500, 540))
-        assert running.stop() == 0
-
-
-@pytest.mark.slow
-def test_judge_that_is_away_is_shown_and_its_turns_are_judged_later(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with product(data, "--judge-url", "http://127.0.0.1:9/v1") as running:
-        converse(running, 0)
-        until(lambda: running.health()["judge"] == "failing")
-        health = running.health()
-        assert (health["status"], health["learner"]) == ("degraded", "waiting")
-        assert "127.0.0.1:9" in health["last_error"]
-        assert ask(running, "after", [HELLO])
-        assert running.stop() == 0
-    assert rows(data, "SELECT COUNT(*) FROM verdicts") == [(0,)]
-    with product(data) as running:
-        until(lambda: rows(data, "SELECT COUNT(*) FROM verdicts") == [(2,)])
         assert running.stop() == 0
 
 
