@@ -148,9 +148,6 @@ def test_sources() -> None:
         assert (shipped.tokenizer, shipped.family) == (str(folder), family)
     mine = source(load(["--model-name", str(MODEL_DIR), "--renderer", "qwen3"]))
     assert (mine.tokenizer, mine.weights, mine.family) == (str(MODEL_DIR), str(MODEL_DIR), "qwen3")
-    for nowhere in ("/nowhere/model", "./nowhere", "~/nowhere"):
-        with pytest.raises(ConfigError, match="there is no such folder"):
-            source(load(["--model-name", nowhere]))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +169,5 @@ def mine(folder: Path, *flags: str) -> Source:
 def test_a_tokenizer_from_elsewhere_leaves_the_weights_where_they_are(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         shutil.copy(MODEL_DIR / name, tmp_path)
-    with pytest.raises(ConfigError, match=r"has no tokenizer .*--tokenizer"):
-        mine(tmp_path)
     found = mine(tmp_path, "--tokenizer", str(MODEL_DIR))
     assert (found.tokenizer, found.weights) == (str(MODEL_DIR), str(tmp_path))

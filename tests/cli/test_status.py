@@ -63,17 +63,6 @@ async def test_outage_says_what_since_when_and_what_it_means(
         assert (health["backend"], health["learner"]) == ("away", "stalled")
 
 
-async def test_nobody_there_is_said_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert await ask(tmp_path) == 2
-    out, sentence = capsys.readouterr()
-    assert out == ""
-    assert f"No gateway runs on {tmp_path}." in sentence
-    assert await ask(tmp_path, "--json") == 2
-    assert json.loads(capsys.readouterr().out)["status"] == "unreachable"
-
-
 async def test_gateway_that_does_not_answer_is_said_in_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,17 +87,6 @@ async def test_settings_file_names_the_data_directory(
             await world.ask("hello")
             assert await asyncio.to_thread(main.main, [*command, "--config", str(file)]) == 0
     assert ": ok\n" in capsys.readouterr().out
-
-
-async def test_a_gateway_with_keys_tells_all_to_its_own_commands(
-    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    key = "mine-0123456789abcdef"
-    async with gateway(tmp_path, renderer, users={"anna": key}):
-        assert await ask(tmp_path) == 0
-    text = capsys.readouterr().out
-    assert "policy v0" in text
-    assert key not in text
 
 
 def test_help_is_a_screen(
