@@ -76,13 +76,9 @@ async def test_they_take_the_token_of_the_directory_and_nothing_else(
         right = {"authorization": f"Bearer {token}"}
         told = await made.http.get(f"{root}/admin/health", headers=right)
         assert (told.status_code, told.json()["policy_version"]) == (200, 0)
-        for more in (
-            *({"origin": page} for page in ("http://evil.example", root, "null")),
-            {"host": "rebound.example"},
-        ):
-            for path in ("health", "proof/x"):
-                told = await made.http.get(f"{root}/admin/{path}", headers=right | more)
-                assert told.status_code == 403, more
+        for page in ("http://evil.example", root, "null"):
+            told = await made.http.get(f"{root}/admin/health", headers=right | {"origin": page})
+            assert told.status_code == 403
         told = await made.http.get(f"{root}/admin/pin", headers=right)
         assert told.status_code == 400, "an order has a body"
         assert token not in (await made.http.get(f"{root}/admin/proof/x", headers=right)).text
@@ -91,6 +87,15 @@ async def test_they_take_the_token_of_the_directory_and_nothing_else(
         told = await made.http.get(f"{root}/healthz", headers=right)
         assert list(told.json()) == ["status"]
     assert CONTROL_FILE not in os.listdir(tmp_path)
+
+
+async def test_only_names_of_this_machine_lead_there(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as made:
+        token = json.loads((tmp_path / CONTROL_FILE).read_text())["token"]
+        sent = {"authorization": f"Bearer {token}", "host": "rebound.example"}
+        for path in ("health", "proof/x"):
+            told = await made.http.get(f"{made.url.removesuffix('/v1')}/admin/{path}", headers=sent)
+            assert told.status_code == 403
 
 
 async def test_order_whose_sender_leaves_is_taken_back(tmp_path: Path) -> None:
