@@ -53,10 +53,9 @@ def test_budget_pauses_learning_over_restarts_and_never_serving(tmp_path: Path) 
             wait_for(running, "policy_version")
             assert running.stop() == 0
             step = events(running, "step")[0]
-            assert step["usd"] == pytest.approx(
-                (step["billed"]["trained"] * 3 + step["billed"]["prefill"]
-                 + step["billed"]["sampled"] * 2) / 1e6
-            )  # fmt: skip
+            prices = {"prefill": 1, "cached": 0.2, "sampled": 2, "trained": 3}
+            usd = sum(step["billed"].get(of, 0) * price for of, price in prices.items()) / 1e6
+            assert step["usd"] == pytest.approx(usd)
             assert all(turn["usd"] > 0 for turn in events(running, "turn.captured"))
         unserved = "SELECT COUNT(*) FROM turns WHERE id NOT IN (SELECT turn_id FROM spend "
         assert rows(data, unserved + "WHERE purpose = 'serve')") == [(0,)]
