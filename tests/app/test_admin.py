@@ -18,8 +18,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from tests.learner.test_rollback import SlowTrainer, learn, undoing, until_it_steps
-from tests.support.fakes import FakeTrainer
+from tests.learner.test_rollback import SlowTrainer, undoing, until_it_steps
 from tests.support.gateways import gateway
 from tests.support.learning import World, world
 from tinker_claw.app.admin import Orders
@@ -132,18 +131,6 @@ async def test_who_gave_an_order_that_waits_for_a_step_is_told_so(tmp_path: Path
         assert not giving.done()
         trainer.go_on.set()
         assert (await asyncio.wait_for(giving, 60))["parent"] == 0  # type: ignore[index]
-
-
-async def test_what_cannot_be_done_is_said_to_who_ordered_it(tmp_path: Path) -> None:
-    async with world(tmp_path, trainer=FakeTrainer()) as w, orders(w, tmp_path):
-        await learn(w, 1)
-        for name, given, says in (
-            ("rollback", {"version": 9}, "there is no v9"),
-            ("dance", {}, "does not know how to dance"),
-        ):
-            with pytest.raises(UndoError, match=says):
-                await asyncio.to_thread(order, tmp_path, name, given, lambda: None)
-        assert w.policy.current.version.id == 1
 
 
 async def test_forgetting_has_left_the_ledger_when_orders_are_taken_no_more(tmp_path: Path) -> None:

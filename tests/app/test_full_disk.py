@@ -4,19 +4,14 @@ when there is room again; and a directory that may not be written at all.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import httpx
 import pytest
-from structlog.testing import capture_logs
 
 from tests.support.clients import Talkers, talking
-from tests.support.ledger import check, one, read, sql
+from tests.support.ledger import check, one, read
 from tests.support.lives import Fate, Life, life, until
-from tinker_claw.errors import LedgerError
-from tinker_claw.learner.health import Health
-from tinker_claw.ledger.ledger import Ledger
 
 FLAGS = ("--batch-size", "2", "--learning-rate", "1e-3")
 SMALL = (*FLAGS, "--lora-rank", "4")
@@ -64,32 +59,14 @@ def test_health_tells_what_the_ledger_refused_until_it_takes_a_write(tmp_path: P
         assert ask() == 503
         told = running.health()
         assert (told["status"], told["records"]) == ("degraded", "failing")
-        assert "records" in told["wrong"]
         assert "ledger.sqlite3 cannot be written" in told["records_error"]
-        assert told["records_since"] > 0
         assert told["meaning"].startswith("Requests are refused")
         running.writes_at_most(LIMITLESS)
         assert running.health()["status"] == "degraded", "nothing was written since"
         assert ask() == 200
         until(lambda: running.health()["status"] == "ok")
         assert running.stop() == 0
-
-
-def test_log_says_once_that_writes_are_refused_and_that_they_are_taken_again(
-    tmp_path: Path,
-) -> None:
-    ledger = Ledger(tmp_path)
-    ledger.watch(Health().records_are)
-    with capture_logs() as logs:
-        sql(ledger).rows("PRAGMA query_only = ON")
-        for name in "ab":
-            with pytest.raises(LedgerError):
-                ledger.turns.session("me", name)
-        sql(ledger).rows("PRAGMA query_only = OFF")
-        ledger.turns.session("me", "c")
-    ledger.close()
-    assert [one["event"] for one in logs] == ["ledger.failing", "ledger.recovered"]
-    assert "ledger.sqlite3 cannot be written" in logs[0]["error"]
+        assert len(running.events("ledger.recovered")) == 1, "said once, as is the failure"
 
 
 @pytest.mark.slow
@@ -167,20 +144,3 @@ def test_stop_on_a_full_disk_is_in_order(tmp_path: Path) -> None:
         assert again.serves()
         check(data, who.seen, batch_size=2)
         assert again.stop() == 0
-
-
-def test_directory_that_may_only_be_read_is_named(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with life(data, *FLAGS) as running:
-        assert running.serves()
-        assert running.stop() == 0
-    (data / "lock").unlink()
-    if os.geteuid() == 0:  # who may write anywhere, but not to a folder
-        (data / "lock").mkdir()
-    data.chmod(0o500)
-    with life(data, *FLAGS) as running:
-        assert running.ends() == 2
-    data.chmod(0o700)
-    assert f"the data directory {data} cannot be written" in running.said()
-    with pytest.raises(httpx.TransportError):
-        running.health()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import stories
 from tests.support.fakes import FakeSampler, FakeTrainer
 from tinker_claw.app.main import guarded
 from tinker_claw.app.wiring import MOST_OPEN, VersionSamplers
@@ -86,82 +85,60 @@ async def test_versions_are_opened_once_and_the_one_unused_longest_is_closed(
     ledger, trainer = Ledger(tmp_path), FakeTrainer()
     version = (await restore(ledger, trainer)).version
     for _ in range(MOST_OPEN):
-        sampler = await trainer.publish()
+        ref = (await trainer.publish()).ref
         step = ledger.steps.begin(version.id, [])
-        version = ledger.steps.commit(
-            step, version, state_ref="s", sampler_ref=sampler.ref, metrics={}
-        )
-    versions = VersionSamplers(ledger, trainer)
-    opened = [await versions.open(number) for number in range(MOST_OPEN)]
-    assert await versions.open(0) is opened[0]
-    busy = FakeSampler.aclose
-    replying = asyncio.Event()
+        version = ledger.steps.commit(step, version, state_ref="s", sampler_ref=ref, metrics={})
+    opening, go_on, opens, closes = list[str](), asyncio.Event(), trainer.open, FakeSampler.aclose
+
+    async def slow(ref: str) -> Sampler:
+        opening.append(ref)
+        if len(opening) == 1:
+            await go_on.wait()
+        return await opens(ref)
 
     async def once_it_has_replied(sampler: FakeSampler) -> None:
-        await replying.wait()
-        await busy(sampler)
+        await go_on.wait()
+        await closes(sampler)
 
+    monkeypatch.setattr(trainer, "open", slow)
     monkeypatch.setattr(FakeSampler, "aclose", once_it_has_replied)
-    await asyncio.wait_for(versions.open(MOST_OPEN), 60)  # and waits for no reply of the others
-    replying.set()
+    versions = VersionSamplers(ledger, trainer)
+    waiting = [asyncio.create_task(versions.open(0)) for _ in range(2)]
     await asyncio.sleep(0)
-    closed = [sampler.closed for sampler in opened if isinstance(sampler, FakeSampler)]
-    assert closed == [False, True, False, False]
+    other = await asyncio.wait_for(versions.open(1), 60)  # which waits for no other one
+    go_on.set()
+    first, again = await asyncio.gather(*waiting)
+    assert first is again
+    assert len(opening) == 2, "each once"
+    go_on.clear()
+    opened = [other, *[await versions.open(number) for number in range(2, MOST_OPEN)]]
+    assert await versions.open(0) is first
+    await asyncio.wait_for(versions.open(MOST_OPEN), 60)  # and waits for no reply of the others
+    go_on.set()
+    await asyncio.sleep(0)
+    closed = [sampler.closed for sampler in (first, *opened) if isinstance(sampler, FakeSampler)]
+    assert closed == [False, True, *[False] * (MOST_OPEN - 2)]
     with pytest.raises(LookupError):
         await versions.open(99)
     await versions.aclose()
     ledger.close()
 
 
-async def test_version_that_is_slow_to_open_holds_no_other_up(tmp_path: Path) -> None:
-    ledger, trainer = Ledger(tmp_path), FakeTrainer()
-    first = (await restore(ledger, trainer)).version
-    sampler = await trainer.publish()
-    step = ledger.steps.begin(first.id, [])
-    ledger.steps.commit(step, first, state_ref="s", sampler_ref=sampler.ref, metrics={})
-    versions, opening, go_on = VersionSamplers(ledger, trainer), list[str](), asyncio.Event()
-    opens = trainer.open
-
-    async def slow(ref: str) -> Sampler:
-        opening.append(ref)
-        if ref == first.sampler_ref:
-            await go_on.wait()
-        return await opens(ref)
-
-    trainer.open = slow  # type: ignore[method-assign]
-    waiting = [asyncio.create_task(versions.open(first.id)) for _ in range(2)]
-    await asyncio.sleep(0)
-    assert await asyncio.wait_for(versions.open(1), 60) is sampler
-    go_on.set()
-    one, other = await asyncio.gather(*waiting)
-    assert one is other
-    assert opening == [first.sampler_ref, sampler.ref], "each once"
-    await versions.aclose()
-    ledger.close()
-
-
 def test_automatic_rate_goes_by_the_models_hidden_size(tmp_path: Path) -> None:
-    automatic = load([])
-    assert learning_rate(automatic, str(MODEL_DIR)) == pytest.approx(6.327e-4, rel=1e-3)
+    automatic, config = load([]), tmp_path / "config.json"
     assert learning_rate(load(["--learning-rate", "1e-4"]), "anywhere") == 1e-4
-    for said in (
-        {"model_type": "llama", "hidden_size": 4096},
-        {"model_type": "llava", "text_config": {"model_type": "llama", "hidden_size": 4096}},
+    llama = {"model_type": "llama", "hidden_size": 4096}
+    for fields, rate in (
+        (json.loads((MODEL_DIR / "config.json").read_text()), 6.327e-4),
+        (llama, 2.857e-4),
+        ({"model_type": "llava", "text_config": llama}, 2.857e-4),
+        ({"model_type": "gpt2", "n_embd": 2000}, 5e-4),
     ):
-        (tmp_path / "config.json").write_text(json.dumps(said))
-        assert learning_rate(automatic, str(tmp_path)) == pytest.approx(2.857e-4, rel=1e-3)
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": 2000}')
-    assert learning_rate(automatic, str(tmp_path)) == pytest.approx(5e-4)
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"no config\.json .* --learning-rate auto goes: put it"):
+        config.write_text(json.dumps(fields))
+        assert learning_rate(automatic, str(tmp_path)) == pytest.approx(rate, rel=1e-3)
+    config.unlink()
+    with pytest.raises(ConfigError, match=r"no config\.json"):
         learning_rate(automatic, str(tmp_path))
-
-
-def test_thinking_that_the_model_cannot_do_is_refused_at_the_start(tmp_path: Path) -> None:
-    flags = ("--model-name", "demo", "--backend", "local", "--thinking", "on", "--port", "0")
-    done = stories.run(*flags, directory=tmp_path / "data")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[-1].endswith("--thinking on: demo cannot think; leave it out")
 
 
 def test_sources() -> None:
@@ -171,9 +148,6 @@ def test_sources() -> None:
         assert (shipped.tokenizer, shipped.family) == (str(folder), family)
     mine = source(load(["--model-name", str(MODEL_DIR), "--renderer", "qwen3"]))
     assert (mine.tokenizer, mine.weights, mine.family) == (str(MODEL_DIR), str(MODEL_DIR), "qwen3")
-    for nowhere in ("/nowhere/model", "./nowhere", "~/nowhere"):
-        with pytest.raises(ConfigError, match="there is no such folder"):
-            source(load(["--model-name", nowhere]))
 
 
 @pytest.mark.parametrize(
@@ -195,30 +169,5 @@ def mine(folder: Path, *flags: str) -> Source:
 def test_a_tokenizer_from_elsewhere_leaves_the_weights_where_they_are(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         shutil.copy(MODEL_DIR / name, tmp_path)
-    with pytest.raises(ConfigError, match=r"has no tokenizer .*--tokenizer"):
-        mine(tmp_path)
     found = mine(tmp_path, "--tokenizer", str(MODEL_DIR))
     assert (found.tokenizer, found.weights) == (str(MODEL_DIR), str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("files", "says"),
-    [
-        ({}, "has no config.json; name a model in the form of the Hugging Face hub"),
-        ({"qwen3-8b-q4.gguf": ""}, "has no config.json; .*GGUF files are not read"),
-        (
-            {"adapter_config.json": '{"base_model_name_or_path": "Qwen/Qwen3-8B"}'},
-            r"is an adapter, no model; name its base \(Qwen/Qwen3-8B\)",
-        ),
-        ({"config.json": "{}", "adapter_config.json": "[]"}, "is an adapter, no model"),
-    ],
-)
-def test_a_folder_that_is_no_model_is_refused(
-    files: dict[str, str], says: str, tmp_path: Path
-) -> None:
-    for name, text in {**files, "tokenizer.json": "{}"}.items():
-        (tmp_path / name).write_text(text)
-    with pytest.raises(ConfigError, match=says):
-        mine(tmp_path)
-    with pytest.raises(ConfigError, match="is a file, no folder"):
-        mine(tmp_path / "tokenizer.json")

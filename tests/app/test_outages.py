@@ -7,6 +7,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,8 @@ async def test_outage_anywhere_in_a_step_is_waited_out(
         assert (seen["backend.lost"], seen["backend.recovered"], seen["step.void"]) == (1, 1, 0)
 
 
-async def test_state_is_loaded_again_and_again_until_the_service_answers(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
-        w.trainer.away |= {"train_step": 1, "load_state": 5}
-        batch(w)
-        await w.version(1)
-        assert w.trainer.asked["load_state"] == 6
-        assert len(void_steps(w)) == 1, "one step failed; loading a state is none"
-        assert w.trainer.weights == 1
+def snapshot(w: World, waiting: int = 0) -> dict[str, Any]:
+    return w.health.snapshot(version=0, waiting=waiting, batch_size=4)
 
 
 async def test_while_the_service_is_away_nothing_is_lost_and_health_says_what_it_means(
@@ -90,21 +85,18 @@ async def test_while_the_service_is_away_nothing_is_lost_and_health_says_what_it
         w.trainer.away |= {"train_step": 1, "load_state": UNTIL_TOLD}
         batch(w)
         await w.until(lambda: w.trainer.asked["load_state"] >= 5)
-        seen = w.health.snapshot(version=0, waiting=w.ledger.samples.waiting(), batch_size=4)
+        seen = snapshot(w, w.ledger.samples.waiting())
         assert (seen["status"], seen["backend"], seen["learner"]) == ("degraded", "away", "stalled")
         assert seen["backend_error"] == "the service is away for load_state, as told"
-        assert seen["learner_since"] >= seen["backend_since"] > 0
         assert seen["learner_attempts"] >= 5
-        assert seen["meaning"] == (
-            "Replies come from policy v0 as before; learning waits; 4 samples are queued, "
-            "none is lost."
-        )
+        assert seen["meaning"].endswith("learning waits; 4 samples are queued, none is lost.")
         w.trainer.away.clear()
         await w.version(1)
+        assert len(void_steps(w)) == 1, "one step failed; loading a state is none"
+        assert w.trainer.weights == 1
         await w.until(lambda: w.health.learner.state == "waiting")
-        seen = w.health.snapshot(version=1, waiting=0, batch_size=4)
+        seen = snapshot(w)
         assert (seen["status"], seen["backend"], seen["learner_attempts"]) == ("ok", "ok", 0)
-        assert seen["learner_next_try_s"] is None
 
 
 async def test_a_refusal_of_the_ledger_is_over_though_there_is_no_step(tmp_path: Path) -> None:
@@ -114,7 +106,7 @@ async def test_a_refusal_of_the_ledger_is_over_though_there_is_no_step(tmp_path:
         await w.until(lambda: w.health.learner.state == "stalled")
         sql(w.ledger).rows("PRAGMA query_only = OFF")
         await w.until(lambda: w.health.learner.state == "waiting")
-        seen = w.health.snapshot(version=0, waiting=0, batch_size=4)
+        seen = snapshot(w)
         assert (seen["status"], seen["backend"]) == ("ok", "ok")
 
 
@@ -123,8 +115,7 @@ async def test_waiting_learner_says_when_it_tries_again_and_ends_at_once(tmp_pat
         w.trainer.away["publish"] = 1
         batch(w)
         await w.until(lambda: w.health.learner.state == "stalled")
-        seen = w.health.snapshot(version=0, waiting=4, batch_size=4)
-        assert 300 < seen["learner_next_try_s"] <= 600
+        assert 300 < snapshot(w)["learner_next_try_s"] <= 600
         assert step_counts(w.ledger)["intent"] == 0
 
 
@@ -159,13 +150,6 @@ async def test_outages_and_failures_of_one_batch_are_counted_apart(tmp_path: Pat
         assert sample_counts(w.ledger)["quarantined"] == 0
 
 
-async def test_batch_that_fails_twice_after_an_outage_is_set_aside(tmp_path: Path) -> None:
-    async with world(tmp_path, trainer=FakeTrainer(refuse=has_token(666))) as w:
-        w.trainer.away["train_step"] = 1
-        await bad_batch(w)
-        assert [outage for outage, _ in void_steps(w)] == [1, 0, 0]
-
-
 async def test_outage_while_the_state_is_loaded_counts_against_no_batch(tmp_path: Path) -> None:
     trainer = FakeTrainer()
 
@@ -175,8 +159,9 @@ async def test_outage_while_the_state_is_loaded_counts_against_no_batch(tmp_path
 
     trainer.refuse = refuse
     async with world(tmp_path, trainer=trainer) as w:
+        w.trainer.away["train_step"] = 1
         await bad_batch(w)
-        assert [outage for outage, _ in void_steps(w)] == [0, 0]
+        assert [outage for outage, _ in void_steps(w)] == [1, 0, 0], "it fails twice after that"
         batch(w)
         await w.version(1)
         assert sample_counts(w.ledger)["trained"] == 4
@@ -190,12 +175,9 @@ async def test_judging_waits_for_the_service_and_goes_on(tmp_path: Path, events:
         assert w.health.judge.state == "stalled"
         assert judgeable(w.ledger) == [turn]
         assert w.why_refused(turn) is None
-        seen = w.health.snapshot(version=0, waiting=0, batch_size=4)
+        seen = snapshot(w)
         assert seen["status"] == "degraded"
-        assert (
-            seen["meaning"]
-            == "Replies come from policy v0 as before; judging waits; nothing is lost."
-        )
+        assert "judging waits" in seen["meaning"]
         w.says.away = 0
         await w.settled()
         verdict = w.ledger.judgements.verdict(turn)
@@ -265,40 +247,10 @@ async def test_teacher_that_is_away_keeps_the_sample(tmp_path: Path) -> None:
         assert w.health.backend.away == frozenset()
 
 
-async def test_judge_that_answers_does_not_hurry_the_teacher(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:  # a turn rests for five seconds and longer
-        w.base.away = UNTIL_TOLD
-        w.turn("NO, HOW it should be")
-        await w.until(lambda: w.health.backend.attempts("teaching") == 1)
-        w.turn("YES")
-        await w.until(lambda: w.ledger.samples.waiting() == 1)
-        await asyncio.sleep(0.1)
-        assert w.health.backend.attempts("teaching") == 1
-
-
-def test_outage_has_one_event_for_its_beginning_and_one_for_its_end(events: Events) -> None:
-    now = [100.0]
-    outages = Outages(clock=lambda: now[0])
-    assert (outages.since, outages.error) == (100.0, None)
-    now[0] = 130.0
-    for asking in ("serving", "learning", "learning"):
-        outages.seen(asking, OutageError(f"{asking} gets no answer"))  # type: ignore[arg-type]
-        now[0] += 10
-    outages.over("serving")
-    assert (outages.away, outages.since) == ({"learning"}, 140.0)
-    assert outages.error == "learning gets no answer"
-    assert (outages.attempts("learning"), outages.attempts("serving")) == (2, 0)
-    outages.over("judging")
-    assert outages.away == {"learning"}, "another kind of request says nothing of this one"
-    outages.over("learning")
-    assert (outages.away, outages.since) == (frozenset(), 160.0)
-    assert events() == {"backend.lost": 1, "backend.recovered": 1}
-
-
-async def test_answer_of_whatever_kind_ends_an_outage_and_a_rest() -> None:
+async def test_answer_of_whatever_kind_ends_an_outage_of_its_kind_and_a_rest() -> None:
     outages = Outages()
 
-    def ask(answer: Exception | None) -> Any:
+    def ask(answer: Exception | None) -> None:
         with outages.watching("serving"):
             if answer:
                 raise answer
@@ -306,14 +258,12 @@ async def test_answer_of_whatever_kind_ends_an_outage_and_a_rest() -> None:
     for answer in (None, SamplerError("refused")):
         with pytest.raises(OutageError):
             ask(OutageError("away"))
-        assert outages.away == {"serving"}
+        outages.over("judging")
+        assert outages.away == {"serving"}, "another kind of request says nothing of this one"
         resting = asyncio.create_task(outages.rest("serving", 600))
         await asyncio.sleep(0.01)
         assert not resting.done()
-        if answer:
-            with pytest.raises(SamplerError):
-                ask(answer)
-        else:
-            ask(None)
+        with suppress(SamplerError):
+            ask(answer)
         assert outages.away == frozenset()
         await asyncio.wait_for(resting, 60)

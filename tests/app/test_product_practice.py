@@ -14,7 +14,6 @@ from examples.demo import homework
 from examples.demo.judge import HINTS_PLAIN
 from tests.support.ledger import check, one, read
 from tests.support.lives import Fate, Life, life, until
-from tests.support.stories import run
 
 pytestmark = pytest.mark.slow
 FLAGS = ("--batch-size", "64", "--lora-rank", "4", "--learning-rate", "1e-3")
@@ -156,18 +155,3 @@ def test_killed_while_a_practice_is_undone_the_version_before_answers(
         assert again.health()["policy_version"] == 2
         assert again.stop() == 0
     assert one(data, "SELECT sampler_ref FROM versions WHERE id = 2") == before
-
-
-def test_explain_and_lessons_tell_what_was_practised(accepted: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(accepted, data)
-    with practising(data, Fate(constants=SHORT)) as running:
-        assert running.serves()
-        until(lambda: state(data) == "provisional")
-        assert running.stop() == 0
-    source = one(data, "SELECT turn_id FROM lessons")
-    for command in (("explain", str(source)), ("lessons",)):
-        told = " ".join(run(*command, directory=data).stdout.split())
-        assert f"step 1: lesson 1 · from turn {source} · on turns" in told, told
-        assert "after 2 optimizer steps" in told
-        assert "v1 from v0" in told

@@ -84,28 +84,6 @@ def test_it_learns_through_servers_and_no_request_fails_while_it_publishes(tmp_p
             assert not server.adapters, "and none stays behind when the gateway stops"
 
 
-def test_a_gateway_whose_servers_are_away_waits_for_them(tmp_path: Path) -> None:
-    answers: list[int] = []
-
-    def ask(url: str) -> None:
-        body = {"model": "demo", "messages": [HELLO], "max_tokens": 5}
-        answers.append(httpx.post(f"{url}/chat/completions", json=body, timeout=180).status_code)
-
-    with (
-        demo_servers(1) as (server,),
-        product(tmp_path / "data", *FLAGS, "--sampler-urls", server.url) as running,
-    ):
-        server.stop()
-        caller = threading.Thread(target=ask, args=(running.url,))
-        caller.start()
-        caller.join(1.5)
-        assert caller.is_alive(), "it is neither refused nor failed"
-        server.start()
-        caller.join(180)
-        assert answers == [200]
-        assert running.stop() == 0
-
-
 def test_a_server_that_hangs_leaves_and_comes_back_and_no_client_notices(tmp_path: Path) -> None:
     with stoppable("demo") as stands_still, demo_servers(1) as (other,):
         urls = f"{stands_still.url},{other.url}"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.support.clients import HELLO, ask, converse, rows
-from tests.support.lives import refused
 from tests.support.processes import Running, product
 from tests.support.tinker import wire_process
 
@@ -54,10 +53,9 @@ def test_budget_pauses_learning_over_restarts_and_never_serving(tmp_path: Path) 
             wait_for(running, "policy_version")
             assert running.stop() == 0
             step = events(running, "step")[0]
-            assert step["usd"] == pytest.approx(
-                (step["billed"]["trained"] * 3 + step["billed"]["prefill"]
-                 + step["billed"]["sampled"] * 2) / 1e6
-            )  # fmt: skip
+            prices = {"prefill": 1, "cached": 0.2, "sampled": 2, "trained": 3}
+            usd = sum(step["billed"].get(of, 0) * price for of, price in prices.items()) / 1e6
+            assert step["usd"] == pytest.approx(usd)
             assert all(turn["usd"] > 0 for turn in events(running, "turn.captured"))
         unserved = "SELECT COUNT(*) FROM turns WHERE id NOT IN (SELECT turn_id FROM spend "
         assert rows(data, unserved + "WHERE purpose = 'serve')") == [(0,)]
@@ -78,31 +76,3 @@ def test_budget_pauses_learning_over_restarts_and_never_serving(tmp_path: Path) 
             wait_for(running, "spending_paused")
             assert running.stop() == 0
         assert rows(data, learned) == before
-        with product(data, *flags, "--budget-usd", "1", env=ENV) as running:
-            version = running.health()["policy_version"]
-            for seed in range(200, 206):
-                converse(running, seed)
-            deadline = time.monotonic() + 180
-            while running.health()["policy_version"] == version:
-                assert time.monotonic() < deadline, running.health()
-                time.sleep(0.2)
-            assert running.stop() == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (
-            ("--backend", "tinker", "--base-url", "http://127.0.0.1:9"),
-            "--budget-usd 1 cannot be kept: of demo the price per million tokens is not known "
-            "(prefill, cached, sample, train). Give a table with --prices FILE",
-        ),
-        ((), "--backend local bills nothing"),
-        (("--prices", "nowhere.toml"), "--prices nowhere.toml cannot be read"),
-    ],
-)
-def test_budget_that_cannot_be_kept_is_refused_before_anything_is_made(
-    flags: tuple[str, ...], says: str, tmp_path: Path
-) -> None:
-    assert says in refused(tmp_path / "data", "--budget-usd", "1", *flags)
-    assert not (tmp_path / "data").exists()

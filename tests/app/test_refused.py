@@ -27,13 +27,12 @@ from tests.support.faults import App, Receive, Scope, Send, _body, _replay
 from tests.support.ledger import judgeable, sql
 from tests.support.tinker import KEY, Served, served
 from tinker_claw.app import wiring
+from tinker_claw.app.orders import order
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import System, wire
 from tinker_claw.backends.model_files import source
 from tinker_claw.billing.prices import price_in_force
-from tinker_claw.cli.status import describe
 from tinker_claw.config.load import load
-from tinker_claw.learner import recovery
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.retry import Backoff
 
@@ -107,6 +106,10 @@ class Product:
     speaks: Unloads
     there: Served
     root: str
+    directory: Path
+
+    async def order(self, name: str, **given: Any) -> Any:
+        return await asyncio.to_thread(order, self.directory, name, given, lambda: None)
 
     async def health(self) -> dict[str, Any]:
         return (await self.http.get(f"{self.root}healthz")).json()
@@ -136,35 +139,27 @@ class Product:
                     return health
                 await asyncio.sleep(0.05)
 
+    async def talk(self, seed: int, *lines: str) -> None:
+        """Hold a session: a problem, and these lines after each reply."""
+        problem = homework.new_problem(random.Random(seed))
+        messages = [{"role": "user", "content": homework.first_message(problem)}]
+        for line in (*lines, None):
+            answer = await self.http.post(
+                "/chat/completions",
+                json={"model": "demo", "messages": messages, "max_tokens": 60},
+                headers={"X-Session-Id": str(seed)},
+            )
+            reply = answer.json()["choices"][0]["message"]["content"]
+            messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": line}]
+
     async def complain(self, seed: int = 3) -> None:
-        """Say something, and be displeased with the reply."""
-        opening = {
-            "role": "user",
-            "content": homework.first_message(homework.new_problem(random.Random(seed))),
-        }
-        answer = await self.ask(messages=[opening])
-        said = {"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]}
-        no = {"role": "user", "content": "Use fewer words, please."}
-        assert (await self.ask(messages=[opening, said, no])).status_code == 200
+        await self.talk(seed, "Use fewer words, please.")
 
     async def learn(self) -> None:
         """Talk until there is a first version."""
         for seed in range(20):
             rng = random.Random(seed)
-            messages = [
-                {"role": "user", "content": homework.first_message(homework.new_problem(rng))}
-            ]
-            for line in (rng.choice(homework.CORRECTIONS), rng.choice(homework.APPROVALS), "Bye."):
-                answer = await self.http.post(
-                    "/chat/completions",
-                    json={"model": "demo", "messages": messages, "max_tokens": 60},
-                    headers={"X-Session-Id": str(seed)},
-                )
-                said = answer.json()["choices"][0]["message"]["content"]
-                messages += [
-                    {"role": "assistant", "content": said},
-                    {"role": "user", "content": line},
-                ]
+            await self.talk(seed, *map(rng.choice, (homework.CORRECTIONS, homework.APPROVALS)))
             async with asyncio.timeout(120):
                 while judgeable(self.system.parts.ledger) or self.system.learner.stepping:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
@@ -179,7 +174,7 @@ async def running(
 ) -> AsyncGenerator[Product]:
     """Run the product on a Tinker server of its own. `more`: flags of the start."""
     monkeypatch.setenv("TINKER_API_KEY", KEY)
-    monkeypatch.setattr(recovery, "WAITS", Backoff(0.05, 0.2))
+    monkeypatch.setattr(Backoff, "after", lambda self, failures: 0.1)
     speaks = Unloads()
     options = {"model": "demo", "name": "demo", "root": directory / "box"}
     there = await asyncio.to_thread(lambda: served(directory, speaking=speaks, **options))
@@ -190,16 +185,15 @@ async def running(
         stack.callback(ledger.close)
         price = price_in_force(settings)
         system = await wire(settings, source(settings), None, ledger, price, stack)
-        judging = system.judging
-        system.learner.recovery._waits = waits = Backoff(0.05, 0.2)
-        judging.judge_breaker.waits = judging.teacher_breaker.waits = waits
         url = await stack.enter_async_context(in_background(system.app))
+        place = ("127.0.0.1", httpx.URL(url).port or 0)
+        await stack.enter_async_context(system.orders.announced(settings.run.directory, place))
         http = httpx.AsyncClient(base_url=url, timeout=240, verify=False)
         await stack.enter_async_context(http)
         group = await stack.enter_async_context(asyncio.TaskGroup())
         works = (system.judging.run, system.learner.run, system.learner.recovery.keep_published)
         tasks = [group.create_task(work()) for work in works]
-        yield Product(system, http, speaks, there, url.removesuffix("v1"))
+        yield Product(system, http, speaks, there, url.removesuffix("v1"), settings.run.directory)
         for task in tasks:
             task.cancel()
 
@@ -211,9 +205,7 @@ async def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGener
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "trainer_too"), [(400, False), (400, True), (404, False), (410, False), ("user", True)]
-)
+@pytest.mark.parametrize(("how", "trainer_too"), [(400, True), (410, False), ("user", True)])
 async def test_a_refused_version_is_told_and_published_anew(
     product: Product, how: Any, *, trainer_too: bool
 ) -> None:
@@ -233,10 +225,7 @@ async def test_a_refused_version_is_told_and_published_anew(
         assert (found["status"], found["serving"]) == ("degraded", "replaced")
         assert found["policy_version"] == number
         assert "not loaded" in found["serving_error"]
-        by = found["answered_by"]
-        assert by in {f"v{n}" for n in range(number)} | {"the base model"}
-        assert f"Replies come from {by}, since v{number} cannot answer" in found["meaning"]
-        assert any("not loaded" in line for line in describe(found, "here", 0.0))
+        assert f"since v{number} cannot answer" in found["meaning"]
         turns = product.rows("SELECT policy_version, fallback IS NULL FROM turns ORDER BY id")[
             before:
         ]
@@ -252,7 +241,7 @@ async def test_a_refused_version_is_told_and_published_anew(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [400, 404, 410, "user"])
+@pytest.mark.parametrize("how", [400, "user"])
 async def test_a_base_model_that_is_gone_is_told(product: Product, how: Any) -> None:
     speaks, refs = (
         product.speaks,
@@ -267,7 +256,6 @@ async def test_a_base_model_that_is_gone_is_told(product: Product, how: Any) -> 
         None,
     )
     assert "not loaded" in found["serving_error"]
-    assert found["meaning"].startswith("Requests get an error: neither v0 nor what stands in")
     speaks.refused = set()
     assert (await product.ask()).status_code == 200
     assert (await product.health())["status"] == "ok"
@@ -292,48 +280,19 @@ async def test_a_request_that_is_refused_for_itself_leaves_health_well(product: 
 
 
 @pytest.mark.slow
-async def test_a_version_that_comes_back_and_is_refused_again_is_told_and_published_each_time(
+async def test_a_pinned_version_that_is_gone_is_published_anew_from_its_state(
     product: Product,
 ) -> None:
     await product.learn()
-    number, ref = product.newest.version.id, product.newest.sampler.ref
-    async with product.system.learner.between_steps():  # nothing is published for now
-        for _ in range(2):
-            product.speaks.refused.add(ref)
-            assert (await product.ask()).json()["system_fingerprint"] != f"v{number}"
-            found = await product.health()
-            assert (found["status"], found["serving"]) == ("degraded", "replaced")
-            product.speaks.refused.clear()
-            assert (await product.ask()).json()["system_fingerprint"] == f"v{number}"
-            await product.until(serving="ok")
-    refs = [ref]
-    for _ in range(2):
-        product.speaks.refused.add(refs[-1])
-        assert (await product.ask()).status_code == 200
-        assert (await product.health())["policy_version"] == number
-        await product.until(serving="ok")
-        assert (await product.ask()).json()["system_fingerprint"] == f"v{number}"
-        refs.append(product.newest.sampler.ref)
-    assert len(set(refs)) == 3, "published anew each time it was gone"
-    assert (await product.health())["status"] == "ok"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [400, 404, 410])
-async def test_a_pinned_version_that_is_gone_is_published_anew_from_its_state(
-    product: Product, how: int
-) -> None:
-    await product.learn()
     newest = product.newest
-    await product.system.orders._undoing.pin(0)
+    await product.order("pin", version=0)
     (kept,) = product.rows("SELECT sampler_ref, state_ref FROM versions WHERE id = 0")
-    product.speaks.how = how
+    product.speaks.how = 410
     product.speaks.refused.add(kept[0])
     async with product.system.learner.between_steps():
         assert (await product.ask()).status_code == 200
         found = await product.health()
         assert (found["policy_version"], found["serving"]) == (0, "replaced")
-        assert found["meaning"].startswith("Replies come from the base model, since v0 cannot")
     found = await product.until(serving="ok")
     assert (found["status"], found["answered_by"], found["pinned"]) == ("ok", "v0", True)
     ((ref, state),) = product.rows("SELECT sampler_ref, state_ref FROM versions WHERE id = 0")
@@ -345,7 +304,7 @@ async def test_a_pinned_version_that_is_gone_is_published_anew_from_its_state(
     # Learning goes on from the newest version, whose weights are loaded again.
     assert product.newest == newest
     assert not product.system.learner.recovery.suspect
-    assert product.newest.version.id == await product.system.orders._undoing.unpin()
+    assert product.newest.version.id == await product.order("unpin")
     assert (await product.ask()).json()["system_fingerprint"] == f"v{newest.version.id}"
 
 
@@ -371,11 +330,10 @@ class Scold:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [400, 404, 410])
 async def test_a_judge_that_is_gone_is_told_and_replies_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge, seeds = Scold(how), itertools.count(10)
+    judge, seeds = Scold(404), itertools.count(10)
     async with (
         in_background(judge.app()) as url,
         running(tmp_path, monkeypatch, "--judge-url", url) as product,
@@ -383,11 +341,8 @@ async def test_a_judge_that_is_gone_is_told_and_replies_go_on(
         await product.complain()
         found = await product.until(judge="failing")
         assert (found["status"], found["wrong"], found["serving"]) == ("degraded", ["judge"], "ok")
-        assert f"HTTP {how}" in found["judge_error"]
+        assert "HTTP 404" in found["judge_error"]
         assert "judging waits" in found["meaning"]
-        lines = "\n".join(describe(found, "here", found["judge_since"]))
-        assert "judge: failing since" in lines
-        assert f"HTTP {how}" in lines
         assert (await product.ask()).status_code == 200
         judge.status = 200
         while (await product.health())["judge"] != "ok":
@@ -397,43 +352,32 @@ async def test_a_judge_that_is_gone_is_told_and_replies_go_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [400, 404, 410, "user"])
-async def test_a_base_model_that_teaches_and_is_gone_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any
+@pytest.mark.parametrize(
+    ("asking", "how"), [("teaching", 404), ("teaching", "user"), ("judging", 400)]
+)
+async def test_a_base_model_that_judges_or_teaches_and_is_gone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asking: Any, how: Any
 ) -> None:
-    async with (
-        in_background(Scold().app()) as url,
-        running(tmp_path, monkeypatch, "--judge-url", url, "--method", "opd") as product,
-    ):
+    async with AsyncExitStack() as stack:
+        flags: tuple[str, ...] = ()
+        if asking == "teaching":
+            judge = await stack.enter_async_context(in_background(Scold().app()))
+            flags = ("--judge-url", judge, "--method", "opd")
+        else:
+            monkeypatch.setattr(wiring, "MODELS", ())  # as a model without a judge of its own
+        product = await stack.enter_async_context(running(tmp_path, monkeypatch, *flags))
         product.speaks.how, product.speaks.refused = how, {"demo"}
         await product.complain()
         first = await product.until(backend="away")
-        await product.until(lambda: product.system.parts.health.backend.attempts("teaching") > 2)
+        await product.until(lambda: product.system.parts.health.backend.attempts(asking) > 2)
         found = await product.health()
         assert found["backend_since"] == first["backend_since"], "one outage, however often tried"
         assert (found["status"], found["serving"]) == ("degraded", "ok")
         assert "no longer has the base model" in found["backend_error"]
-        assert found["meaning"].startswith("Replies come from policy v0 as before; judging waits")
-        assert any("no longer has" in line for line in describe(found, "here", 0.0))
-        assert found["samples_waiting"] == 0
-        product.speaks.refused.clear()
-        assert (await product.until(backend="ok", samples_waiting=1))["status"] == "ok"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [400, 404, 410, "user"])
-async def test_a_base_model_that_judges_and_is_gone_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any
-) -> None:
-    monkeypatch.setattr(wiring, "MODELS", ())  # as a model without a judge of its own
-    async with running(tmp_path, monkeypatch) as product:
-        product.speaks.how, product.speaks.refused = how, {"demo"}
-        await product.complain()
-        await product.until(backend="away")
-        found = await product.until(judge="stalled")
-        assert (found["status"], found["serving"]) == ("degraded", "ok")
-        assert "no longer has the base model" in found["backend_error"]
         assert "judging waits" in found["meaning"]
+        assert found["samples_waiting"] == 0
         assert (await product.ask()).status_code == 200
         product.speaks.refused.clear()
         await product.until(backend="ok")
+        if asking == "teaching":
+            await product.until(samples_waiting=1, status="ok")

@@ -83,24 +83,6 @@ def test_directory_in_use_is_refused_and_the_lock_of_a_dead_process_is_not(tmp_p
         assert third.serves()
 
 
-@pytest.mark.slow
-def test_another_run_on_the_same_directory_is_refused(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with life(data, *FLAGS) as first:
-        assert first.serves()
-        assert first.stop() == 0
-    before = digest_of(data)
-    for *flags, says in (
-        ("--method", "binary", "method 'combine', not 'binary'"),
-        ("--lora-rank", "8", "lora_rank '4', not '8'"),
-    ):
-        assert f"holds a run with {says}" in refused(data, *FLAGS, *flags)
-        assert digest_of(data) == before
-    with life(data, *FLAGS) as again:
-        assert again.serves()
-        assert again.events("resumed")
-
-
 def test_run_that_never_began_binds_nobody(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with life(data, *FLAGS, fate=Fate("saving")) as first:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import shlex
 import socket
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,14 +13,11 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import World, gateway, spell
 from tests.support.processes import product
 from tinker_claw import connections
-from tinker_claw.app import server
-from tinker_claw.errors import ConfigError
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import StopReason
 
@@ -108,7 +104,7 @@ async def _send_slowly(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/healthz", "/ui", "/no"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/healthz"])
 async def test_a_body_with_two_lengths_is_refused(
     path: str, tmp_path: Path, renderer: Renderer
 ) -> None:
@@ -155,32 +151,3 @@ async def test_a_slow_reader_gets_all_of_a_long_answer(
         assert b"data: [DONE]" in got
         (turn,) = world.turns()
         assert turn.completion.stop_reason is StopReason.STOP
-
-
-async def test_what_a_user_of_a_background_server_fails_with_comes_out_as_it_is() -> None:
-    """The error is not in a group, which code that turns errors into sentences would not look
-    into."""
-
-    async def use() -> None:
-        async with server.in_background(FastAPI()) as url, httpx.AsyncClient() as client:
-            assert (await client.get(url)).status_code == 404
-            raise ConfigError("the port is taken")
-
-    with pytest.raises(ConfigError, match="the port is taken"):
-        await use()
-
-
-def test_a_collection_leaves_alone_what_lives_as_long_as_the_process() -> None:
-    """Run in a process of its own, as frozen objects stay frozen."""
-    run = (
-        "import gc, tinker_claw.app.wiring\n"
-        "from tinker_claw.app.server import spare_collector\n"
-        "before = len(gc.get_objects())\n"
-        "spare_collector()\n"
-        "assert len(gc.get_objects()) < before / 20, (len(gc.get_objects()), before)\n"
-        "cycle = []\n"
-        "cycle.append(cycle)\n"
-        "del cycle\n"
-        "assert gc.isenabled() and gc.collect()\n"
-    )
-    subprocess.run([sys.executable, "-c", run], check=True, timeout=120)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
-import torch
 
 from local_gpu.model.small import QWEN, check_room
 from tests.support.lives import life
 from tests.support.models import tiny_small
 from tests.support.stories import run
-from tinker_claw.backends import local
 from tinker_claw.backends.model_files import absent
 from tinker_claw.config.load import load
 from tinker_claw.errors import ConfigError
@@ -52,24 +51,9 @@ def test_small_is_refused_at_the_service(tmp_path: Path) -> None:
 def test_a_disk_without_room_for_small_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 10**9))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
     with pytest.raises(ConfigError, match="MiB free"):
         check_room(tmp_path)
-
-
-@pytest.mark.parametrize("computes", [False, True])
-def test_small_is_in_bfloat16_where_the_processor_computes_in_it(
-    computes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local, "computes_bfloat16", lambda: computes)
-    settings = load(["--model-name", "small", "--backend", "local"])
-    assert local._cpu_dtype(settings) == ("bfloat16" if computes else "auto")
-    other = load(["--model-name", "demo", "--backend", "local"])
-    assert local._cpu_dtype(other) == "auto"
-
-
-def test_what_the_processor_says_is_what_torch_says() -> None:
-    assert local.computes_bfloat16() == torch.cpu._is_avx512_bf16_supported()
 
 
 def test_small_is_no_model_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ import httpx
 import openai
 import pytest
 
-from tests.app.test_product import run as typed
 from tests.support.clients import HELLO, Talkers, talking
 from tests.support.ledger import check, one, read
 from tests.support.lives import BOUNDS, Fate, Life, life, until
+from tests.support.stories import run
 from tinker_claw.gateway.respond import STOPPED
 
 FLAGS = ("--batch-size", "2", "--lora-rank", "4", "--learning-rate", "1e-3")
@@ -95,19 +95,6 @@ def test_step_that_ends_soon_is_waited_for(tmp_path: Path) -> None:
     assert steps(data) == [("committed", None)]
 
 
-@pytest.mark.slow
-def test_reply_that_does_not_end_is_cut_and_not_taken_for_whole(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    slow = Fate(slow={"local_gpu.sample.embedded:draw": 1.0}, constants=BOUNDS)
-    with busy(data, fate=slow) as (running, who):
-        until(lambda: running.health()["status"] == "ok")
-        time.sleep(1.5)
-        running.signal(signal.SIGTERM)
-        assert running.ends() == 0
-    assert who.seen == []
-    assert one(data, "SELECT COUNT(*) FROM turns WHERE stop_reason <> 'abort'") == 0
-
-
 def chat_text(url: str) -> Iterator[str]:
     client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
     hello: Any = [HELLO]
@@ -160,8 +147,7 @@ def test_streams_that_do_not_end_get_an_error_event_and_their_turns_a_reason(
         assert running.ends() == 0
         assert all(str(STOPPED) in found.result() for found in failures)
     assert "Traceback" not in running.said()
-    told = typed("explain", "1", "--data-dir", str(data)).stdout
-    assert "not trained: gateway stopped" in told
+    assert "not trained: gateway stopped" in run("explain", "1", directory=data).stdout
     assert one(data, "SELECT COUNT(*) FROM turns WHERE stop_reason = 'abort'") == 3
 
 
@@ -233,34 +219,24 @@ sys.exit(main(words))
 """Starts the product, and sends it a signal inside of one function."""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    "place",
+    ("place", "number"),
     [
-        "tinker_claw.cli.main:load_given",
-        "asyncio:run",
-        "tinker_claw.app.main:configure",
-        "tinker_claw.app.server:Stop.__init__",
-        "tinker_claw.app.server:Stop.calls",
-        "tinker_claw.app.main:build",
-        "tinker_claw.app.main:listen",
-        "tinker_claw.app.main:wire",
-        "tinker_claw.app.main:GatewayServer",
+        ("tinker_claw.cli.main:load_given", signal.SIGINT),
+        ("asyncio:run", signal.SIGTERM),
+        ("tinker_claw.app.main:configure", signal.SIGINT),
+        ("tinker_claw.app.server:Stop.__init__", signal.SIGINT),
+        ("tinker_claw.app.server:Stop.__init__", signal.SIGTERM),
+        ("tinker_claw.app.server:Stop.calls", signal.SIGINT),
+        ("tinker_claw.app.main:listen", signal.SIGTERM),
+        ("tinker_claw.app.main:wire", signal.SIGINT),
+        ("tinker_claw.app.main:GatewayServer", signal.SIGTERM),
     ],
 )
 def test_signal_in_a_start_is_never_lost(tmp_path: Path, place: str, number: int) -> None:
-    words = ("--model-name", "demo", "--backend", "local", "--port", "0")
+    words = ("--model-name", "demo", "--backend", "local", "--port", "0", "--data-dir")
     started = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            STARTS,
-            place,
-            str(int(number)),
-            *words,
-            "--data-dir",
-            str(tmp_path / "data"),
-        ],
+        [sys.executable, "-c", STARTS, place, str(int(number)), *words, tmp_path / "data"],
         env=os.environ | {"TINKER_CLAW_GATEWAY__API_KEY": "none", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         timeout=240,

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
-from collections.abc import Awaitable, Generator
+import weakref
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
+from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.files import read_adapter
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import LoraShape, fresh_adapter, with_lora
 from local_gpu.sample import embedded
-from local_gpu.trainer import LocalTrainer
 from tests.support.backends import VOCABULARY, start_local, tiny_model
 from tests.support.local_reference import WARM, rl_datum
 from tinker_claw.errors import BackendError, OutageError, SamplerError
-from tinker_claw.types import LossPass, SamplingParams, TokenLogprobs
+from tinker_claw.types import LossPass, SamplingParams
 
 STEP = [LossPass("ppo", (rl_datum(30, 10, 1),))]
 PROMPT = (1, 5, 9, 33)
@@ -50,24 +53,26 @@ class Gate:
             self._open.set()
 
 
-def layer_of(trainer: LocalTrainer) -> Any:
-    learning: Any = trainer._backend.learning
-    return learning._policy.module.model.layers[0]
-
-
-async def test_a_version_is_opened_and_answers_while_a_step_runs(tmp_path: Path) -> None:
-    trainer, gate = await start_local(tmp_path), Gate()
+async def test_a_version_is_opened_and_answers_while_a_step_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, gate, step = await start_local(tmp_path), Gate(), LoraOptimizer.step
     ref = (await trainer.publish()).ref
-    layer_of(trainer).register_forward_pre_hook(gate)
+
+    def slowly(self: LoraOptimizer, *args: Any) -> Any:
+        gate()
+        return step(self, *args)
+
+    monkeypatch.setattr(LoraOptimizer, "step", slowly)
     async with asyncio.TaskGroup() as group:
         with gate.held():
-            step = group.create_task(trainer.train_step(STEP, WARM))
+            stepping = group.create_task(trainer.train_step(STEP, WARM))
             await gate.reached()
             async with asyncio.timeout(AT_MOST_S):
                 again = await trainer.open(ref)
                 (done,) = await again.sample(PROMPT, SamplingParams(max_tokens=3))
             assert len(done.tokens) == 3
-            assert not step.done()
+            assert not stepping.done()
     await trainer.aclose()
     with pytest.raises(BackendError, match="closed"):
         await trainer.open(ref)
@@ -105,53 +110,50 @@ async def test_a_version_that_is_no_longer_wanted_while_it_is_opened_keeps_no_me
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, warming = await start_local(tmp_path), asyncio.Event()
-    ref = (await trainer.publish()).ref
+    ref, opened = (await trainer.publish()).ref, list[Callable[[], object]]()
 
     async def warm(self: embedded.LocalSampler) -> None:
+        opened.append(weakref.ref(self))
         await self.sample(PROMPT, SamplingParams(max_tokens=1))
         warming.set()
         await asyncio.Event().wait()
 
-    serving: Any = trainer._backend.serving
-    before = len(serving._open)
     monkeypatch.setattr(embedded.LocalSampler, "warm", warm)
     opening = asyncio.create_task(trainer.open(ref))
     async with asyncio.timeout(AT_MOST_S):
         await warming.wait()
     opening.cancel()
     await asyncio.wait([opening])
-    assert len(serving._open) == before
+    del opening
+    gc.collect()
+    assert opened[0]() is None
     await trainer.aclose()
 
 
-async def test_versions_that_no_server_takes_leave_those_to_go_back_to(tmp_path: Path) -> None:
+async def test_versions_that_no_server_takes_leave_those_to_go_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(self: embedded.EmbeddedServing, ref: str, folder: Path) -> Any:
+        raise OutageError("No server answers.")
+
     trainer = await start_local(tmp_path, keep_states=4, keep_adapters=4)
     kept: list[tuple[str, str]] = []
     for _ in range(3):
         await trainer.train_step(STEP, WARM)
         kept.append((await trainer.save_state("one"), (await trainer.publish()).ref))
-    there: Any = trainer._backend.serving
-    open_there = there.open
+    monkeypatch.setattr(embedded.EmbeddedServing, "open", away)
     for _ in range(6):
-        there.open = away
         await trainer.train_step(STEP, WARM)
         await trainer.save_state("void")
         with pytest.raises(OutageError):
             await trainer.publish()
-        there.open = open_there
         await trainer.load_state(kept[-1][0])
     states, adapters = (
         {p.name for p in (tmp_path / "run" / kind).iterdir()} for kind in ("states", "adapters")
     )
     assert states == {state for state, _ in kept}
     assert adapters == {adapter for _, adapter in kept}
-    await trainer.load_state(kept[0][0])
-    await trainer.load_state(kept[2][0])
     await trainer.aclose()
-
-
-async def away(ref: str, folder: Path) -> Any:
-    raise OutageError("No server answers.")
 
 
 def test_modules_that_several_threads_build_at_once_are_whole(tmp_path: Path) -> None:
@@ -180,31 +182,20 @@ def test_modules_that_several_threads_build_at_once_are_whole(tmp_path: Path) ->
 
 
 async def test_what_cannot_be_scored_fails_alone_and_not_those_who_asked_with_it(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = await start_local(tmp_path)
-    base = await trainer.base()
-    learning: Any = trainer._backend.learning
+    forward = Qwen3MLP.forward
 
-    def too_long(module: Any, arguments: Any) -> None:
-        if arguments[0].shape[1] > 300:
+    def too_long(self: Qwen3MLP, x: torch.Tensor) -> Any:
+        if x.shape[1] > 300:
             raise torch.OutOfMemoryError("CUDA out of memory, say")
+        return forward(self, x)
 
-    learning._base.module.model.layers[0].register_forward_pre_hook(too_long)
-    lengths = (40, 50, 400, 60, 70)
-    async with asyncio.TaskGroup() as group:
-        asked = [group.create_task(settled(base.logprobs(tokens_of(n), start=1))) for n in lengths]
-    failed = [isinstance(one.result(), SamplerError) for one in asked]
-    assert failed == [n > 300 for n in lengths]
+    monkeypatch.setattr(Qwen3MLP, "forward", too_long)
+    trainer = await start_local(tmp_path)
+    base, lengths = await trainer.base(), (40, 50, 400, 60, 70)
+    asked = [base.logprobs([(i * i + n) % VOCABULARY for i in range(n)], start=1) for n in lengths]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [isinstance(answer, SamplerError) for answer in answers] == [n > 300 for n in lengths]
+    assert len(answers[0].logprobs) == 39  # type: ignore[union-attr]
     await trainer.aclose()
-
-
-def tokens_of(length: int) -> tuple[int, ...]:
-    return tuple((i * i + length) % VOCABULARY for i in range(length))
-
-
-async def settled(asking: Awaitable[TokenLogprobs]) -> TokenLogprobs | SamplerError:
-    try:
-        return await asking
-    except SamplerError as error:
-        return error

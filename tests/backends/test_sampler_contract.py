@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.backends import Backend
 from tests.support.contract import drawn, prompt, scored
-from tinker_claw.errors import RequestError
+from tinker_claw.errors import ClawError, RequestError
 from tinker_claw.policy import Trainer
 from tinker_claw.types import Completion, SamplingParams
 
@@ -17,11 +17,13 @@ from tinker_claw.types import Completion, SamplingParams
 async def test_scores_are_of_a_distribution_and_candidates_are_its_likeliest(
     backend: Backend, trainer: Trainer
 ) -> None:
-    if not (await trainer.capabilities()).target_logprobs:
-        pytest.skip("this backend does not score given ids")
     sampler, tokens = await trainer.publish(), prompt(backend, 12)
     every = tuple(range(backend.vocabulary))
     read = await sampler.logprobs(tokens, start=2, targets=[every] * 10, top_k=5)
+    own = await sampler.logprobs(tokens, start=2)
+    assert own.start == read.start == 2
+    of_own = [row[token] for row, token in zip(read.targets, tokens[2:], strict=True)]
+    assert of_own == pytest.approx(list(own.logprobs), abs=backend.tolerance)
     for row, ids, best in zip(read.targets, read.topk_ids, read.topk_logprobs, strict=True):
         assert math.fsum(map(math.exp, row)) == pytest.approx(1, abs=10 * backend.tolerance)
         assert list(best) == pytest.approx(sorted(row, reverse=True)[:5], abs=backend.tolerance)
@@ -71,8 +73,6 @@ async def test_tokens_come_as_often_as_their_logprobs_say(
     backend: Backend, trainer: Trainer
 ) -> None:
     """Logprobs of drawn tokens are minus the entropy on average; within 4 standard deviations."""
-    if not (await trainer.capabilities()).target_logprobs:
-        pytest.skip("this backend does not score given ids")
     sampler, start = await trainer.publish(), prompt(backend, 10)
     every, excess, variance = tuple(range(backend.vocabulary)), 0.0, 0.0
     for completion in await sampler.sample(start, SamplingParams(max_tokens=60, seed=40), n=8):
@@ -125,6 +125,13 @@ async def test_a_context_may_be_filled_and_not_overfilled(
     context = (await trainer.capabilities()).context_tokens
     full = await drawn(sampler, prompt(backend, context - 2), max_tokens=2)
     assert len(full.tokens) == 2
-    with pytest.raises(RequestError) as refused:
-        await sampler.logprobs(prompt(backend, context + 1), start=1)
-    assert refused.value.code == "context_length_exceeded"
+    for asking in (
+        sampler.logprobs(prompt(backend, context + 1), start=1),
+        drawn(sampler, prompt(backend, context - 4), max_tokens=5),
+    ):
+        with pytest.raises(RequestError) as refused:
+            await asking
+        assert refused.value.code == "context_length_exceeded"
+    for start, tokens in (((), 1), (prompt(backend), 0)):
+        with pytest.raises(ClawError):
+            await drawn(sampler, start, max_tokens=tokens)

@@ -86,29 +86,6 @@ async def test_cancelled_request_ends_at_the_service(tmp_path: Path) -> None:
     await trainer.aclose()
 
 
-async def test_cancelled_request_is_billed_where_the_service_samples_on(tmp_path: Path) -> None:
-    there = served(tmp_path, speaking=Uncancelling(), root=tmp_path / "served", table=True)
-    trainer = await start_tinker(tmp_path)
-    sampler = await trainer.publish()
-    there.faulty.seen.clear()
-    there.faulty.spoil(Fault("retrieve_future", "again", of="Sample"))
-    account = Account(uncharged)
-    asked = asyncio.create_task(
-        sampler.sample(PROMPT, SamplingParams(max_tokens=5, seed=1), charge=account.add)
-    )
-    await until(lambda: there.faulty.seen["retrieve_future"] > 1)
-    asked.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asked
-    assert account.usage == Usage(prefill=40)
-    there.faulty.behave()
-    await until(lambda: account.usage.sampled > 0)
-    assert there.faulty.seen["cancel_future"] == 0
-    assert account.usage.prefill + account.usage.cached == 40
-    assert account.usage.sampled <= 5
-    await trainer.aclose()
-
-
 @pytest.mark.parametrize("cancels", [True, False])
 async def test_client_that_hangs_up_pays_what_the_service_sampled(
     tmp_path: Path, renderer: Renderer, cancels: bool

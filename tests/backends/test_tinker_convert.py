@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tinker import types as sdk
 
-from tinker_claw.backends.tinker.convert import csr, named, rows_of, to_sdk
+from tinker_claw.backends.tinker.convert import named, rows_of, to_sdk
 from tinker_claw.errors import AlignmentError, SamplerError, StepError
 from tinker_claw.types import Datum, LossPass
 
@@ -59,11 +59,6 @@ def test_sparse_rows_say_the_same_as_dense_ones() -> None:
         assert other.to_torch()[:2].count_nonzero() == 0
 
 
-def test_compressed_rows_can_be_read_back() -> None:
-    table = csr(np.asarray([[1, 2], [3, 4]], dtype=np.int64), before=2)
-    assert table.to_torch(pad_value=-1).tolist() == [[-1, -1], [-1, -1], [1, 2], [3, 4]]
-
-
 def test_answers_are_cut_to_the_reply_and_to_the_sampled_token() -> None:
     datum = candidates().datums[0]
     wide = sdk.TensorData.from_numpy(np.arange(12, dtype=np.float32).reshape(4, 3))
@@ -100,14 +95,8 @@ def test_ragged_rows_are_refused() -> None:
         to_sdk(LossPass("cross_entropy", (ragged,)), sparse=True)
 
 
-@pytest.mark.parametrize("values", [None, [1.0, 2.0], [1.0, 2.0, 3.0, 4.0, 5.0]])
+@pytest.mark.parametrize("values", [None, [1.0, 2.0], [1.0, 2.0, float("nan"), 4.0]])
 def test_scores_of_named_ids_that_are_not_whole_are_refused(values: list[float] | None) -> None:
     found = None if values is None else sdk.TensorData(values, "float32", [len(values)])
-    with pytest.raises(SamplerError, match="did not score the ids"):
-        named(found, rows=2, k=2)
-
-
-def test_scores_of_named_ids_that_are_no_numbers_are_refused() -> None:
-    found = sdk.TensorData([1.0, 2.0, float("nan"), 4.0], "float32", [2, 2])
-    with pytest.raises(SamplerError, match="left out a score of the ids"):
+    with pytest.raises(SamplerError, match="the ids that were asked for"):
         named(found, rows=2, k=2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -236,21 +236,3 @@ async def test_learner_comes_to_the_same_versions_and_weights_on_both_backends(
     )
     there, here = endings[0].adapter, endings[1].adapter
     assert max(float(np.abs(there[name] - here[name]).max()) for name in here) < 1e-5
-
-
-@pytest.mark.slow
-async def test_batch_that_the_service_refuses_is_set_aside_and_the_next_is_trained(
-    tmp_path: Path,
-) -> None:
-    trainer = await start_tinker(tmp_path)
-    turns = await record(trainer, 2 * BATCH)
-    spoiled = turns[6]
-    assert spoiled.teacher is not None
-    ids = tuple((VOCABULARY + 7, *row[1:]) for row in spoiled.done.topk_ids)
-    turns[6] = replace(spoiled, done=replace(spoiled.done, topk_ids=ids))
-    # Fresh for the learner: scoring a stale one would find the mistake before the step does.
-    ending = await soak(tmp_path / "run", trainer, turns, steps=1)
-    await trainer.aclose()
-    assert ending.quarantined == [5, 6, 7, 8], "the newest go first"
-    assert ending.counts == {"intent": 0, "committed": 1, "void": 2}
-    assert ending.trained_once

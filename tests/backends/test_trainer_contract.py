@@ -14,14 +14,9 @@ import pytest
 
 from tests.support.backends import Backend
 from tests.support.contract import ADAM, drawn, prompt, rl_pass, scored
-from tinker_claw.errors import AlignmentError, BackendError, ClawError, RequestError, StepError
-from tinker_claw.policy import Sampler, Trainer
+from tinker_claw.errors import AlignmentError, BackendError
+from tinker_claw.policy import Trainer
 from tinker_claw.types import Completion, Datum, LossPass, SamplingParams, StopReason
-
-
-async def test_the_protocols_are_met(trainer: Trainer) -> None:
-    assert isinstance(trainer, Trainer)
-    assert isinstance(await trainer.base(), Sampler)
 
 
 async def test_a_completion_has_a_logprob_per_token_and_a_reason(
@@ -58,17 +53,6 @@ async def test_sampler_and_trainer_agree_on_logprobs_before_and_after_an_update(
         )
 
 
-async def test_a_step_raises_the_logprobs_of_what_was_rewarded(
-    backend: Backend, trainer: Trainer
-) -> None:
-    start = prompt(backend)
-    before = await trainer.publish()
-    completion = await drawn(before, start)
-    await trainer.train_step([rl_pass(start, completion)], ADAM)
-    after = await trainer.publish()
-    assert sum(await scored(after, start, completion)) > sum(completion.logprobs)
-
-
 async def test_a_published_sampler_never_changes(backend: Backend, trainer: Trainer) -> None:
     start = prompt(backend)
     sampler = await trainer.publish()
@@ -96,23 +80,9 @@ async def test_the_report_says_what_was_done(backend: Backend, trainer: Trainer)
     assert report.tokens == 2 * 61
 
 
-async def test_scores_at_given_targets_are_the_scores_of_those_tokens(
-    backend: Backend, trainer: Trainer
-) -> None:
-    sampler = await trainer.publish()
-    tokens = prompt(backend, 20)
-    own = await sampler.logprobs(tokens, start=3)
-    there = await sampler.logprobs(tokens, start=3, targets=[(t, 0) for t in tokens[3:]])
-    assert own.start == there.start == 3
-    assert [row[0] for row in there.targets] == pytest.approx(own.logprobs, abs=1e-5)
-    assert len(there.targets[0]) == 2
-
-
 async def test_samplers_report_the_candidates_that_they_promise(
     backend: Backend, trainer: Trainer
 ) -> None:
-    if not (await trainer.capabilities()).student_topk:
-        pytest.skip("this backend's samplers do not report candidates")
     sampler = await trainer.publish()
     start = prompt(backend)
     completion = await drawn(sampler, start, student_topk=3)
@@ -183,23 +153,6 @@ async def test_an_unknown_ref_is_a_sentence(trainer: Trainer, ref: str) -> None:
         await trainer.load_state(ref)
 
 
-async def test_a_void_step_changes_nothing_that_is_loaded_afterwards(
-    backend: Backend, trainer: Trainer
-) -> None:
-    start = prompt(backend)
-    sampler = await trainer.publish()
-    completion = await drawn(sampler, start)
-    good = rl_pass(start, completion)
-    ref = await trainer.save_state("before")
-    bad = LossPass("ppo", (Datum(good.datums[0].tokens, len(start)),))
-    with pytest.raises(StepError):
-        await trainer.train_step([good, bad], ADAM)
-    await trainer.load_state(ref)
-    assert await scored(await trainer.publish(), start, completion) == pytest.approx(
-        await scored(sampler, start, completion), abs=1e-6
-    )
-
-
 async def test_closing_a_stream_leaves_the_others_alone(backend: Backend, trainer: Trainer) -> None:
     sampler = await trainer.publish()
     start = prompt(backend)
@@ -241,21 +194,6 @@ async def test_a_closed_sampler_finishes_what_is_in_flight(
     )
 
 
-async def test_requests_that_cannot_be_served_are_refused(
-    backend: Backend, trainer: Trainer
-) -> None:
-    sampler = await trainer.base()
-    context = (await trainer.capabilities()).context_tokens
-    long = prompt(backend, context - 4)
-    with pytest.raises(RequestError) as refused:
-        await drawn(sampler, long, max_tokens=5)
-    assert refused.value.code == "context_length_exceeded"
-    with pytest.raises(ClawError):
-        await drawn(sampler, ())
-    with pytest.raises(ClawError):
-        await drawn(sampler, prompt(backend), max_tokens=0)
-
-
 async def test_scores_are_never_padded(backend: Backend, trainer: Trainer) -> None:
     sampler = await trainer.base()
     tokens = prompt(backend, 10)
@@ -264,9 +202,3 @@ async def test_scores_are_never_padded(backend: Backend, trainer: Trainer) -> No
             await sampler.logprobs(tokens, start=start)
     with pytest.raises(AlignmentError):
         await sampler.logprobs(tokens, start=5, targets=[(1,)])
-
-
-async def test_the_adapter_is_exported_in_pefts_format(trainer: Trainer, tmp_path: Path) -> None:
-    await trainer.export_adapter(tmp_path / "out" / "adapter")
-    names = {file.name for file in (tmp_path / "out" / "adapter").iterdir()}
-    assert {"adapter_config.json", "adapter_model.safetensors"} <= names

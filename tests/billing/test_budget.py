@@ -91,6 +91,10 @@ class Life:
         return health
 
 
+def priced(**more: Any) -> Callable[[Ledger], Spending]:
+    return lambda ledger: Spending(PRICE, ledger.spend, Telemetry(None), **more)
+
+
 @asynccontextmanager
 async def life(
     path: Path,
@@ -98,28 +102,14 @@ async def life(
     budget_usd: float | None,
     trainer: FakeTrainer | None = None,
 ) -> AsyncGenerator[Life]:
-    def spending(ledger: Ledger) -> Spending:
-        return Spending(
-            PRICE, ledger.spend, Telemetry(None), budget=budget_usd and Budget(budget_usd)
-        )
-
+    spending = priced(budget=budget_usd and Budget(budget_usd))
     fine = spell(renderer, "fine")
     trainer = trainer or FakeTrainer(script=Script(fine), bills=True)
     serving = FakeSampler(fine, bills=True)
     async with gateway(path, renderer, serving, spending=spending) as world:
-        telemetry, health, says = Telemetry(None), Health(), Says(billed=VERDICT)
-        method, base = build("binary"), FakeSampler()
-        parts = LoopParts(
-            world.ledger,
-            trainer,
-            base,
-            method,
-            world.policy,
-            telemetry,
-            health,
-            world.spending,
-            SETTINGS.training,
-        )
+        says, base = Says(billed=VERDICT), FakeSampler()
+        around = (Telemetry(None), Health(), world.spending, SETTINGS.training)
+        parts = LoopParts(world.ledger, trainer, base, build("binary"), world.policy, *around)
         learner = Learner(parts, learning_rate=1e-3)
         judge = Judge(says, JudgeSettings(), most_hints=0)
         scorer = HintScorer(parts, renderer, context_tokens=trainer.context_tokens)
@@ -147,22 +137,15 @@ def sums(world: World) -> tuple[float, float, float]:
     return spent["serve"].usd, spent["judge"].usd, spent["train"].usd
 
 
-async def test_without_a_budget_it_goes_on_and_says_what_was_spent(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with life(tmp_path, renderer, None) as it:
-        await it.a_step()
-        health = await it.health()
-        assert health["budget_usd"] is None
-        assert health["spent_usd"] == pytest.approx(sum(sums(it.world)))
-        assert health["spent_tokens"]["sampled"] == 4 * len(spell(renderer, "fine")) + 2 * 10
-
-
 async def test_budget_stops_judging_and_steps_and_serving_goes_on(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     async with life(tmp_path, renderer, None) as it:
         served, judged, trained = await it.a_step()
+        health = await it.health()
+        assert (health["status"], health["budget_usd"]) == ("ok", None)
+        assert health["spent_usd"] == pytest.approx(served + judged + trained)
+        assert health["spent_tokens"]["sampled"] == 4 * len(spell(renderer, "fine")) + 2 * 10
     budget = served + judged + trained + 0.5  # the next reply is dearer
     async with life(tmp_path, renderer, budget, it.trainer) as it:
         for number in (2, 3):
@@ -171,8 +154,7 @@ async def test_budget_stops_judging_and_steps_and_serving_goes_on(
         assert (health["status"], health["judge"], health["learner"]) == ("paused",) * 3
         assert health["learner_since"] > 0
         assert health["budget_usd"] == pytest.approx(budget)
-        for words in ("of the budget of", "turns are answered", "higher --budget-usd"):
-            assert words in health["spending_paused"]
+        assert "higher --budget-usd" in health["spending_paused"]
         before = sums(it.world)
         await it.converse(4)  # the gateway answers
         after = sums(it.world)
@@ -221,10 +203,7 @@ async def test_reply_that_nobody_waited_for_is_billed(
     words = Script(spell(renderer, "one two three four five six seven"), holds_after=3)
     sampler = FakeSampler(words, bills=True)
 
-    def spending(ledger: Ledger) -> Spending:
-        return Spending(PRICE, ledger.spend, Telemetry(None))
-
-    async with gateway(tmp_path, renderer, sampler, spending=spending) as world:
+    async with gateway(tmp_path, renderer, sampler, spending=priced()) as world:
         body = {"model": MODEL, "messages": chat("hi"), "stream": stream}
         asking = asyncio.create_task(world.http.post("/chat/completions", json=body))
         async with asyncio.timeout(60):
@@ -246,10 +225,7 @@ async def test_attempts_that_failed_are_billed_with_the_turn_or_without_one(
     broken = Script(good, fail_after=0)
     sampler = FakeSampler(broken, Script(good), bills=True)
 
-    def spending(ledger: Ledger) -> Spending:
-        return Spending(PRICE, ledger.spend, Telemetry(None))
-
-    async with gateway(tmp_path, renderer, sampler, spending=spending) as world:
+    async with gateway(tmp_path, renderer, sampler, spending=priced()) as world:
         await world.ask("hi")
         (turn,) = world.turns()
         served = of_turn(world.ledger, turn.id)
@@ -275,10 +251,7 @@ async def test_bill_that_cannot_be_written_takes_no_private_reply(
 ) -> None:
     sampler = FakeSampler(spell(renderer, "fine"), bills=True)
 
-    def spending(ledger: Ledger) -> Spending:
-        return Spending(PRICE, ledger.spend, Telemetry(None))
-
-    async with gateway(tmp_path, renderer, sampler, spending=spending) as world:
+    async with gateway(tmp_path, renderer, sampler, spending=priced()) as world:
         sql(world.ledger).rows("PRAGMA query_only = ON")
         answer = await world.ask("/private\nhi")
         assert answer.status_code == 200, "nothing of it would be lost"
@@ -365,13 +338,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 @pytest.fixture
-def events() -> Callable[[], list[dict[str, Any]]]:
-    stream = io.StringIO()
-    configure(stream)
-    return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
-
-
-@pytest.fixture
 def book(tmp_path: Path) -> Iterator[Ledger]:
     ledger = Ledger(tmp_path / "book")
     yield ledger
@@ -399,11 +365,8 @@ def test_budget_of_a_month_holds_to_its_end_by_the_local_clock(book: Ledger, clo
     spending = monthly(book, clock)
     told = spending.paused()
     assert told is not None
-    assert told.startswith(
-        "$20.0000 of the budget of $20 a month are spent. Nothing is judged or trained until "
-        "2026-12-01 00:00; turns are answered and kept, which still costs (serving: $8.00 in "
-        "the last 24 hours)"
-    )
+    for part in ("of the budget of $20 a month", "until 2026-12-01 00:00", "(serving: $8.00 in"):
+        assert part in told
     clock.set("2026-11-30T23:59:59")
     assert spending.paused() is not None
     clock.set("2026-12-01T00:00:00")
@@ -411,14 +374,8 @@ def test_budget_of_a_month_holds_to_its_end_by_the_local_clock(book: Ledger, clo
     assert monthly(book, clock).paused() is None, "and one that is started then"
     assert spending.shown_in({})["month_usd"] == 0.0
     assert spending.spent_usd == 520.0, "of all months"
-
-
-def test_what_is_billed_while_it_runs_counts_in_its_month(book: Ledger, clock: Clock) -> None:
-    clock.set("2026-11-20T12:00:00")
-    spending = monthly(book, clock)
-    assert spending.paused() is None
     spending.count(Bill("train", Usage(trained=1), 21.0))
-    assert spending.paused() is not None
+    assert spending.paused() is not None, "what is billed while it runs counts in its month"
 
 
 def test_clock_that_is_turned_back_makes_no_room(book: Ledger, clock: Clock) -> None:
@@ -432,42 +389,28 @@ def test_clock_that_is_turned_back_makes_no_room(book: Ledger, clock: Clock) -> 
     assert spending.paused() is None
 
 
-def test_another_gateway_has_a_ledger_and_a_budget_of_its_own(
-    book: Ledger, clock: Clock, tmp_path: Path
-) -> None:
-    spend(book, clock, "2026-11-20T12:00:00", 25.0)
-    other = Ledger(tmp_path / "other")
-    assert monthly(book, clock).paused() is not None
-    assert monthly(other, clock).paused() is None
-    other.close()
-    with pytest.raises(LedgerError):  # one ledger has one gateway
-        Ledger(tmp_path / "book")
-
-
-def test_it_warns_once_at_four_fifths_and_at_all_of_it(
-    book: Ledger, clock: Clock, events: Callable[[], list[dict[str, Any]]]
-) -> None:
+def test_it_warns_once_at_four_fifths_and_at_all_of_it(book: Ledger, clock: Clock) -> None:
+    stream = io.StringIO()
+    configure(stream)
     spend(book, clock, "2026-11-20T12:00:00", 15.9)
     spending = monthly(book, clock)
     assert (spending.paused(), spending.near()) == (None, None)
     spending.count(Bill("serve", Usage(), 0.2))
-    spend(book, clock, "2026-11-20T13:00:00", 0.2, "serve")
     for _ in range(3):
         assert spending.paused() is None
-    assert "$16.1000 of the budget of $20 a month are spent (serving: $0.20" in spending.near()
+    assert "$16.1000 of the budget of $20 a month are spent" in spending.near()
     spending.count(Bill("train", Usage(), 5.0))
     for _ in range(3):
         assert spending.paused() is not None
     assert spending.near() is None
-    assert [event["event"] for event in events()] == ["spend.near", "spend.paused"]
+    events = [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
+    assert events == ["spend.near", "spend.paused"]
 
 
 async def test_serving_stops_with_the_budget_where_that_is_asked_for(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    def spending(ledger: Ledger) -> Spending:
-        return Spending(PRICE, ledger.spend, Telemetry(None), budget=Budget(3), stops_serving=True)
-
+    spending = priced(budget=Budget(3), stops_serving=True)
     sampler = FakeSampler(spell(renderer, "fine"), bills=True)
     async with gateway(tmp_path, renderer, sampler, spending=spending) as world:
         assert (await world.ask("hi")).status_code == 200  # at some five dollars
@@ -487,9 +430,7 @@ def test_budget_that_is_none_is_refused_with_a_sentence(given: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load([f"--budget-usd={given}"])
     assert "--budget-usd" in str(refused.value)
-    assert "a sum above 0 in US dollars, of the whole run (5) or of each month (20/month)" in str(
-        refused.value
-    )
+    assert "a sum above 0" in str(refused.value)
 
 
 def test_budgets_are_read_from_flags_and_files() -> None:

@@ -55,11 +55,13 @@ def files(directory: Path) -> dict[str, bytes]:
 
 
 def test_carry_takes_versions_steps_lessons_and_key(old: Path, tmp_path: Path) -> None:
+    change(old, "INSERT INTO channels VALUES ('default', 'telegram', x'01', 0, 0)")
     before, new = files(old), tmp_path / "new"
     done = run("carry", str(old), str(new))
     assert done.returncode == 0, done.stderr
     assert "v1 (1 step)" in done.stdout
     assert "2 lessons" in done.stdout
+    assert "[gateway.chats]" in done.stdout, "the first sender of a channel is no owner any more"
     assert files(old) == before
     for table in ("versions", "steps", "meta"):
         assert rows(new, f"SELECT * FROM {table}") == rows(old, f"SELECT * FROM {table}")
@@ -74,6 +76,19 @@ def test_carry_takes_versions_steps_lessons_and_key(old: Path, tmp_path: Path) -
     assert not [path for path in (new, *new.rglob("*")) if path.stat().st_mode & 0o077]
 
 
+def test_carry_leaves_versions_that_a_rollback_left_behind(old: Path, tmp_path: Path) -> None:
+    same = "SELECT 2, 0, 0, state_ref, sampler_ref, 0 FROM versions WHERE id = 0"
+    change(old, f"INSERT INTO versions {same}; INSERT INTO meta VALUES ('accepted', '1')")
+    empty, link = tmp_path / "empty", tmp_path / "link"
+    empty.mkdir()
+    link.symlink_to(empty)
+    assert run("carry", str(old), str(link)).returncode == 0
+    assert rows(empty, "SELECT id, parent FROM versions") == [(0, None), (2, 0)]
+    assert rows(empty, "SELECT * FROM steps") == []
+    with closing(Ledger(empty)) as new:
+        assert new.reference.version == new.steps.version(0), "v1 was accepted, and is left behind"
+
+
 def test_carry_keeps_a_lesson_that_its_user_kept_and_leaves_what_was_set_aside(
     old: Path, tmp_path: Path
 ) -> None:
@@ -83,13 +98,6 @@ def test_carry_keeps_a_lesson_that_its_user_kept_and_leaves_what_was_set_aside(
     change(old, "UPDATE lessons SET state = 'aside', kept = 1")
     assert run("carry", str(old), str(tmp_path / "other")).returncode == 0
     assert rows(tmp_path / "other", "SELECT * FROM lessons") == []
-
-
-def test_carry_says_that_the_first_sender_of_a_channel_is_no_owner_any_more(
-    old: Path, tmp_path: Path
-) -> None:
-    change(old, "INSERT INTO channels VALUES ('default', 'telegram', x'01', 0, 0)")
-    assert "[gateway.chats]" in run("carry", str(old), str(tmp_path / "new")).stdout
 
 
 def test_carry_takes_what_was_billed_so_that_a_budget_counts_on(old: Path, tmp_path: Path) -> None:
@@ -107,22 +115,6 @@ def test_carry_takes_what_was_billed_so_that_a_budget_counts_on(old: Path, tmp_p
         # Whose samples are not here, so that no price of one follows.
         assert ledger.spend.of_newest_steps(8)[0] == 0
     assert "$0.75" in run("status", directory=tmp_path / "new").stdout
-
-
-def test_carry_makes_an_empty_directory_by_a_link(old: Path, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "empty")
-    done = run("carry", str(old), str(tmp_path / "link"))
-    assert done.returncode == 0, done.stderr
-    assert rows(tmp_path / "empty", "SELECT MAX(id) FROM versions") == [(1,)]
-
-
-def test_carry_leaves_the_versions_that_a_rollback_left_behind(old: Path, tmp_path: Path) -> None:
-    same = "SELECT 2, 0, 0, state_ref, sampler_ref, 0 FROM versions WHERE id = 0"
-    change(old, f"INSERT INTO versions {same}")
-    assert run("carry", str(old), str(tmp_path / "new")).returncode == 0
-    assert rows(tmp_path / "new", "SELECT id, parent FROM versions") == [(0, None), (2, 0)]
-    assert rows(tmp_path / "new", "SELECT * FROM steps") == []
 
 
 def test_carry_keeps_the_version_that_its_owner_accepted(old: Path, tmp_path: Path) -> None:
@@ -165,14 +157,6 @@ def test_private_sessions_stay_private(old: Path, tmp_path: Path) -> None:
     assert "of-" not in str(rows(tmp_path / "new", "SELECT key FROM sessions"))
 
 
-def test_carry_leaves_an_accepted_version_that_is_left_behind(old: Path, tmp_path: Path) -> None:
-    same = "SELECT 2, 0, 0, state_ref, sampler_ref, 0 FROM versions WHERE id = 0"
-    change(old, f"INSERT INTO versions {same}; INSERT INTO meta VALUES ('accepted', '1')")
-    assert run("carry", str(old), str(tmp_path / "new")).returncode == 0
-    with closing(Ledger(tmp_path / "new")) as new:
-        assert new.reference.version == new.steps.version(0)
-
-
 @pytest.mark.parametrize(
     ("script", "word"),
     [
@@ -192,21 +176,6 @@ def test_carry_refuses_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
-def test_carry_refuses_a_directory_with_something_in_it(old: Path, tmp_path: Path) -> None:
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new/file").touch()
-    done = run("carry", str(old), str(tmp_path / "new"))
-    assert done.returncode == 2
-    assert "there already" in done.stderr
-
-
-def test_carry_refuses_while_a_gateway_has_the_ledger(tmp_path: Path) -> None:
-    with closing(Ledger(tmp_path / "old")):
-        done = run("carry", str(tmp_path / "old"), str(tmp_path / "new"))
-    assert done.returncode == 2
-    assert "stop it" in done.stderr
-
-
 def test_carried_run_serves_its_version_and_tells_its_lessons(old: Path, tmp_path: Path) -> None:
     first: Any = tmp_path / "first"
     with product(first, "--gate=off") as running:
@@ -223,3 +192,15 @@ def test_carried_run_serves_its_version_and_tells_its_lessons(old: Path, tmp_pat
         assert running.stop() == 0
     ((prompt,),) = rows(new, "SELECT told FROM turns WHERE kind = 'main'")
     assert str(prompt).startswith("[[2]"), "the kept lesson, not the candidate"
+
+
+def test_carry_refuses_a_directory_with_something_in_it_and_one_in_use(
+    old: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/file").touch()
+    done = run("carry", str(old), str(tmp_path / "new"))
+    assert (done.returncode, "there already" in done.stderr) == (2, True)
+    with closing(Ledger(tmp_path / "used")):
+        done = run("carry", str(tmp_path / "used"), str(tmp_path / "other"))
+    assert (done.returncode, "stop it" in done.stderr) == (2, True)

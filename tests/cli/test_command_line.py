@@ -39,23 +39,12 @@ def test_the_version_is_that_of_the_package(start: list[str], tmp_path: Path) ->
     [
         (["--portt", "1"], "No such option '--portt'. (Did you mean one of: "),
         (["lgo", "turns"], "No such command 'lgo'."),
-        (["log", "turns", "--portt", "1"], "(tinker-claw log --help says more)"),
-        (
-            ["log", ""],
-            "'' is not one of 'turns', 'verdicts', 'feedback', 'samples', 'steps'. (tinker-claw lo",
-        ),
         (["log", "turn"], "'turn' is not one of 'turns', 'verdicts'"),
         (["log", "turns", "--kind", "x"], "'--kind': 'x' is not one of 'main', 'side'."),
-        (["log", "turns", "--limit", "many"], "--limit 'many': it takes a whole number"),
         (["log", "turns", "--limit", "0"], "--limit '0': it takes 1 or more"),
-        (["log", "turns", "--port", "abc"], "tinker-claw: --port 'abc': it takes a whole number\n"),
-        (["status", "--port", "99999"], "tinker-claw: --port '99999': it takes 65535 or less\n"),
-        (["status", "--budget-usd", "20/week"], "claw: --budget-usd '20/week': a budget is a sum"),
-        (["rollback", ""], "tinker-claw: VERSION '': it takes a whole number\n"),
+        (["status", "--port", "99999"], "--port '99999': it takes 65535 or less"),
         (["log", "turns", "--trained", "--untrained"], "exclude one another"),
-        (["explain", "x"], "TURN 'x': it takes a whole number"),
         (["rejudge", "1", "x"], "TURN 'x': it takes a whole number"),
-        (["status", "--live", "--json"], "give one of --live and --json"),
         (["status", "--live"], "--live draws on a terminal, and here is none"),
         (["export"], "give one of --jsonl, --lessons, --adapter and --merged"),
     ],
@@ -66,10 +55,10 @@ def test_what_is_wrong_is_one_sentence(
     every_state(tmp_path)
     data = [] if command[0] == "lgo" else ["--data-dir", str(tmp_path)]
     assert main.main([*command, *data]) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err.count("\n")) == ("", 1)
-    assert told.err.startswith("tinker-claw: ")
-    assert says in told.err
+    out, sentence = capsys.readouterr()
+    assert (out, sentence.count("\n")) == ("", 1)
+    assert sentence.startswith("tinker-claw: ")
+    assert says in sentence
 
 
 @pytest.mark.parametrize("name", [name for name in main.COMMANDS if name != "demo"])
@@ -137,7 +126,7 @@ def test_bash_completes_commands_flags_and_values(line: str, offers: list[str]) 
 HEAVY = ("torch", "transformers", "tinker", "fastapi", "openai", "httpx", "renderers", "structlog")
 
 
-@pytest.mark.parametrize("command", ["log turns", "status --port 1", "explain 1", "versions"])
+@pytest.mark.parametrize("command", ["log turns", "status --port 1", "explain 1"])
 def test_looking_imports_nothing_that_serving_needs(tmp_path: Path, command: str) -> None:
     every_state(tmp_path)
     program = (

@@ -52,34 +52,24 @@ class Talk:
             stop_reason=StopReason.STOP,
             params=SamplingParams(max_tokens=500, stop=(f"{MARK}{n}!stop",)),
         )
-        return self.ledger.turns.add(
-            new_turn(
-                self.ledger,
-                key,
-                session_id=self.ledger.turns.session(user, key),
-                prompt=(*SYSTEM, *ids, *ids[:tail]),
-                completion=done,
-                request_text=f"{MARK}{n}!request " * 90,
-                reply_text=f"{MARK}{n}!reply",
-                history=(f"{MARK}{n}!history",),
-                reply_digest=f"{MARK}{n}!digest",
-                kind_reason=f"{MARK}{n}!reason",
-                trace=f"{MARK}{n}!trace",
-                fallback=f"{MARK}{n}!fallback",
-            ),
-            Bill("serve", Usage(prefill=10), 0.25),
+        fields = ("reply_text", "reply_digest", "kind_reason", "trace", "fallback")
+        turn = new_turn(
+            self.ledger,
+            key,
+            session_id=self.ledger.turns.session(user, key),
+            prompt=(*SYSTEM, *ids, *ids[:tail]),
+            completion=done,
+            request_text=f"{MARK}{n}!request " * 90,
+            history=(f"{MARK}{n}!history",),
+            **{name: f"{MARK}{n}!{name}" for name in fields},
         )
+        return self.ledger.turns.add(turn, Bill("serve", Usage(prefill=10), 0.25))
 
     def judged(self, turn: int, said: int) -> None:
         """Judge a turn. `said`: the turn whose request followed."""
         self.ledger.turns.add_next_state(turn, NextState("user", f"{MARK}{said}!request"))
-        ballot = Ballot(f"{MARK}{said}!vote", 1)
-        self.ledger.judgements.add(
-            turn,
-            value=1,
-            ballots=[ballot],
-            hints=[f"{MARK}{said}!hint"],
-        )
+        ballot, hint = Ballot(f"{MARK}{said}!vote", 1), f"{MARK}{said}!hint"
+        self.ledger.judgements.add(turn, value=1, ballots=[ballot], hints=[hint])
 
     def sampled(self, turn: int, said: int) -> int:
         self.judged(turn, said)
@@ -92,9 +82,8 @@ class Talk:
         parent = self.ledger.steps.newest_version()
         assert parent is not None
         step = self.ledger.steps.begin(parent.id, samples)
-        ref = f"{parent.id + 1}"
         self.ledger.steps.commit(
-            step, parent, state_ref=f"s{ref}", sampler_ref=f"p{ref}", metrics=METRICS
+            step, parent, state_ref=f"s{step}", sampler_ref=f"p{step}", metrics=METRICS
         )
         return step
 
@@ -126,11 +115,6 @@ def found(directory: Path, number: int) -> list[str]:
     return [name for name, bytes_ in packed.items() if bytes_ in raw]
 
 
-def test_the_search_finds_what_was_not_forgotten(talk: Talk, tmp_path: Path) -> None:
-    talk.turn("a")
-    assert found(tmp_path, 1) == ["text", "tokens", "block", "rows"]
-
-
 def test_forgotten_session_is_in_no_file_and_another_one_is_whole(
     talk: Talk, tmp_path: Path
 ) -> None:
@@ -142,40 +126,22 @@ def test_forgotten_session_is_in_no_file_and_another_one_is_whole(
     talk.sampled(queued, 3)
     side = talk.turn("secret-name")  # 4
     step = talk.step(first)
-    before = talk.ledger.turns.get(kept)
-    spent = talk.ledger.spend.total()
+    before, spent = talk.ledger.turns.get(kept), talk.ledger.spend.total()
     forgotten = talk.ledger.forget(in_session("secret-name", None))
     assert forgotten.turns == (trained, queued, side)
     assert forgotten.withdrawn == 1
-    assert [(used.step, used.version, used.before, used.live) for used in forgotten.steps] == [
-        (step, 1, 0, True)
-    ]
+    (used,) = forgotten.steps
+    assert (used.step, used.version, used.before, used.live) == (step, 1, 0, True)
     assert forgotten.roll_back_to == 0
     for number in (1, 3, 4):
         assert found(tmp_path, number) == [], number
     assert b"secret-name" not in everything(tmp_path)
-    assert talk.ledger.turns.get(kept) == before
+    assert talk.ledger.turns.get(kept) == before, "its prompt shares blocks with theirs"
     assert found(tmp_path, 2) == ["text", "tokens", "block", "rows"]
     assert talk.ledger.spend.total() == spent
-    assert sample_counts(talk.ledger) == {
-        **{"queued": 0, "trained": 1, "expired": 0, "quarantined": 0},
-    }
-
-
-def test_step_that_used_it_still_says_on_how_many_samples_it_trained(
-    talk: Talk, tmp_path: Path
-) -> None:
-    first, second = talk.sampled(talk.turn("a"), 1), talk.sampled(talk.turn("b"), 2)
-    talk.step(first, second)
-    talk.ledger.forget(from_turn(1))
-    talk.ledger.close()
-    done = run("log", "steps", "--json", directory=tmp_path)
-    assert '"samples": 2' in done.stdout
-    assert run("explain", "1", directory=tmp_path).returncode == 0
-    full = run("log", "turns", "--full", directory=tmp_path)
-    assert full.returncode == 0
-    assert f"{MARK}1!" not in full.stdout
-    talk.ledger = Ledger(tmp_path)
+    counts = sample_counts(talk.ledger)
+    assert counts == {"queued": 0, "trained": 1, "expired": 0, "quarantined": 0}
+    assert '"samples": 2' in run("log", "steps", "--json", directory=tmp_path).stdout
 
 
 def test_forgotten_turn_takes_what_follows_it_and_what_was_said_before_it(
@@ -195,60 +161,21 @@ def test_forgotten_turn_takes_what_follows_it_and_what_was_said_before_it(
     assert judgeable(talk.ledger) == []
 
 
-def test_blocks_that_another_prompt_needs_stay(talk: Talk) -> None:
-    talk.turn("a")
-    kept = talk.turn("b")
-    talk.ledger.forget(in_session("a", None))
-    prompt = talk.ledger.turns.get(kept).prompt
-    assert prompt[:BLOCK] == SYSTEM
-    blocks = sql(talk.ledger).one("SELECT COUNT(*) FROM prompt_blocks")
-    assert blocks == 2
-
-
-def test_rollback_to_a_state_at_the_service_needs_no_gateway(talk: Talk, tmp_path: Path) -> None:
-    """Where the newest state is gone there is none that could start."""
-    talk.step(talk.sampled(talk.turn("a"), 1))
-    talk.ledger.close()
-    assert run("pin", "v0", directory=tmp_path).returncode == 0
-    shown = run("versions", directory=tmp_path).stdout.splitlines()
-    assert "at the service" in shown[1]
-    assert shown[1].endswith("pinned, serving")
-    done = run("rollback", "v0", directory=tmp_path)
-    assert done.stdout.startswith("v2, with the weights of v0, will answer when the gateway")
-    talk.ledger = Ledger(tmp_path)
-    version = talk.ledger.steps.version(2)
-    assert version is not None
-    assert version == talk.ledger.steps.newest_version()
-    assert version.parent == 0
-
-
-def test_session_of_that_name_may_begin_anew(talk: Talk) -> None:
-    talk.turn("a")
-    talk.ledger.forget(in_session("a", "me"))
-    talk.turn("a")
-    assert talk.ledger.forget(in_session("a", "me")).turns == (2,)
-
-
 def test_session_of_two_users_is_asked_for_by_user(talk: Talk) -> None:
     talk.turn("a")
     mine = talk.turn("a", user="you")
+    other = talk.turn("1")
+    rows = sql(talk.ledger)
     with pytest.raises(UndoError, match=r"may be session 1 \(of me\), 2 \(of you\)"):
-        in_session("a", None)(sql(talk.ledger))
-    assert in_session("a", "you")(sql(talk.ledger)).turns == (mine,)
-    with pytest.raises(UndoError, match="has no session 'zz'"):
-        in_session("zz", None)(sql(talk.ledger))
-    with pytest.raises(UndoError, match="has no turn 77"):
-        from_turn(77)(sql(talk.ledger))
-
-
-def test_session_named_like_the_number_of_another_is_forgotten_from_its_first_turn(
-    talk: Talk,
-) -> None:
-    for name in ("0", "1"):
-        talk.turn(name)
+        in_session("a", None)(rows)
+    assert in_session("a", "you")(rows).turns == (mine,)
     with pytest.raises(UndoError, match="forget the first turn of the one that is meant"):
-        in_session("1", "me")(sql(talk.ledger))
-    assert talk.ledger.forget(from_turn(2)).turns == (2,)
+        in_session("1", "me")(rows)  # the number of one, and the name of another
+    with pytest.raises(UndoError, match="has no session 'zz'"):
+        in_session("zz", None)(rows)
+    with pytest.raises(UndoError, match="has no turn 77"):
+        from_turn(77)(rows)
+    assert talk.ledger.forget(from_turn(other)).turns == (other,)
 
 
 async def test_reply_that_is_being_written_is_not_kept_when_its_session_is_forgotten(
@@ -343,15 +270,13 @@ def test_command_says_what_goes_and_asks(talk: Talk, tmp_path: Path) -> None:
     talk.ledger.close()
     shown = run("forget", "session", "a", "--dry-run", directory=tmp_path)
     assert shown.returncode == 0
-    assert shown.stdout == (
-        "Of session 1: 2 turns (1, 2).\n"
-        "Text, images, ids, logprobs, next states, votes, feedback and hints go; sums of what was "
-        "spent stay.\n"
-        "Step 1 trained on 1 of them and made v1.\n"
-        "What was learned from it stays learned, until you go back before it: "
-        "tinker-claw rollback v0\n"
+    of, goes, step, *_ = shown.stdout.splitlines()
+    assert (of, step) == (
+        "Of session 1: 2 turns (1, 2).",
+        "Step 1 trained on 1 of them and made v1.",
     )
-    assert shown.stdout.splitlines()[1] in PAGE.read_text()
+    assert goes in PAGE.read_text()
+    assert "tinker-claw rollback v0" in shown.stdout
     asked = run("forget", "session", "a", directory=tmp_path)  # nobody answers
     assert asked.returncode == 1
     assert "Nothing was forgotten." in asked.stdout
@@ -360,5 +285,10 @@ def test_command_says_what_goes_and_asks(talk: Talk, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("Forgotten: 2 turns (1, 2) of session 1.\n")
     assert found(tmp_path, 1) == []
+    for command in (("explain", "1"), ("log", "turns", "--full")):
+        of_a_step = run(*command, directory=tmp_path)
+        assert (of_a_step.returncode, f"{MARK}1!" in of_a_step.stdout) == (0, False)
     assert run("forget", "turn", "9", "--yes", directory=tmp_path).returncode == 2
+    undone = run("rollback", "v0", directory=tmp_path)  # its state is at the service
+    assert undone.stdout.startswith("v2, with the weights of v0, will answer when the gateway")
     talk.ledger = Ledger(tmp_path)

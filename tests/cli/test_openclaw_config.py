@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import html
 import json
 import os
-import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from examples.day.npm import npm
 from examples.day.openclaw import readme_block
-from tests.app.test_product import run as typed
 from tests.support import stories
 from tests.support.gateways import gateway
 from tests.support.lives import life
@@ -46,10 +43,28 @@ def run(*flags: str, **env: str) -> stories.Done:
     return stories.run("openclaw-config", *flags, **{API_KEY: "none"} | env)
 
 
+def typed(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "run.py", "openclaw-config", *flags],
+        cwd=ROOT,
+        env=os.environ | env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
 def said(out: str) -> tuple[dict[str, Any], list[list[str]]]:
     """The block, and the commands as a shell reads them."""
     block, end = json.JSONDecoder().raw_decode(out)
     return block, [shlex.split(line) for line in out[end:].split("\n") if line]
+
+
+def model_of(out: str) -> dict[str, Any]:
+    """The model in the block."""
+    (model,) = said(out)[0]["models"]["providers"]["tinker-claw"]["models"]
+    return model
 
 
 def test_the_block_is_that_of_the_readme_and_the_commands_set_it() -> None:
@@ -57,15 +72,15 @@ def test_the_block_is_that_of_the_readme_and_the_commands_set_it() -> None:
     block, (first, second, last) = said(done.stdout)
     assert block == readme_block()
     assert done.stdout.partition("\n\n")[0] in (ROOT / "README.md").read_text(), "to the letter"
-    assert "contextWindow 40960: " in done.stderr, "it says where the number comes from"
-    assert first[:4] == ["openclaw", "config", "set", "models.providers.tinker-claw"]
-    assert json.loads(first[4]) == block["models"]["providers"]["tinker-claw"]
-    assert first[5:] == ["--strict-json", "--merge"]
-    assert second[3] == "agents.defaults.models"
-    assert json.loads(second[4]) == block["agents"]["defaults"]["models"]
-    assert second[5:] == ["--strict-json", "--merge"]
-    place = "agents.defaults.model.primary"
-    assert last == ["openclaw", "config", "set", place, "tinker-claw/Qwen/Qwen3-8B"]
+    provider, models = block["models"]["providers"]["tinker-claw"], block["agents"]["defaults"]
+    for command, place, value in (
+        (first, "models.providers.tinker-claw", provider),
+        (second, "agents.defaults.models", models["models"]),
+    ):
+        assert command[:4] == ["openclaw", "config", "set", place]
+        assert json.loads(command[4]) == value
+        assert command[5:] == ["--strict-json", "--merge"]
+    assert last[3:] == ["agents.defaults.model.primary", "tinker-claw/Qwen/Qwen3-8B"]
 
 
 @pytest.mark.parametrize(
@@ -80,13 +95,12 @@ def test_the_block_is_that_of_the_readme_and_the_commands_set_it() -> None:
 def test_the_block_says_whether_the_model_thinks_and_with_which_levels(
     flags: tuple[str, ...], reasons: bool | None, levels: list[str] | None
 ) -> None:
-    block, commands = said(run(*flags).stdout)
-    (model,) = block["models"]["providers"]["tinker-claw"]["models"]
+    out = run(*flags).stdout
+    model = model_of(out)
     assert model.get("reasoning") == reasons
     assert model["compat"].get("supportsReasoningEffort") == reasons
     assert model["compat"].get("supportedReasoningEfforts") == levels
-    assert "models" not in block["agents"]["defaults"], "it is not told to ask for none"
-    assert len(commands) == 2
+    assert "models" not in said(out)[0]["agents"]["defaults"], "it is not told to ask for none"
 
 
 def test_a_model_that_sees_is_sent_images() -> None:
@@ -95,8 +109,7 @@ def test_a_model_that_sees_is_sent_images() -> None:
         (("--model-name", "Qwen/Qwen3.5-4B:peft:65536"), True),
         (("--model-name", "Qwen/Qwen3-VL-8B-Instruct", "--images", "off"), False),
     ):
-        (model,) = said(run(*flags).stdout)[0]["models"]["providers"]["tinker-claw"]["models"]
-        assert model.get("input") == (["text", "image"] if sees else None)
+        assert model_of(run(*flags).stdout).get("input") == (["text", "image"] if sees else None)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +146,14 @@ def test_more_models_see_with_vllm_than_in_the_gateways_process(
 
 def test_the_block_follows_the_settings() -> None:
     flags = (*DEMO, "--port", "31234", "--served-model-name", "mine/claw", "--host", "localhost")
-    told, _ = said(run(*flags, "--max-reply-tokens", "500").stdout)
-    provider = told["models"]["providers"]["tinker-claw"]
+    block, _ = said(run(*flags, "--max-reply-tokens", "500").stdout)
+    provider = block["models"]["providers"]["tinker-claw"]
     assert provider["baseUrl"] == "http://localhost:31234/v1"
     assert provider["models"] == [
         {"id": "mine/claw", "name": "claw", "contextWindow": 65536, "maxTokens": 500}
         | {"compat": {"sendSessionAffinityHeaders": True, "supportsPromptCacheKey": True}}
     ]
-    assert told["agents"]["defaults"]["model"]["primary"] == "tinker-claw/mine/claw"
+    assert block["agents"]["defaults"]["model"]["primary"] == "tinker-claw/mine/claw"
 
 
 @pytest.mark.parametrize(
@@ -157,11 +170,9 @@ def test_context_and_where_it_comes_from(
     flags: tuple[str, ...], window: int, source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(["openclaw-config", *DEMO, *flags]) == 0
-    told = capsys.readouterr()
-    (model,) = said(told.out)[0]["models"]["providers"]["tinker-claw"]["models"]
-    assert model["contextWindow"] == window
-    assert model["maxTokens"] == min(4096, window)
-    assert source in told.err
+    out, notes = capsys.readouterr()
+    assert model_of(out)["contextWindow"] == window
+    assert source in notes
 
 
 def test_a_gateway_that_listens_everywhere_is_called_by_a_real_address(
@@ -170,9 +181,7 @@ def test_a_gateway_that_listens_everywhere_is_called_by_a_real_address(
     monkeypatch.setenv(API_KEY, KEY)
     for host, shown in (("0.0.0.0", "127.0.0.1"), ("::", "[::1]")):
         assert main.main(["openclaw-config", *DEMO, "--host", host]) == 0
-        told = capsys.readouterr()
-        assert f'"http://{shown}:30000/v1"' in told.out
-        assert "On another one put this machine's name" in told.err
+        assert f'"http://{shown}:30000/v1"' in capsys.readouterr().out
     assert main.main(["openclaw-config", *DEMO, "--port", "0"]) == 2
     assert "give the port that it chose" in capsys.readouterr().err
 
@@ -185,11 +194,9 @@ def test_without_a_gateway_it_says_what_it_guesses(
     ledger.bind({"model": "demo", "method": "combine", "backend": "local", "lora_rank": "32"})
     ledger.close()
     assert main.main(["openclaw-config", "--data-dir", str(data)]) == 0
-    told = capsys.readouterr()
-    block, _ = said(told.out)
-    assert block["agents"]["defaults"]["model"]["primary"] == "tinker-claw/demo"
-    guess = "this is a guess by the flags and settings: --port 30000, the model demo"
-    assert f"No gateway runs on {data}, so {guess}" in told.err
+    out, notes = capsys.readouterr()
+    assert model_of(out)["id"] == "demo"
+    assert f"No gateway runs on {data}, so this is a guess" in notes
 
 
 @pytest.mark.slow
@@ -209,11 +216,10 @@ def test_a_running_gateway_is_found_by_its_directory_and_beside_the_default_one(
         blocks = list[Any]()
         for words in ((), ("--data-dir", str(data))):
             assert main.main(["openclaw-config", *words]) == 0
-            told = capsys.readouterr()
-            blocks.append(said(told.out)[0])
-            assert "contextWindow 40000: the gateway that runs on" in told.err
-            assert "CLAW_GATEWAY_KEY=<the key>" in told.err
-            assert "guess" not in told.err
+            out, notes = capsys.readouterr()
+            blocks.append(said(out)[0])
+            assert "contextWindow 40000: the gateway that runs on" in notes
+            assert "guess" not in notes
         assert blocks[0] == blocks[1]
         (provider,) = blocks[0]["models"]["providers"].values()
         assert provider["baseUrl"] == running.url
@@ -221,28 +227,7 @@ def test_a_running_gateway_is_found_by_its_directory_and_beside_the_default_one(
         (model,) = provider["models"]
         facts = [model[name] for name in ("id", "contextWindow", "maxTokens")]
         assert facts == ["mine/claw", 40000, 500]
-
-        page = httpx.get(running.url.removesuffix("/v1") + "/ui", auth=("", KEY)).text
-        (shown,) = re.findall("<code>tinker-claw (openclaw-config [^<]*)</code>", page)
-        words = shlex.split(html.unescape(shown))
-        assert words[-2:] == ["--write", "--primary"]
-        monkeypatch.chdir("/")
-        assert main.main(words[:-2]) == 0
-        assert said(capsys.readouterr().out)[0] == blocks[0]
-        monkeypatch.chdir(tmp_path)
         assert running.stop() == 0
-
-
-def test_a_window_in_which_openclaw_compacts_at_once_is_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main.main(["openclaw-config", *DEMO, "--context-tokens", "32767"]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "OpenClaw needs a window of 32,768 tokens: in a smaller one it compacts" in told.err
-    assert "Give --context-tokens 32768 or more" in told.err
-    assert "Now it is 32,767: --context-tokens" in told.err
-    assert main.main(["openclaw-config", *DEMO, "--context-tokens", "32768"]) == 0
 
 
 def test_a_key_stands_in_no_block_and_in_no_command() -> None:
@@ -252,14 +237,6 @@ def test_a_key_stands_in_no_block_and_in_no_command() -> None:
     assert block["models"]["providers"]["tinker-claw"]["apiKey"] == "${CLAW_GATEWAY_KEY}"
     assert json.loads(first[4])["apiKey"] == "${CLAW_GATEWAY_KEY}", "quoted for the shell"
     assert "CLAW_GATEWAY_KEY=<the key> as a line of ~/.openclaw/.env" in done.stderr
-
-
-def test_without_openclaw_there_is_nothing_to_run(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    assert main.main(["openclaw-config", *DEMO, "--write"]) == 2
-    assert "there is no openclaw on the PATH" in capsys.readouterr().err
 
 
 @pytest.mark.openclaw
@@ -274,9 +251,7 @@ async def test_openclaws_levels_of_thinking_reach_the_template(
         port = world.url.removesuffix("/v1").rpartition(":")[2]
         flags = ("--model-name", "Qwen/Qwen3-8B", "--served-model-name", "demo", "--port", port)
         own = claw.environment | {API_KEY: "none"}
-        written = await asyncio.to_thread(
-            lambda: typed("openclaw-config", *flags, "--write", "--primary", **own)
-        )
+        written = await asyncio.to_thread(lambda: typed(*flags, "--write", "--primary", **own))
         assert written.returncode == 0, written.stderr
         assert claw.check_config() == {"valid": True, "warnings": []}
         for level, end in (((), "</think>\n\n"), (("--thinking", "low"), "assistant\n")):
@@ -302,7 +277,7 @@ async def test_openclaw_writes_what_it_is_told_and_sends_the_key_of_its_environm
 
         async def told(*more: str) -> subprocess.CompletedProcess[str]:
             own = claw.environment | {API_KEY: "none"}
-            return await asyncio.to_thread(lambda: typed("openclaw-config", *flags, *more, **own))
+            return await asyncio.to_thread(lambda: typed(*flags, *more, **own))
 
         def written() -> dict[str, Any]:
             return json.loads(config.read_text())

@@ -123,21 +123,3 @@ def everything(data: Path) -> bytes:
             with suppress(FileNotFoundError):
                 found.append((Path(folder) / name).read_bytes())
     return b"".join(found)
-
-
-def test_orders_need_the_secret_of_the_data_directory(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with product(data, backend=(*LOCAL, *FLAGS)) as running:
-        file = data / "control.json"
-        assert file.stat().st_mode & 0o777 == 0o600
-        known = json.loads(file.read_text())
-        file.write_text(json.dumps(known | {"token": "guessed"}))
-        refused = command("pin", "v0", data=data, env={}, status=2)
-        assert "what answers is not its gateway" in refused.stderr
-        assert running.health()["pinned"] is False
-        file.unlink()
-        refused = command("pin", "v0", data=data, env={}, status=2)
-        assert "takes no orders" in refused.stderr
-        running.process.kill()
-        running.process.wait()
-    command("pin", "v0", data=data, env={})  # the lock of a dead process is none

@@ -26,10 +26,10 @@ from local_gpu.model.lora import BaseModel
 from local_gpu.sample.drawing import Recipe, draw
 from local_gpu.tree.body import obstacle
 from local_gpu.tree.choice import Heads, choose
-from local_gpu.tree.kernels import Fa3Kernel, Kernel, MergedKernel, SdpaKernel, attend
+from local_gpu.tree.kernels import Kernel, MergedKernel, SdpaKernel, attend
 from local_gpu.tree.prefix_tree import grow
 from tests.support.backends import tiny_model
-from tests.support.fake_cuda import CPU, GPU, FakeCuda, OnGpu, on_gpu
+from tests.support.fake_cuda import CPU, GPU, FakeCuda, on_gpu
 from tests.support.local_reference import entropy_datum, rl_datum
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 
@@ -95,10 +95,7 @@ def test_a_learner_on_a_gpu_keeps_to_it_and_gives_the_same_numbers(
     plain = a_life(core(base_of(model, CPU), tmp_path, **settings), tmp_path / "cpu")
     base = base_of(model, GPU)
     with FakeCuda() as cuda:
-        learner = core(base, tmp_path, **settings)
-        parameters = learner._policy.module.parameters()
-        assert all(isinstance(p, OnGpu) and p.device == GPU for p in parameters)
-        faked = a_life(learner, tmp_path / "gpu")
+        faked = a_life(core(base, tmp_path, **settings), tmp_path / "gpu")
     for ours, theirs in zip(faked[0], plain[0], strict=True):
         assert ours.losses == pytest.approx(theirs.losses, rel=1e-4)
         assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-4)
@@ -162,38 +159,6 @@ def test_a_kernel_is_tried_out_on_the_gpu(cuda: FakeCuda) -> None:
     assert said == []
 
 
-class Flash:
-    """Records the flash attention implementation that PyTorch was told to use."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now: str | None = None
-        self.taken = 0
-        module = torch.nn.attention
-        monkeypatch.setattr(module, "activate_flash_attention_impl", self.activate)
-        monkeypatch.setattr(module, "current_flash_attention_impl", lambda: self.now)
-        monkeypatch.setattr(module, "restore_flash_attention_impl", self.restore)
-
-    def activate(self, name: str) -> None:
-        self.now = name
-        self.taken += 1
-
-    def restore(self) -> None:
-        self.now = None
-
-
-@pytest.mark.slow
-def test_flash_attention_3_is_tried_out_where_it_is_installed(
-    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heads, said = Heads(2, 1, 8), list[str]()
-    settings: dict[str, Any] = {"device": GPU, "dtype": torch.bfloat16, "heads": heads}
-    flash = Flash(monkeypatch)
-    assert isinstance(choose(say=said.append, only="fa3", **settings), Fa3Kernel)
-    assert (flash.now, flash.taken) == ("FA3", 1)
-    assert isinstance(choose(say=said.append, **settings), Fa3Kernel)
-    assert said == []
-
-
 def test_where_flash_attention_3_is_missing_the_others_have_pytorchs_own(cuda: FakeCuda) -> None:
     said: list[str] = []
     taken = choose(device=GPU, dtype=torch.bfloat16, heads=Heads(2, 1, 8), say=said.append)
@@ -233,30 +198,16 @@ def test_tokens_are_drawn_on_the_gpu(cuda: FakeCuda) -> None:
 def test_the_allocator_keeps_memory_whole_unless_the_user_has_said_how(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    torch_c: Any = torch._C
-    torch_c._accelerator_setAllocatorSettings("expandable_segments:False")
+    options: list[str] = []
+    monkeypatch.setattr("torch._C._accelerator_setAllocatorSettings", options.append)
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.setenv(name, "expandable_segments:False")
         keep_memory_whole()
-        assert "expandable_segments:True" not in torch_c._accelerator_getAllocatorSettings()
+        assert options == []
         monkeypatch.delenv(name)
     keep_memory_whole()
-    assert "expandable_segments:True" in torch_c._accelerator_getAllocatorSettings()
+    assert options == ["expandable_segments:True"]
     assert "PYTORCH_ALLOC_CONF" not in os.environ, "servers that are started would inherit it"
-
-
-def test_a_torch_that_cannot_keep_memory_whole_is_used_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(_: str) -> None:
-        raise RuntimeError("Unrecognized key")
-
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", refuse)
-    keep_memory_whole()
-    monkeypatch.delattr(torch._C, "_accelerator_setAllocatorSettings")
-    keep_memory_whole()
 
 
 def test_the_fake_refuses_what_cuda_refuses(cuda: FakeCuda) -> None:
@@ -264,14 +215,11 @@ def test_the_fake_refuses_what_cuda_refuses(cuda: FakeCuda) -> None:
     for wrong in (
         lambda: here + there,
         lambda: torch.cat([here, there]),
-        lambda: torch.where(there > 0, here, there),
-        lambda: here[there.long()],
         lambda: torch.nn.functional.embedding(torch.zeros(2).long(), there[:, None]),
     ):
         with pytest.raises(RuntimeError, match="two devices"):
             wrong()
     with pytest.raises(TypeError, match="numpy"):
         there.numpy()
-    assert (there + 1).device == torch.zeros(1, device="cuda").device == GPU
     assert there[here.long()].device == (there + torch.tensor(1.0)).device == GPU
-    assert there.cpu().device == there.to("cpu", torch.float64).device == CPU
+    assert there.cpu().device == CPU

@@ -196,19 +196,6 @@ def test_the_gateways_image_serves_and_is_healthy_over_a_root_that_cannot_be_wri
     assert (box.folder / "data" / "runs" / "demo-combine" / "ledger.sqlite3").exists()
 
 
-@pytest.mark.slow
-@needs_walls
-def test_what_is_installed_alone_completes_words(box: Box) -> None:
-    script = (
-        'eval "$(_TINKER_CLAW_COMPLETE=bash_source tinker-claw)"; '
-        "COMP_WORDS=(tinker-claw ex); COMP_CWORD=1; "
-        '_tinker_claw_completion tinker-claw; echo "${COMPREPLY[@]}"'
-    )
-    environment = {"PATH": "/venv/bin:/usr/bin:/bin", "HOME": "/tmp"}
-    done = box.run(["bash", "-c", script], binds={"venv": "ro-bind"}, environment=environment)
-    assert done.stdout.split() == ["explain", "export"], done.stderr
-
-
 def test_cleaning_keeps_what_was_said_and_learned() -> None:
     """Data directories are in `runs` unless --data-dir says otherwise."""
     told = subprocess.run(
@@ -216,36 +203,6 @@ def test_cleaning_keeps_what_was_said_and_learned() -> None:
     ).stdout.split()
     assert ".venv" in told
     assert "runs" not in told
-
-
-@pytest.mark.slow
-@needs_walls
-def test_the_list_of_packages_is_what_is_installed_as_it_is_pinned(
-    box: Box, tmp_path: Path
-) -> None:
-    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
-    (flags,) = re.findall(
-        r"cyclonedx-py (environment .*) --output-file \S+ \$\(SBOM\)$", makefile, re.M
-    )
-    made = tmp_path / "list.cdx.json"
-    program = Path(sys.executable).with_name("cyclonedx-py")
-    words = [program, *shlex.split(flags), "--output-file", made, box.folder / "venv"]
-    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
-    told = json.loads(made.read_text())
-    assert told["bomFormat"] == "CycloneDX"
-    assert told["metadata"]["component"]["name"] == "tinker-claw"
-    listed = {normal(one["name"]): one["version"] for one in told["components"]}
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = dict(line.split("==") for line in lines if "==" in line)
-    pins = {normal(name): version for name, version in pinned.items()}
-    assert {"fastapi", "tinker", "transformers"} <= set(listed)
-    assert "torch" not in listed
-    of_its_own = {"pip", "setuptools", "tinker-claw"}
-    assert {name: v for name, v in listed.items() if pins.get(name) != v}.keys() <= of_its_own
-
-
-def normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def test_compose_starts_vllm_as_the_pages_say_and_a_gateway_that_knows_its_flags(
@@ -314,27 +271,3 @@ def test_workflows_run_what_everybody_runs_and_may_do_no_more_than_they_must() -
     for workflow in WORKFLOWS.values():
         for step in steps(workflow):
             assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", step.get("uses", "a/b@" + "0" * 40))
-
-
-def test_an_issue_asks_for_what_helps() -> None:
-    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text())
-    asked = {part["id"]: part for part in form["body"] if "id" in part}
-    for name in ("version", "backend", "doctor", "did", "expected"):
-        assert asked[name]["validations"]["required"]
-    assert "tinker-claw doctor" in asked["doctor"]["attributes"]["description"]
-
-
-def test_hooks_are_the_ruff_that_ci_runs(tmp_path: Path) -> None:
-    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    ill = tmp_path / "ill.py"
-    ill.write_text("import os\nx = {  'a':1}\n")
-    checked = set[str]()
-    for hook in repository["hooks"]:
-        program, *words = shlex.split(hook["entry"])
-        assert program == ".venv/bin/ruff"
-        ours = [Path(sys.executable).with_name("ruff"), *words]
-        done = subprocess.run([*ours, ill], cwd=ROOT, capture_output=True, check=False)
-        assert done.returncode == 1, done.stderr
-        assert subprocess.run([*ours, __file__], cwd=ROOT, check=False).returncode == 0
-        checked.add(words[0])
-    assert checked == {"check", "format"}

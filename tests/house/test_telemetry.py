@@ -7,10 +7,8 @@ import gc
 import io
 import json
 import logging
-from pathlib import Path
 
 from tests.support.ledger import outcome
-from tinker_claw.app.terminal import Terminal as People
 from tinker_claw.telemetry import Telemetry, configure
 from tinker_claw.types import Completion, SamplingParams, StopReason
 
@@ -33,11 +31,6 @@ TURN = outcome(
     seconds=0.25,
     first_token_s=0.1,
 )
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def everything(telemetry: Telemetry) -> None:
@@ -67,27 +60,6 @@ def test_events_are_json_lines_where_nobody_watches() -> None:
     assert events[0]["first_token_s"] == 0.1
     assert events[1]["votes"] == [-1, None, -1]
     assert all({"timestamp", "level"} <= event.keys() for event in events)
-
-
-def test_events_are_lines_for_people_on_a_terminal() -> None:
-    stream = Terminal()
-    configure(stream, terminal=People(opening=lambda turn: f"words of {turn}"))
-    everything(Telemetry(None))
-    first = stream.getvalue().splitlines()[0]
-    assert "“words of " in first
-    assert not first.startswith("{")
-
-
-def test_metrics_file_gets_one_line_per_step(tmp_path: Path) -> None:
-    configure(io.StringIO())
-    telemetry = Telemetry(tmp_path / "metrics.jsonl")
-    everything(telemetry)
-    everything(telemetry)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(line["event"], line["step"], line["grad_norm"]) for line in lines] == [
-        ("step", 1, 0.5),
-        ("step", 1, 0.5),
-    ]
 
 
 def test_figures_for_prometheus() -> None:

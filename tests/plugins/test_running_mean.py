@@ -28,7 +28,7 @@ from tests.support.lives import Fate, Life, life, until
 from tinker_claw.cli import main
 from tinker_claw.config.settings import Gateway
 from tinker_claw.ledger.codec import unpack_floats
-from tinker_claw.methods import Method, Signal
+from tinker_claw.methods import METHODS, Method, Signal
 
 NAME = "running-mean"
 LINE = """
@@ -123,38 +123,36 @@ async def test_rollback_goes_on_from_the_state_of_its_version(tmp_path: Path) ->
         assert {row["step"] for row in checked(tmp_path)} == {1, 3}
 
 
-async def test_state_that_is_no_json_fails_the_step_before_it_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Bytes(Method):
+    def rewards(self, samples: Any, *_: Any) -> Any:
+        return [0.5 for _ in samples], b"raw"
+
+
+class Hasty(Method):
+    def rewards(self, *_: Any) -> Any:
+        return {}["mean"]
+
+
+LINE_OF_HASTY = Hasty.rewards.__code__.co_firstlineno + 1
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        (Bytes, "not JSON serializable"),
+        (Hasty, f"KeyError: 'mean' (test_running_mean.py, line {LINE_OF_HASTY})"),
+    ],
+)
+async def test_step_that_a_method_fails_is_void_before_it_is_trained_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: type[Method], why: str
 ) -> None:
-    from claw_extras.running_mean import RUNNING_MEAN  # type: ignore[import-not-found]
-
-    class Bytes(type(RUNNING_MEAN)):
-        def rewards(self, *args: Any) -> Any:
-            return super().rewards(*args)[0], b"raw"
-
-    method = Bytes(NAME, "verdicts", RUNNING_MEAN.needs, reward=1.0)
-    async with world(tmp_path) as w:
-        object.__setattr__(w.parts, "method", method)
+    method = of("mine", "verdicts", frozenset({Signal.REWARD}), reward=1.0)
+    monkeypatch.setitem(METHODS, "mine", method)
+    async with world(tmp_path, method="mine") as w:
         await batch(w, 0, "NO", "NO", "YES", "YES")
         await w.until(lambda: step_counts(w.ledger)["void"] > 0)
-        (why,) = sql(w.ledger).rows("SELECT error FROM steps LIMIT 1")[0]
-        assert "not JSON serializable" in why
+        assert why in sql(w.ledger).one("SELECT error FROM steps LIMIT 1")
         assert w.trainer.steps == []
-
-
-async def test_step_that_a_method_fails_says_in_which_line(tmp_path: Path) -> None:
-    class Hasty(Method):
-        def rewards(self, *args: Any) -> Any:
-            return {}["mean"]
-
-    line = Hasty.rewards.__code__.co_firstlineno + 1
-    method = Hasty("hasty", "verdicts", frozenset({Signal.REWARD}), reward=1.0)
-    async with world(tmp_path) as w:
-        object.__setattr__(w.parts, "method", method)
-        await batch(w, 0, "NO", "NO", "YES", "YES")
-        await w.until(lambda: step_counts(w.ledger)["void"] > 0)
-        (why,) = sql(w.ledger).rows("SELECT error FROM steps LIMIT 1")[0]
-        assert why == f"KeyError: 'mean' (test_running_mean.py, line {line})"
 
 
 # The product
@@ -196,11 +194,9 @@ def test_page_explain_and_log_tell_the_numbers_after_two_kills(
         assert second.ended == -9
     with closing(sqlite3.connect(data / "ledger.sqlite3")) as ledger:
         steps = ledger.execute("SELECT status, method_state FROM steps ORDER BY id")
-        (_, (status, state)) = steps.fetchall()
+        _, (status, state) = steps.fetchall()
         kept = dict(ledger.execute("SELECT id, advantage FROM samples WHERE advantage IS NOT NULL"))
-    assert status == "intent"
-    assert state is not None
-    assert kept == wanted
+    assert (status, state is None, kept) == ("intent", False, wanted)
     with life(data, *FLAGS) as third:
         learns(third, 3)
         found = checked(data)
