@@ -19,8 +19,7 @@ import httpx
 import pytest
 
 from tests.support.clients import HELLO, ask, converse, learn, rows
-from tests.support.lives import refused, until
-from tests.support.processes import ROOT, Running, product
+from tests.support.lives import ROOT, Life, product, refused, until
 from tinker_claw.shipped import MODEL_DIR
 
 TRAINED = "SELECT id FROM turns WHERE state = 'trained'"
@@ -37,7 +36,7 @@ def run(*flags: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProces
     )
 
 
-def listens(running: Running) -> bool:
+def listens(running: Life) -> bool:
     try:
         running.health()
     except httpx.TransportError:
@@ -204,11 +203,11 @@ def test_second_ctrl_c_ends_at_once_and_loses_nothing(tmp_path: Path) -> None:
         with httpx.stream("POST", url, json=body, timeout=240) as answer:
             lines = answer.iter_lines()
             next(lines)  # it is in flight
-            running.process.send_signal(signal.SIGINT)
+            running.signal(signal.SIGINT)
             until(lambda: not listens(running))
-            assert running.process.poll() is None, "the reply in flight may go on"
-            running.process.send_signal(signal.SIGINT)
-            assert running.process.wait(timeout=120) == 130, "not because a reply was cut off"
+            assert running.ended is None, "the reply in flight may go on"
+            running.signal(signal.SIGINT)
+            assert running.ends(120) == 130, "not because a reply was cut off"
             with pytest.raises(httpx.TransportError):
                 list(lines)
     assert rows(data, "SELECT COUNT(*) FROM turns") == [(1,)]

@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from tests.support.clients import HELLO, rows
-from tests.support.lives import until
-from tests.support.processes import product
+from tests.support.lives import product, until
 from tests.support.stories import run
 
 

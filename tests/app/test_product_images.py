@@ -13,10 +13,9 @@ from PIL import Image as Pillow
 from safetensors.torch import load_file
 
 from tests.support.clients import rows
-from tests.support.lives import until
+from tests.support.lives import product, until
 from tests.support.models import tiny_qwen3_vl
 from tests.support.pictures import picture, shown
-from tests.support.processes import product
 from tests.support.stories import run
 from tinker_claw.images import Image
 

@@ -10,8 +10,7 @@ import pytest
 
 from examples.demo import homework
 from tests.support.clients import ask, rows
-from tests.support.lives import until
-from tests.support.processes import Running, product
+from tests.support.lives import Life, product, until
 from tests.support.stories import run
 
 pytestmark = pytest.mark.slow
@@ -21,7 +20,7 @@ QUESTION = "Leo has 3 apples and gets 4 more. How many apples now? Please solve 
 WISH = "answer in ordinary sentences, without bold"
 
 
-def session(running: Running, name: str, *said: str) -> None:
+def session(running: Life, name: str, *said: str) -> None:
     messages = [{"role": "user", "content": QUESTION}]
     for text in said:
         reply = ask(running, name, messages)
@@ -37,8 +36,7 @@ def test_what_was_said_once_is_told_after_a_kill_and_gone_when_forgotten(tmp_pat
     data = tmp_path / "data"
     with product(data, *FLAGS) as running:
         session(running, "first", f"/always {WISH}")
-        running.process.kill()
-        running.process.wait()
+        running.kill()
     assert rows(data, "SELECT text, state FROM lessons") == [(WISH, "told")]
     with product(data, *FLAGS) as running:
         session(running, "second", homework.APPROVALS[0], "And another one.")

@@ -24,7 +24,7 @@ from local_gpu.sample.http import Deadlines
 from local_gpu.sample.member import PoolOptions
 from tests.support.clients import HELLO, Callers, ask, learn, rows
 from tests.support.inference_servers import InferenceServer, inference_servers, stoppable
-from tests.support.processes import Running, product
+from tests.support.lives import Life, product
 from tinker_claw.shipped import MODEL_DIR
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def demo_servers(count: int) -> Iterator[list[InferenceServer]]:
         yield servers
 
 
-def until(running: Running, come: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def until(running: Life, come: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Return the health once the condition holds; requests go on meanwhile, as they find out."""
     deadline = time.monotonic() + 180
     for number in itertools.count():
@@ -141,7 +141,7 @@ def test_a_server_that_hangs_leaves_and_comes_back_and_no_client_notices(tmp_pat
             assert running.stop() == 0
 
 
-def stream(running: Running, deltas: list[dict[str, Any]]) -> None:
+def stream(running: Life, deltas: list[dict[str, Any]]) -> None:
     """Collect a streamed reply as it comes, keep-alives included."""
     body = {"model": "demo", "messages": [HELLO], "max_tokens": 20, "stream": True}
     with httpx.stream("POST", f"{running.url}/chat/completions", json=body, timeout=240) as answer:

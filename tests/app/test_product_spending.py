@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.clients import HELLO, ask, converse, rows
-from tests.support.lives import refused
-from tests.support.processes import Running, product
+from tests.support.lives import Life, product, refused
 from tests.support.tinker import wire_process
 
 PRICES = """\
@@ -24,7 +23,7 @@ train = 3.0
 ENV = {"TINKER_API_KEY": "tml-test"}
 
 
-def wait_for(running: Running, key: str, seconds: float = 180) -> dict[str, Any]:
+def wait_for(running: Life, key: str, seconds: float = 180) -> dict[str, Any]:
     """Return /healthz once this entry is set."""
     deadline = time.monotonic() + seconds
     while not (health := running.health())[key]:
@@ -33,7 +32,7 @@ def wait_for(running: Running, key: str, seconds: float = 180) -> dict[str, Any]
     return health
 
 
-def events(running: Running, name: str) -> list[dict[str, Any]]:
+def events(running: Life, name: str) -> list[dict[str, Any]]:
     return [event for event in running.events() if event["event"] == name]
 
 

@@ -10,7 +10,7 @@ from anthropic import Anthropic
 from openai import OpenAI
 
 from tests.support.clients import rows
-from tests.support.processes import product
+from tests.support.lives import product
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import World, gateway, spell
-from tests.support.processes import product
+from tests.support.lives import product
 from tinker_claw import connections
 from tinker_claw.app import server
 from tinker_claw.errors import ConfigError

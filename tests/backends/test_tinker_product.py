@@ -18,8 +18,7 @@ import httpx
 import pytest
 
 from tests.support.clients import HELLO, ask, learn, rows
-from tests.support.lives import until
-from tests.support.processes import ROOT, product
+from tests.support.lives import ROOT, product, until
 from tests.support.tinker import WireProcess, served, wire_process
 from tests.support.tinker_dialects import Delisted, OtherPaths
 

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import smoke
 from local_gpu.tree import kernels
-from tests.support.processes import ROOT
+from tests.support.lives import ROOT
 
 CPU = torch.device("cpu")
 

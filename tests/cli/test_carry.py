@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.clients import ask, rows
-from tests.support.processes import product
+from tests.support.lives import product
 from tests.support.stories import run
 from tinker_claw.gateway.lessons import LessonChooser
 from tinker_claw.ledger.ledger import Ledger

@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.clients import HELLO, ask
 from tests.support.gateways import World, chat, gateway
-from tests.support.processes import LOCAL, ROOT, product
+from tests.support.lives import LOCAL, ROOT, product
 from tinker_claw.cli import main
 from tinker_claw.cli.common import span
 from tinker_claw.cli.openclaw import TRIED

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.ledger import sql
-from tests.support.processes import ROOT
+from tests.support.lives import ROOT
 from tests.support.stories import Told, run
 from tests.support.terminals import on_a_terminal
 from tinker_claw.ledger.database import FILE

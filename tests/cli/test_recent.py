@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.ledger import new_turn, sql
-from tests.support.processes import ROOT
+from tests.support.lives import ROOT
 from tinker_claw.cli import main
 from tinker_claw.cli.log import COLUMNS
 from tinker_claw.errors import LedgerError

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.clients import learn, rows
+from tests.support.lives import product
 from tests.support.many_turns import fill
-from tests.support.processes import product
 from tests.support.stories import run
 from tinker_claw.cli.status import board
 from tinker_claw.ledger.database import FILE, reading

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support.gateways import World, gateway
-from tests.support.processes import ROOT
+from tests.support.lives import ROOT
 from tinker_claw.app import orders
 from tinker_claw.cli import main
 from tinker_claw.cli.status import describe

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.gateways import gateway
 from tests.support.ledger import new_turn
-from tests.support.processes import ROOT
+from tests.support.lives import ROOT
 from tests.support.stories import SECRET, Told, every_state, run
 from tinker_claw.cli import main
 from tinker_claw.cli.status import board

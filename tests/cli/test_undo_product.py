@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.clients import ask, learn, rows
-from tests.support.lives import until
-from tests.support.processes import LOCAL, ROOT, Running, product
+from tests.support.lives import LOCAL, ROOT, Life, product, until
 from tests.support.tinker import wire_process
 
 pytestmark = pytest.mark.slow
@@ -53,7 +52,7 @@ def versions(data: Path) -> dict[int, dict[str, Any]]:
     return {record["id"]: record for record in map(json.loads, shown)}
 
 
-def serves(running: Running) -> int:
+def serves(running: Life) -> int:
     return running.health()["policy_version"]
 
 
@@ -138,6 +137,5 @@ def test_orders_need_the_secret_of_the_data_directory(tmp_path: Path) -> None:
         file.unlink()
         refused = command("pin", "v0", data=data, env={}, status=2)
         assert "takes no orders" in refused.stderr
-        running.process.kill()
-        running.process.wait()
+        running.kill()
     command("pin", "v0", data=data, env={})  # the lock of a dead process is none

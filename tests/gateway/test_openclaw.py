@@ -25,8 +25,8 @@ from tests.gateway.test_session_privacy import MARK, nothing_of
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import World, gateway, spell
 from tests.support.ledger import sql
+from tests.support.lives import product
 from tests.support.pools import eventually
-from tests.support.processes import product
 from tests.support.real_openclaw import LocalOpenClaw
 from tinker_claw.app.server import in_background
 from tinker_claw.cli.openclaw import TRIED

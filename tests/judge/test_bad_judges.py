@@ -25,8 +25,7 @@ from tests.support.clients import ask, rows
 from tests.support.fakes import FakeTrainer
 from tests.support.learning import SHORT, World, world
 from tests.support.ledger import judgeable, tries
-from tests.support.lives import until
-from tests.support.processes import Running, product
+from tests.support.lives import Life, product, until
 from tests.support.stories import run
 from tinker_claw.app.main import guarded
 from tinker_claw.config.settings import JudgeSettings
@@ -146,7 +145,7 @@ SAMPLES = "SELECT COUNT(*) FROM samples"
 ASIDE = f"SELECT COUNT(*) FROM turns WHERE reason = '{Reason.UNJUDGED}'"
 
 
-def talk(running: Running, session: str, said: str) -> None:
+def talk(running: Life, session: str, said: str) -> None:
     """Send two turns; the second contains what is said after the first."""
     first = {"role": "user", "content": "How many are 2 and 3?"}
     reply = {"role": "assistant", "content": ask(running, session, [first])}
@@ -167,7 +166,7 @@ def test_product_outlives_every_answer_and_sets_a_turn_aside_over_three_lives(
     data = tmp_path / "data"
     due = 0
 
-    def sampled(running: Running, session: str) -> None:
+    def sampled(running: Life, session: str) -> None:
         nonlocal due
         due += 1
         talk(running, session, "Thanks, perfect.")
@@ -183,7 +182,7 @@ def test_product_outlives_every_answer_and_sets_a_turn_aside_over_three_lives(
                     assert running.health()["status"] == "degraded"
                 sampled(running, f"life {life}")
                 until(lambda life=life: rows(data, FAILED) == [(life,)])
-                running.process.kill()
+                running.kill()
             end_rest(data)
         with product(data, *flags) as running:
             sampled(running, "last life")

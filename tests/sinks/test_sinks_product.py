@@ -9,7 +9,7 @@ import pytest
 
 from tests.sinks.test_follow import scalars, steps
 from tests.support.clients import learn, rows
-from tests.support.processes import product
+from tests.support.lives import product
 
 FLAGS = ("--report-to", "tensorboard", "--batch-size", "4", "--gate", "on")
 
@@ -19,8 +19,7 @@ def test_a_real_run_is_told_whole_over_a_kill(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with product(data, *FLAGS) as running:
         learn(running, 1, range(0, 40))
-        running.process.kill()
-        running.process.wait()
+        running.kill()
     with product(data, *FLAGS) as running:
         assert "tinker_claw_policy_version 1.0" in metrics(running.url), "as it serves"
         learn(running, 2, range(100, 140))

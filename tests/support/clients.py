@@ -21,14 +21,14 @@ import httpx
 
 from examples.demo import homework
 from tests.support.ledger import Seen
-from tests.support.processes import Running
+from tests.support.lives import Life
 
 DUE = "SELECT COUNT(*) FROM turns WHERE state = 'judging'"
 """Query of the turns that wait for the judge."""
 HELLO = {"role": "user", "content": "Hello"}
 
 
-def ask(running: Running, session: str, messages: list[dict[str, str]]) -> str:
+def ask(running: Life, session: str, messages: list[dict[str, str]]) -> str:
     response = httpx.post(
         f"{running.url}/chat/completions",
         json={"model": "demo", "messages": messages, "max_tokens": 100},
@@ -39,7 +39,7 @@ def ask(running: Running, session: str, messages: list[dict[str, str]]) -> str:
     return response.json()["choices"][0]["message"]["content"]
 
 
-def converse(running: Running, seed: int) -> None:
+def converse(running: Life, seed: int) -> None:
     """Hold one short session: a problem, a verdict on the answer, and a second problem."""
     rng = random.Random(seed)
     problem = homework.new_problem(rng)
@@ -55,7 +55,7 @@ def converse(running: Running, seed: int) -> None:
     ask(running, f"session-{seed}", messages)
 
 
-def learn(running: Running, version: int, seeds: range) -> None:
+def learn(running: Life, version: int, seeds: range) -> None:
     """Talk until the policy version is reached, with a limit that suits a slow machine."""
     for first in range(seeds.start, seeds.stop, 4):
         with ThreadPoolExecutor(4) as pool:
@@ -84,7 +84,7 @@ def rows(data: Path, query: str) -> list[tuple[int, ...]]:
 class Callers:
     """Agents that ask without a pause, from threads of their own, and count the answers."""
 
-    def __init__(self, running: Running, count: int) -> None:
+    def __init__(self, running: Life, count: int) -> None:
         self.answers: list[int] = []
         self._url = f"{running.url}/chat/completions"
         self._ended = threading.Event()

@@ -40,7 +40,7 @@ from local_gpu.model.load import load_base, open_base
 from local_gpu.model.lora import BaseModel, with_lora
 from local_gpu.sample.embedded import Engine, EngineSize
 from tests.support.backends import CONTEXT, VOCABULARY, tiny_model
-from tests.support.processes import ROOT
+from tests.support.lives import ROOT
 from tinker_claw.connections import Server, listen
 from tinker_claw.errors import BackendError
 from tinker_claw.shipped import MODEL_DIR

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.support.clients import Callers, learn, rows
-from tests.support.processes import product
+from tests.support.lives import product
 from tests.support.real_vllm import Numbers, serving
 from tinker_claw.shipped import MODEL_DIR
 
