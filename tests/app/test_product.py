@@ -18,7 +18,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.clients import HELLO, ask, converse, learn, rows
+from tests.support.clients import HELLO, ask, converse, learn
+from tests.support.ledger import read
 from tests.support.lives import ROOT, Life, product, refused, until
 from tinker_claw.shipped import MODEL_DIR
 
@@ -58,13 +59,13 @@ def test_it_learns_stops_in_order_and_goes_on(tmp_path: Path) -> None:
         learn(running, 1, range(0, 40))
         metrics = httpx.get(running.url.removesuffix("/v1") + "/metrics").text
         assert 'tinker_claw_steps_total{status="committed"} 1.0' in metrics
-        page, turn = running.url.removesuffix("/v1") + "/ui", min(rows(data, TRAINED))[0]
+        page, turn = running.url.removesuffix("/v1") + "/ui", min(read(data, TRAINED))[0]
         assert "v1, 1 step from the base" in httpx.get(page).text
         shown = httpx.get(f"{page}/turns/{turn}").text
         assert re.search(r'class="(up|down)-[123]" title="[-+]', shown), "by its advantages"
         assert running.stop() == 0
-    assert rows(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == [(16,)]
-    assert rows(data, "SELECT COUNT(*) FROM step_samples") == [(16,)]
+    assert read(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == [(16,)]
+    assert read(data, "SELECT COUNT(*) FROM step_samples") == [(16,)]
     log = running.log.read_text().lower()
     assert "turn.captured" in log
     assert "how many" not in log, "every problem asks that: logs carry no user text"
@@ -79,7 +80,7 @@ def test_it_learns_stops_in_order_and_goes_on(tmp_path: Path) -> None:
         learn(running, 2, range(100, 140))
         assert running.stop() == 0
     assert [event["event"] for event in running.events()].count("resumed") == 1
-    assert rows(data, "SELECT id, parent, step FROM versions") == [
+    assert read(data, "SELECT id, parent, step FROM versions") == [
         (0, None, 0),
         (1, 0, 1),
         (2, 1, 2),
@@ -102,7 +103,7 @@ def test_dead_learner_leaves_the_gateway_answering_and_says_why(tmp_path: Path) 
         assert "adapters" in health["last_error"]
         assert ask(running, "after", [HELLO])
         assert running.stop() == 0
-    assert rows(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == [(0,)]
+    assert read(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == [(0,)]
 
     adapters.unlink()
     aside.rename(adapters)
@@ -125,10 +126,10 @@ def test_judge_that_is_away_is_shown_and_its_turns_are_judged_later(tmp_path: Pa
         assert "127.0.0.1:9" in health["last_error"]
         assert ask(running, "after", [HELLO])
         assert running.stop() == 0
-    assert rows(data, "SELECT COUNT(*) FROM verdicts") == [(0,)]
+    assert read(data, "SELECT COUNT(*) FROM verdicts") == [(0,)]
     with product(data) as running:
         deadline = time.monotonic() + 240
-        while rows(data, "SELECT COUNT(*) FROM verdicts") != [(2,)]:
+        while read(data, "SELECT COUNT(*) FROM verdicts") != [(2,)]:
             assert time.monotonic() < deadline
             time.sleep(0.2)
         assert running.stop() == 0
@@ -210,8 +211,8 @@ def test_second_ctrl_c_ends_at_once_and_loses_nothing(tmp_path: Path) -> None:
             assert running.ends(120) == 130, "not because a reply was cut off"
             with pytest.raises(httpx.TransportError):
                 list(lines)
-    assert rows(data, "SELECT COUNT(*) FROM turns") == [(1,)]
-    assert rows(data, "PRAGMA integrity_check") == [("ok",)]
+    assert read(data, "SELECT COUNT(*) FROM turns") == [(1,)]
+    assert read(data, "PRAGMA integrity_check") == [("ok",)]
 
 
 def test_hub_model_without_a_network_is_one_sentence(tmp_path: Path) -> None:

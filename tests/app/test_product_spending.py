@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.clients import HELLO, ask, converse, rows
+from tests.support.clients import HELLO, ask, converse
+from tests.support.ledger import read
 from tests.support.lives import Life, product, refused
 from tests.support.tinker import wire_process
 
@@ -59,12 +60,12 @@ def test_budget_pauses_learning_over_restarts_and_never_serving(tmp_path: Path) 
             )  # fmt: skip
             assert all(turn["usd"] > 0 for turn in events(running, "turn.captured"))
         unserved = "SELECT COUNT(*) FROM turns WHERE id NOT IN (SELECT turn_id FROM spend "
-        assert rows(data, unserved + "WHERE purpose = 'serve')") == [(0,)]
+        assert read(data, unserved + "WHERE purpose = 'serve')") == [(0,)]
 
-        ((spent,),) = rows(data, "SELECT SUM(usd) FROM spend")  # type: ignore[misc]
+        ((spent,),) = read(data, "SELECT SUM(usd) FROM spend")  # type: ignore[misc]
         limit = ("--budget-usd", f"{spent + 1e-6:.9f}")
         learned = "SELECT COUNT(*), SUM(usd) FROM spend WHERE purpose <> 'serve'"
-        before = rows(data, learned)
+        before = read(data, learned)
         with product(data, *flags, *limit, env=ENV) as running:
             for seed in range(100, 103):
                 converse(running, seed)
@@ -76,7 +77,7 @@ def test_budget_pauses_learning_over_restarts_and_never_serving(tmp_path: Path) 
         with product(data, *flags, *limit, env=ENV) as running:
             wait_for(running, "spending_paused")
             assert running.stop() == 0
-        assert rows(data, learned) == before
+        assert read(data, learned) == before
         with product(data, *flags, "--budget-usd", "1", env=ENV) as running:
             version = running.health()["policy_version"]
             for seed in range(200, 206):

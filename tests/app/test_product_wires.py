@@ -9,7 +9,7 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from tests.support.clients import rows
+from tests.support.ledger import read
 from tests.support.lives import product
 
 pytestmark = pytest.mark.slow
@@ -52,9 +52,9 @@ def test_clients_of_three_wires_talk_to_one_product(tmp_path: Path) -> None:
         assert running.stop() == 0
 
     states = "SELECT role, text FROM next_states ORDER BY turn_id"
-    assert rows(data, states) == [("user", MORE)] * 3
-    assert rows(data, "SELECT COUNT(*), COUNT(DISTINCT session_id) FROM turns") == [(6, 3)]
-    ids = [id for (id,) in rows(data, "SELECT response_id FROM turns ORDER BY id")]
+    assert read(data, states) == [("user", MORE)] * 3
+    assert read(data, "SELECT COUNT(*), COUNT(DISTINCT session_id) FROM turns") == [(6, 3)]
+    ids = [id for (id,) in read(data, "SELECT response_id FROM turns ORDER BY id")]
     assert [id.partition("_")[0].partition("-")[0] for id in ids] == [
         "chatcmpl",
         "chatcmpl",

@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.clients import HELLO, ask, learn, rows
+from tests.support.clients import HELLO, ask, learn
+from tests.support.ledger import read
 from tests.support.lives import ROOT, product, until
 from tests.support.tinker import WireProcess, served, wire_process
 from tests.support.tinker_dialects import Delisted, OtherPaths
@@ -54,8 +55,8 @@ def test_laptop_learns_on_the_box_pays_and_survives_both_ends(tmp_path: Path) ->
             health = running.health()
             assert health["spent_usd"] > 0
             assert running.stop() == 0
-        assert rows(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == [(16,)]
-        spent = dict(rows(data, "SELECT purpose, SUM(usd) FROM spend GROUP BY purpose"))
+        assert read(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == [(16,)]
+        spent = dict(read(data, "SELECT purpose, SUM(usd) FROM spend GROUP BY purpose"))
         assert spent.keys() >= {"serve", "teacher", "train"}
         assert sum(spent.values()) == pytest.approx(health["spent_usd"], rel=0.2)
 
@@ -80,7 +81,7 @@ def test_laptop_learns_on_the_box_pays_and_survives_both_ends(tmp_path: Path) ->
                 learn(running, 2, range(100, 160))
                 assert running.health()["status"] == "ok"
                 assert running.stop() == 0
-    assert rows(data, "SELECT id, parent, step FROM versions") == [
+    assert read(data, "SELECT id, parent, step FROM versions") == [
         (0, None, 0),
         (1, 0, 1),
         (2, 1, 2),
@@ -119,7 +120,7 @@ def test_gateway_runs_on_a_laptop_without_torch(tmp_path: Path) -> None:
     ):
         learn(running, 1, range(0, 40))
         assert running.stop() == 0
-    assert rows(tmp_path / "data", "SELECT step FROM versions") == [(0,), (1,)]
+    assert read(tmp_path / "data", "SELECT step FROM versions") == [(0,), (1,)]
 
 
 def test_the_local_backend_without_torch_says_how_to_get_it(tmp_path: Path) -> None:
@@ -211,9 +212,9 @@ def test_server_with_paths_of_another_shape_is_learned_on_rolled_back_and_pruned
     with product(data, env=ENV, backend=flags) as running:
         learn(running, 9, range(0, 80))
         assert running.stop() == 0
-    ((made,),) = rows(data, "SELECT COUNT(*) FROM versions")
+    ((made,),) = read(data, "SELECT COUNT(*) FROM versions")
     assert 8 <= kept("weights") < made <= kept("sampler_weights"), "the oldest states are gone"
-    refs = rows(data, "SELECT state_ref, sampler_ref FROM versions")
+    refs = read(data, "SELECT state_ref, sampler_ref FROM versions")
     assert all(str(ref).startswith("tinker://model_5c33ec6f/v-") for row in refs for ref in row)
     there.restart()
     with product(data, env=ENV, backend=flags) as running:

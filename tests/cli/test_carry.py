@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.clients import ask, rows
+from tests.support.clients import ask
+from tests.support.ledger import read
 from tests.support.lives import product
 from tests.support.stories import run
 from tinker_claw.gateway.lessons import LessonChooser
@@ -43,7 +44,7 @@ def change(directory: Path, script: str) -> None:
 
 
 def text_rows(directory: Path, query: str) -> list[tuple[str, ...]]:
-    return [tuple(map(str, row)) for row in rows(directory, query)]
+    return [tuple(map(str, row)) for row in read(directory, query)]
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -62,15 +63,15 @@ def test_carry_takes_versions_steps_lessons_and_key(old: Path, tmp_path: Path) -
     assert "2 lessons" in done.stdout
     assert files(old) == before
     for table in ("versions", "steps", "meta"):
-        assert rows(new, f"SELECT * FROM {table}") == rows(old, f"SELECT * FROM {table}")
-    lessons = rows(new, "SELECT id, text, state, turn_id FROM lessons")
+        assert read(new, f"SELECT * FROM {table}") == read(old, f"SELECT * FROM {table}")
+    lessons = read(new, "SELECT id, text, state, turn_id FROM lessons")
     assert lessons[0][0::2] == (1, "candidate"), "the judge's: its user has not kept it"
     assert lessons[1:] == [(2, "use metric units", "told", None)]
     weights = {name: content for name, content in before.items() if "weights" in name}
     carried = files(new)
     assert carried.pop("api-key") == b"key-of-before-the-carry"
     assert {name: carried[name] for name in weights} == weights
-    assert rows(new, "SELECT COUNT(*) FROM turns") == [(0,)]
+    assert read(new, "SELECT COUNT(*) FROM turns") == [(0,)]
     assert not [path for path in (new, *new.rglob("*")) if path.stat().st_mode & 0o077]
 
 
@@ -79,10 +80,10 @@ def test_carry_keeps_a_lesson_that_its_user_kept_and_leaves_what_was_set_aside(
 ) -> None:
     change(old, "UPDATE lessons SET state = 'vain', kept = (id = 2)")
     assert run("carry", str(old), str(tmp_path / "new")).returncode == 0
-    assert rows(tmp_path / "new", "SELECT id, state FROM lessons") == [(2, "told")]
+    assert read(tmp_path / "new", "SELECT id, state FROM lessons") == [(2, "told")]
     change(old, "UPDATE lessons SET state = 'aside', kept = 1")
     assert run("carry", str(old), str(tmp_path / "other")).returncode == 0
-    assert rows(tmp_path / "other", "SELECT * FROM lessons") == []
+    assert read(tmp_path / "other", "SELECT * FROM lessons") == []
 
 
 def test_carry_says_that_the_first_sender_of_a_channel_is_no_owner_any_more(
@@ -101,7 +102,7 @@ def test_carry_takes_what_was_billed_so_that_a_budget_counts_on(old: Path, tmp_p
     )
     assert run("carry", str(old), str(tmp_path / "new")).returncode == 0
     bills = "SELECT created_at, purpose, step_id, prefill, cached, sampled, trained, usd FROM spend"
-    assert rows(tmp_path / "new", bills) == rows(old, bills)
+    assert read(tmp_path / "new", bills) == read(old, bills)
     with closing(Ledger(tmp_path / "new")) as ledger:
         assert ledger.spend.total().usd == 0.75
         # Whose samples are not here, so that no price of one follows.
@@ -114,15 +115,15 @@ def test_carry_makes_an_empty_directory_by_a_link(old: Path, tmp_path: Path) -> 
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     done = run("carry", str(old), str(tmp_path / "link"))
     assert done.returncode == 0, done.stderr
-    assert rows(tmp_path / "empty", "SELECT MAX(id) FROM versions") == [(1,)]
+    assert read(tmp_path / "empty", "SELECT MAX(id) FROM versions") == [(1,)]
 
 
 def test_carry_leaves_the_versions_that_a_rollback_left_behind(old: Path, tmp_path: Path) -> None:
     same = "SELECT 2, 0, 0, state_ref, sampler_ref, 0 FROM versions WHERE id = 0"
     change(old, f"INSERT INTO versions {same}")
     assert run("carry", str(old), str(tmp_path / "new")).returncode == 0
-    assert rows(tmp_path / "new", "SELECT id, parent FROM versions") == [(0, None), (2, 0)]
-    assert rows(tmp_path / "new", "SELECT * FROM steps") == []
+    assert read(tmp_path / "new", "SELECT id, parent FROM versions") == [(0, None), (2, 0)]
+    assert read(tmp_path / "new", "SELECT * FROM steps") == []
 
 
 def test_carry_keeps_the_version_that_its_owner_accepted(old: Path, tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_private_sessions_stay_private(old: Path, tmp_path: Path) -> None:
             ("default", hidden("default", f"of-{number}")): Privacy(privacy)
             for number, privacy in ((1, 1), (2, 2), (3, 2))
         }
-    assert "of-" not in str(rows(tmp_path / "new", "SELECT key FROM sessions"))
+    assert "of-" not in str(read(tmp_path / "new", "SELECT key FROM sessions"))
 
 
 def test_carry_leaves_an_accepted_version_that_is_left_behind(old: Path, tmp_path: Path) -> None:
@@ -221,5 +222,5 @@ def test_carried_run_serves_its_version_and_tells_its_lessons(old: Path, tmp_pat
         assert running.health()["policy_version"] == 1
         ask(running, "a", [{"role": "user", "content": "Leo has 3 apples. How many are 2 more?"}])
         assert running.stop() == 0
-    ((prompt,),) = rows(new, "SELECT told FROM turns WHERE kind = 'main'")
+    ((prompt,),) = read(new, "SELECT told FROM turns WHERE kind = 'main'")
     assert str(prompt).startswith("[[2]"), "the kept lesson, not the candidate"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clients import learn, rows
+from tests.support.clients import learn
+from tests.support.ledger import read
 from tests.support.lives import product
 from tests.support.many_turns import fill
 from tests.support.stories import run
@@ -40,7 +41,7 @@ def test_a_run_explains_itself_while_it_goes_on(tmp_path: Path) -> None:
     assert {record["trained_in_step"] for record in records} == {1}
     text = " ".join(explained.stdout.split())
     assert "trained in step 1 · v1 · with 15 others" in text
-    rewards = [row[0] for row in rows(data, "SELECT reward FROM samples WHERE step_id = 1")]
+    rewards = [row[0] for row in read(data, "SELECT reward FROM samples WHERE step_id = 1")]
     mean = sum(rewards) / 16
     expected = records[0]["verdict"] - mean if len(set(rewards)) > 1 else rewards[0] / 4
     assert f"advantage {expected:+z.3f}" in text
@@ -77,7 +78,7 @@ def test_status_of_a_long_run_is_short_and_counts_everything(tmp_path: Path) -> 
     fill(tmp_path, 10_000)
     told = read_overview(tmp_path, 16)
     assert told["turns"] == {"main": 9000, "side": 1000}
-    assert sum(told["verdicts"].values()) == rows(tmp_path, "SELECT COUNT(*) FROM verdicts")[0][0]
+    assert sum(told["verdicts"].values()) == read(tmp_path, "SELECT COUNT(*) FROM verdicts")[0][0]
     assert told["not_trained"]["waits for the next message"] == 907
     assert sum(one["of"] for one in told["accepted"]) > 0
     assert len(board(told)) < 50

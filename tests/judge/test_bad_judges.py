@@ -21,10 +21,10 @@ from tests.support.bad_judges import (
     bad_judge,
     bad_judge_beside,
 )
-from tests.support.clients import ask, rows
+from tests.support.clients import ask
 from tests.support.fakes import FakeTrainer
 from tests.support.learning import SHORT, World, world
-from tests.support.ledger import judgeable, tries
+from tests.support.ledger import judgeable, read, tries
 from tests.support.lives import Life, product, until
 from tests.support.stories import run
 from tinker_claw.app.main import guarded
@@ -170,7 +170,7 @@ def test_product_outlives_every_answer_and_sets_a_turn_aside_over_three_lives(
         nonlocal due
         due += 1
         talk(running, session, "Thanks, perfect.")
-        until(lambda: rows(data, SAMPLES) == [(due,)], session)
+        until(lambda: read(data, SAMPLES) == [(due,)], session)
 
     with bad_judge_beside() as judge:
         flags = ("--judge-url", judge.url, "--batch-size", "99")
@@ -181,12 +181,12 @@ def test_product_outlives_every_answer_and_sets_a_turn_aside_over_three_lives(
                     until(lambda: running.health()["judge"] == "failing")
                     assert running.health()["status"] == "degraded"
                 sampled(running, f"life {life}")
-                until(lambda life=life: rows(data, FAILED) == [(life,)])
+                until(lambda life=life: read(data, FAILED) == [(life,)])
                 running.kill()
             end_rest(data)
         with product(data, *flags) as running:
             sampled(running, "last life")
-            until(lambda: rows(data, ASIDE) == [(1,)])
+            until(lambda: read(data, ASIDE) == [(1,)])
             for how in ("bad gzip", "brackets", "gzip bomb"):  # the others: in the loop, above
                 talk(running, how, f"{MARK} {how}")
                 until(lambda how=how: judge.asked[how], how)
@@ -194,7 +194,7 @@ def test_product_outlives_every_answer_and_sets_a_turn_aside_over_three_lives(
             judge.spoilt = "gzip"  # with votes in it, whatever is asked
             done = run("rejudge", "1", directory=data)
             assert done.stdout == "Judged again now: turn 1.\n", done.stderr
-            until(lambda: rows(data, f"{SAMPLES} WHERE turn_id = 1") == [(1,)])
+            until(lambda: read(data, f"{SAMPLES} WHERE turn_id = 1") == [(1,)])
             assert running.stop() == 0
     names = [event["event"] for event in running.events()]
     assert "part.failed" not in names

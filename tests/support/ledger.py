@@ -44,7 +44,22 @@ def _renderer() -> Renderer:
     return Renderer.load(str(MODEL_DIR), "qwen3")
 
 
-def read(data: Path, query: str, *values: Any) -> list[sqlite3.Row]:
+class Row(tuple[Any, ...]):
+    """Values of a row, by place or column."""
+
+    columns: list[str]
+
+    def __getitem__(self, at: Any) -> Any:
+        return super().__getitem__(self.columns.index(at) if isinstance(at, str) else at)
+
+
+def _row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> Row:
+    row = Row(values)
+    row.columns = [column[0] for column in cursor.description]
+    return row
+
+
+def read(data: Path, query: str, *values: Any) -> list[Row]:
     """Rows of the ledger, read without changing a byte of it."""
     with closing(_open(data)) as ledger:
         return ledger.execute(query, values).fetchall()
@@ -81,7 +96,7 @@ def postpone(ledger: Ledger, turn_id: int, error: str, *, last: bool = False) ->
 
 def _open(data: Path) -> sqlite3.Connection:
     ledger = sqlite3.connect(f"file:{data / 'ledger.sqlite3'}?mode=ro", uri=True, timeout=30)
-    ledger.row_factory = sqlite3.Row
+    ledger.row_factory = _row
     return ledger
 
 
@@ -92,7 +107,7 @@ def check(data: Path, seen: Iterable[Seen], *, batch_size: int, remote: bool = F
     """
     with closing(_open(data)) as ledger:
         ledger.execute("BEGIN")  # one moment for everything below
-        assert [tuple(row) for row in ledger.execute("PRAGMA integrity_check")] == [("ok",)]
+        assert ledger.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         assert ledger.execute("PRAGMA foreign_key_check").fetchall() == []
         _nothing_seen_is_missing(ledger, seen)
         _steps_have_their_samples(ledger, batch_size)
@@ -112,7 +127,7 @@ def _nothing_seen_is_missing(ledger: sqlite3.Connection, seen: Iterable[Seen]) -
         "SELECT key, reply_text, prompt_tokens, completion_tokens, tokens FROM turns "
         "JOIN sessions ON sessions.id = session_id ORDER BY turns.id"
     ).fetchall()
-    written = Counter(Seen(*tuple(row)[:4]) for row in rows)
+    written = Counter(Seen(*row[:4]) for row in rows)
     missing = Counter(seen) - written
     assert not missing, f"seen by a client and not in the ledger: {missing}"
     for row in rows[-50:]:
@@ -131,11 +146,11 @@ def _steps_have_their_samples(ledger: sqlite3.Connection, batch_size: int) -> No
             "SELECT COUNT(*) FROM samples WHERE step_id = ?", (step["id"],)
         ).fetchone()[0]
         whole = batch_size if step["lesson"] is None else 0
-        assert planned == whole, dict(step)
-        assert trained == (whole if step["status"] == "committed" else 0), dict(step)
+        assert planned == whole, step
+        assert trained == (whole if step["status"] == "committed" else 0), step
         assert (step["version"] is not None) == (
             step["status"] == "committed" or step["error"] == "its state was not saved"
-        ), dict(step)
+        ), step
     loose = (
         "SELECT COUNT(*) FROM samples JOIN turns ON turns.id = turn_id "
         "WHERE (state IN ('trained', 'forgotten')) <> (step_id IS NOT NULL)"
@@ -154,7 +169,7 @@ def _steps_have_their_samples(ledger: sqlite3.Connection, batch_size: int) -> No
     assert open_steps.fetchone()[0] == 0
 
 
-def _versions_only_grow(ledger: sqlite3.Connection) -> sqlite3.Row:
+def _versions_only_grow(ledger: sqlite3.Connection) -> Row:
     versions = ledger.execute("SELECT * FROM versions ORDER BY id").fetchall()
     assert [row["id"] for row in versions] == list(range(len(versions)))
     by_id = {row["id"]: row for row in versions}
