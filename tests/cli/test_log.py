@@ -205,7 +205,7 @@ def test_settings_of_run_py_find_the_ledger(tmp_path: Path) -> None:
 
 
 def test_a_closed_pipe_ends_it_quietly(tmp_path: Path) -> None:
-    fill(tmp_path, 2000, blob=8)
+    fill(tmp_path, 2000)
     script = f"{sys.executable} run.py log turns --json --data-dir {tmp_path} | head -1"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", script],

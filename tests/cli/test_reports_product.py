@@ -53,7 +53,7 @@ def test_a_run_explains_itself_while_it_goes_on(tmp_path: Path) -> None:
 
 
 def test_status_of_a_long_run_reads_indexes_and_no_turn_but_the_open_ones(tmp_path: Path) -> None:
-    fill(tmp_path, 10_000)
+    fill(tmp_path, 1000)
     asked: list[str] = []
     with reading(tmp_path / FILE) as ledger:
         ledger._connection.set_trace_callback(asked.append)
@@ -75,10 +75,10 @@ def test_status_of_a_long_run_reads_indexes_and_no_turn_but_the_open_ones(tmp_pa
 
 
 def test_status_of_a_long_run_is_short_and_counts_everything(tmp_path: Path) -> None:
-    fill(tmp_path, 10_000)
+    fill(tmp_path, 1000)
     told = read_overview(tmp_path, 16)
-    assert told["turns"] == {"main": 9000, "side": 1000}
+    assert told["turns"] == {"main": 900, "side": 100}
     assert sum(told["verdicts"].values()) == read(tmp_path, "SELECT COUNT(*) FROM verdicts")[0][0]
-    assert told["not_trained"]["waits for the next message"] == 907
+    assert told["not_trained"]["waits for the next message"] == 100
     assert sum(one["of"] for one in told["accepted"]) > 0
     assert len(board(told)) < 50
