@@ -133,19 +133,6 @@ def user(content: Content) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def assistant(text: str, *calls: tuple[str, str, str]) -> dict[str, Any]:
-    """Return an assistant message. `calls`: id, name, arguments."""
-    functions = [
-        {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        for id, name, arguments in calls
-    ]
-    return {"role": "assistant", "content": text} | ({"tool_calls": functions} if calls else {})
-
-
-def tool(call: str, text: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": call, "content": text}
-
-
 def _appended(content: Content, text: str) -> Content:
     return content + text if isinstance(content, str) else [*content[:-1], content[-1] + text]
 
