@@ -79,7 +79,7 @@ async def test_thing_that_is_no_key_is_refused_before_it_is_sent(key: str) -> No
 
 async def test_wrong_key_is_named(tmp_path: Path) -> None:
     speaking = Keyed("tml-right-0123456789")
-    there = served(tmp_path, root=tmp_path / "served", table=True, speaking=speaking)
+    there = served(tmp_path, root=tmp_path / "served", speaking=speaking)
     said = await refusal(base_url=there.url)
     assert "refuses the key (HTTP 401): check TINKER_API_KEY" in said
     assert KEY not in said
@@ -88,7 +88,7 @@ async def test_wrong_key_is_named(tmp_path: Path) -> None:
 
 
 async def test_model_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
-    there = served(tmp_path, root=tmp_path / "served", table=True)
+    there = served(tmp_path, root=tmp_path / "served")
     said = await refusal(base_url=there.url, model="Qwen/Qwen3-9B")
     assert said == (
         f"--model-name Qwen/Qwen3-9B is not among the models that {there.url} trains: {NAME}"
@@ -227,7 +227,7 @@ async def test_telemetry_is_off_where_the_sdk_finds_the_key(
 ) -> None:
     """A start first asks what the service has, and its client lives as long as the process."""
     monkeypatch.delenv("TINKER_TELEMETRY", raising=False)
-    there = served(tmp_path, root=tmp_path / "served", table=True)
+    there = served(tmp_path, root=tmp_path / "served")
     keep(KEY)
     await offered(settings(base_url=there.url))
     client = await asyncio.to_thread(lambda: RestClient(base_url=there.url))

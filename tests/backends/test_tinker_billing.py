@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 from tests.support.backends import CONTEXT
 from tests.support.faults import Fault
 from tests.support.gateways import gateway
-from tests.support.table_server import model_files
 from tests.support.tinker import served, start_tinker
 from tests.support.tinker_dialects import Uncancelling
 from tinker_claw.billing.budget import Account, Spending
@@ -21,7 +19,6 @@ from tinker_claw.billing.prices import Price
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Trainer
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams, Usage, uncharged
 
@@ -53,7 +50,7 @@ async def test_votes_pay_the_prompt_once(trainer: Trainer) -> None:
 async def test_prompt_that_the_service_has_in_its_cache_is_billed_as_cached(
     tmp_path: Path,
 ) -> None:
-    trainer = await start_tinker(tmp_path, server={"table": False})  # a table caches nothing
+    trainer = await start_tinker(tmp_path)
     sampler = await trainer.publish()
     long = tuple(i % 60 for i in range(400))
     first = Account(uncharged)
@@ -69,7 +66,7 @@ async def test_prompt_that_the_service_has_in_its_cache_is_billed_as_cached(
 
 
 async def test_cancelled_request_ends_at_the_service(tmp_path: Path) -> None:
-    trainer = await start_tinker(tmp_path, server={"table": False})
+    trainer = await start_tinker(tmp_path)
     there, sampler = served(tmp_path), await trainer.publish()
     params = SamplingParams(max_tokens=CONTEXT - len(PROMPT), seed=1)
     account = Account(uncharged)
@@ -87,7 +84,7 @@ async def test_cancelled_request_ends_at_the_service(tmp_path: Path) -> None:
 
 
 async def test_cancelled_request_is_billed_where_the_service_samples_on(tmp_path: Path) -> None:
-    there = served(tmp_path, speaking=Uncancelling(), root=tmp_path / "served", table=True)
+    there = served(tmp_path, speaking=Uncancelling(), root=tmp_path / "served")
     trainer = await start_tinker(tmp_path)
     sampler = await trainer.publish()
     there.faulty.seen.clear()
@@ -114,9 +111,7 @@ async def test_client_that_hangs_up_pays_what_the_service_sampled(
     tmp_path: Path, renderer: Renderer, cancels: bool
 ) -> None:
     """In the ledger, without a turn: no token of the reply came."""
-    vocabulary = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json")).get_vocab_size()
-    model = model_files(tmp_path / "model", vocabulary, CONTEXT)
-    options = {"root": tmp_path / "served", "table": True, "model": str(model)}
+    options = {"root": tmp_path / "served", "model": "demo"}
     there = served(tmp_path, **options, **({} if cancels else {"speaking": Uncancelling()}))
     trainer = await start_tinker(tmp_path)
     sampler: Any = await trainer.publish()

@@ -204,8 +204,8 @@ class FakeSampler:
 class FakeTrainer:
     """A trainer that counts its steps; its weights are the number of steps taken.
 
-    It does as it is told, so that a test can say what fails and when. It has no model: the fake
-    that meets the whole contract is `table.TableTrainer`.
+    It does as it is told, so that a test can say what fails and when. It has no model, and so
+    meets no more of the contract than lengths and refs.
     """
 
     script: Script = Script((1,))

@@ -18,13 +18,12 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -41,12 +40,11 @@ from local_gpu.model.lora import BaseModel, with_lora
 from local_gpu.sample.embedded import Engine, EngineSize
 from tests.support.backends import CONTEXT, VOCABULARY, tiny_model
 from tests.support.lives import ROOT
-from tinker_claw.connections import Server, listen
+from tests.support.ports import in_a_thread
 from tinker_claw.errors import BackendError
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import SamplingParams, StopReason, TokenChunk
 
-START_S = 180
 MODEL = "tiny-base"
 _BLOCK = 128
 """Tokens per block of the prefix cache."""
@@ -142,35 +140,25 @@ class InferenceServer:
         self._answered: dict[tuple[int, ...], str] = {}
         self._busy: dict[str, int] = {}
         self._steps = 0
-        ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(ready,))
-        self._thread.start()
-        assert ready.wait(START_S)
+        self._stack = ExitStack()
+        running = self._stack.enter_context(in_a_thread(self._opening(), port=self._port))
+        self.url, self._server = running.url, running.server
+        self._port = int(self.url.rpartition(":")[2])
         return self
 
     def stop(self) -> None:
         """Cut every connection, as a process that dies does."""
-        self._server.should_exit = self._server.force_exit = True
-        self._thread.join(START_S)
-        assert not self._thread.is_alive()
+        self._server.force_exit = True
+        self._stack.close()
 
     def restart(self) -> None:
         self.stop()
         self.start()
 
-    def _run(self, ready: threading.Event) -> None:
-        with listen("127.0.0.1", self._port) as listening:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._port = listening.getsockname()[1]
-            self.url = f"http://127.0.0.1:{self._port}"
-            self._server = Server(self._app(), timeout_graceful_shutdown=2, lifespan="off")
-            ready.set()  # whoever connects is answered as soon as it serves
-            asyncio.run(self._serve(listening))
-
-    async def _serve(self, listening: socket.socket) -> None:
-        self._loop = asyncio.get_running_loop()
+    @asynccontextmanager
+    async def _opening(self) -> AsyncGenerator[FastAPI]:
         try:
-            await self._server.serve(sockets=[listening])
+            yield self._app()
         finally:
             for engine in [self._base_engine, *(e for _, e in self.adapters.values())]:
                 await engine.aclose()
