@@ -11,7 +11,7 @@ import itertools
 import json
 import random
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,15 @@ from fastapi.responses import JSONResponse
 from examples.demo import homework
 from tests.support.fakes import rated
 from tests.support.faults import App, Receive, Scope, Send, answer_with, body_of, replay
+from tests.support.gateways import wired
 from tests.support.ledger import judgeable, sql
 from tests.support.tinker import KEY, Served, served
 from tinker_claw.app import wiring
 from tinker_claw.app.server import in_background
-from tinker_claw.app.wiring import System, wire
-from tinker_claw.backends.model_files import source
-from tinker_claw.billing.prices import price_in_force
+from tinker_claw.app.wiring import System
 from tinker_claw.cli.status import describe
 from tinker_claw.config.load import load
 from tinker_claw.learner import recovery
-from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.retry import Backoff
 
 
@@ -176,21 +174,13 @@ async def running(
     there = await asyncio.to_thread(lambda: served(directory, speaking=speaks, **options))
     flags = ("--model-name", "demo", "--base-url", there.url, "--data-dir", str(directory / "data"))
     settings = load([*flags, "--batch-size", "2", "--gate", "off", *more])
-    ledger = Ledger(settings.run.directory)
-    async with AsyncExitStack() as stack:
-        stack.callback(ledger.close)
-        price = price_in_force(settings)
-        system = await wire(settings, source(settings), None, ledger, price, stack)
+    async with wired(settings) as (system, http), asyncio.TaskGroup() as group:
         judging = system.judging
         system.learner.recovery._waits = waits = Backoff(0.05, 0.2)
         judging.judge_breaker.waits = judging.teacher_breaker.waits = waits
-        url = await stack.enter_async_context(in_background(system.app))
-        http = httpx.AsyncClient(base_url=url, timeout=240, verify=False)
-        await stack.enter_async_context(http)
-        group = await stack.enter_async_context(asyncio.TaskGroup())
         works = (system.judging.run, system.learner.run, system.learner.recovery.keep_published)
         tasks = [group.create_task(work()) for work in works]
-        yield Product(system, http, speaks, there, url.removesuffix("v1"))
+        yield Product(system, http, speaks, there, str(http.base_url).removesuffix("v1/"))
         for task in tasks:
             task.cancel()
 

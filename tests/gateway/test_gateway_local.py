@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -18,13 +16,8 @@ from local_gpu.config import LocalConfig
 from local_gpu.sample.embedded import LocalSampler
 from local_gpu.trainer import LocalTrainer
 from tests.support.backends import held_requests, tiny_model
-from tests.support.gateways import MODEL, chat, gateway, text_of
+from tests.support.gateways import MODEL, chat, gateway, text_of, wired
 from tests.support.ledger import sql
-from tinker_claw.app.server import in_background
-from tinker_claw.app.wiring import wire
-from tinker_claw.backends.local import arrange
-from tinker_claw.backends.model_files import source
-from tinker_claw.billing.prices import price_in_force
 from tinker_claw.config.load import load
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.ledger import Ledger
@@ -184,19 +177,13 @@ async def test_a_version_that_answers_nan_is_replaced_by_the_one_before(
 async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
     data = tmp_path / "data"
     settings = load(["--model-name", "demo", "--backend", "local", "--data-dir", str(data)])
-    ledger = Ledger(data)
-    async with AsyncExitStack() as stack:
-        stack.callback(ledger.close)
-        price = price_in_force(settings)
-        system = await wire(settings, source(settings), arrange(settings), ledger, price, stack)
+    async with wired(settings) as (system, http):
         sampler: Any = system.parts.policy.current.sampler
         sampler._engine._module.model.layers[0].mlp.up_proj.up.fill_(float("nan"))
-        url = await stack.enter_async_context(in_background(system.app))
-        http = await stack.enter_async_context(httpx.AsyncClient(timeout=240, verify=False))
         body = {"model": "demo", "messages": chat("What is 3 + 4?"), "max_tokens": 30}
-        reply = await http.post(f"{url}/chat/completions", json=body)
+        reply = await http.post("/chat/completions", json=body)
         assert reply.status_code == 200, reply.text
-        (turn,) = sql(ledger).rows("SELECT fallback, reason FROM turns")
+        (turn,) = sql(system.parts.ledger).rows("SELECT fallback, reason FROM turns")
         assert turn["reason"] == Reason.BASE_MODEL
         assert turn["fallback"] == "v0 failed: The model's logits are not finite."
 
@@ -204,9 +191,6 @@ async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
 async def test_who_cannot_train_on_images_says_so_at_the_start(tmp_path: Path) -> None:
     flags = ("--model-name", "demo", "--backend", "local", "--images", "train")
     settings = load([*flags, "--data-dir", str(tmp_path)])
-    ledger = Ledger(tmp_path)
-    async with AsyncExitStack() as stack:
-        stack.callback(ledger.close)
-        price = price_in_force(settings)
-        with pytest.raises(ConfigError, match="--images train: demo cannot be trained on images"):
-            await wire(settings, source(settings), arrange(settings), ledger, price, stack)
+    with pytest.raises(ConfigError, match="--images train: demo cannot be trained on images"):
+        async with wired(settings):
+            pass

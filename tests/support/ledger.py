@@ -138,35 +138,28 @@ def _nothing_seen_is_missing(ledger: sqlite3.Connection, seen: Iterable[Seen]) -
 
 
 def _steps_have_their_samples(ledger: sqlite3.Connection, batch_size: int) -> None:
+    def count(rows: str, *values: Any) -> int:
+        return ledger.execute(f"SELECT COUNT(*) FROM {rows}", values).fetchone()[0]
+
     for step in ledger.execute("SELECT * FROM steps"):
-        planned = ledger.execute(
-            "SELECT COUNT(*) FROM step_samples WHERE step_id = ?", (step["id"],)
-        ).fetchone()[0]
-        trained = ledger.execute(
-            "SELECT COUNT(*) FROM samples WHERE step_id = ?", (step["id"],)
-        ).fetchone()[0]
         whole = batch_size if step["lesson"] is None else 0
-        assert planned == whole, step
-        assert trained == (whole if step["status"] == "committed" else 0), step
-        assert (step["version"] is not None) == (
-            step["status"] == "committed" or step["error"] == "its state was not saved"
-        ), step
-    loose = (
-        "SELECT COUNT(*) FROM samples JOIN turns ON turns.id = turn_id "
+        committed = step["status"] == "committed"
+        assert count("step_samples WHERE step_id = ?", step["id"]) == whole, step
+        trained = count("samples WHERE step_id = ?", step["id"])
+        assert trained == (whole if committed else 0), step
+        unsaved = step["error"] == "its state was not saved"
+        assert (step["version"] is not None) == (committed or unsaved), step
+    assert not count(
+        "samples JOIN turns ON turns.id = turn_id "
         "WHERE (state IN ('trained', 'forgotten')) <> (step_id IS NOT NULL)"
     )
-    assert ledger.execute(loose).fetchone()[0] == 0
-    inconsistent = (
-        "SELECT COUNT(*) FROM turns LEFT JOIN samples ON turn_id = turns.id "
+    assert not count(
+        "turns LEFT JOIN samples ON turn_id = turns.id "
         "WHERE (state = 'refused') <> (reason IS NOT NULL) "
         "OR (state IN ('waiting', 'judging') AND samples.id IS NOT NULL) "
         "OR (state IN ('held', 'queued', 'trained', 'forgotten') AND samples.id IS NULL)"
     )
-    assert ledger.execute(inconsistent).fetchone()[0] == 0
-    open_steps = ledger.execute(
-        "SELECT COUNT(*) FROM steps WHERE status = 'intent' AND id < (SELECT MAX(id) FROM steps)"
-    )
-    assert open_steps.fetchone()[0] == 0
+    assert not count("steps WHERE status = 'intent' AND id < (SELECT MAX(id) FROM steps)")
 
 
 def _versions_only_grow(ledger: sqlite3.Connection) -> Row:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -311,7 +312,7 @@ def _tell_slow() -> None:
 
 
 def _slow(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    """Make a plain function slow; it cannot be interrupted then, like a call into a foreign
+    """Make a function slow. A plain one cannot be interrupted then, like a call into a foreign
     library."""
 
     @functools.wraps(call)
@@ -330,24 +331,19 @@ def _slow(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 
 def _deadly(call: Callable[..., Any], passes: int) -> Callable[..., Any]:
-    left = passes
+    left = itertools.count(passes, -1)
 
-    def pass_by() -> None:
-        nonlocal left
-        if left == 0:
+    def passed(result: Any) -> Any:
+        if next(left) == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
+        return result
+
+    async def awaited(result: Any) -> Any:
+        return passed(await result)
 
     @functools.wraps(call)
-    def sync_call(*args: Any, **kwargs: Any) -> Any:
+    def deadly(*args: Any, **kwargs: Any) -> Any:
         result = call(*args, **kwargs)
-        pass_by()
-        return result
+        return awaited(result) if asyncio.iscoroutinefunction(call) else passed(result)
 
-    @functools.wraps(call)
-    async def async_call(*args: Any, **kwargs: Any) -> Any:
-        result = await call(*args, **kwargs)
-        pass_by()
-        return result
-
-    return async_call if asyncio.iscoroutinefunction(call) else sync_call
+    return deadly

@@ -44,7 +44,6 @@ os.environ["TINKER_TELEMETRY"] = "0"
 ROOT = Path(__file__).parents[2]
 KEY = "tml-test-of-the-wire"
 NAME = "tiny"
-START_S = 240
 RAW_TOKENS = [(i * 7 + 3) % 64 for i in range(30)]
 
 
