@@ -27,6 +27,7 @@ from tests.support.faults import App, Receive, Scope, Send, answer_with, body_of
 from tests.support.gateways import wired
 from tests.support.ledger import judgeable, sql
 from tests.support.tinker import KEY, Served, served
+from tests.support.waits import eventually
 from tinker_claw.app import wiring
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import System
@@ -154,9 +155,10 @@ class Product:
                     {"role": "assistant", "content": said},
                     {"role": "user", "content": line},
                 ]
-            async with asyncio.timeout(120):
-                while judgeable(self.system.parts.ledger) or self.system.learner.stepping:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await eventually(
+                lambda: not (judgeable(self.system.parts.ledger) or self.system.learner.stepping),
+                120,
+            )
             if self.newest.version.id:
                 return
         raise AssertionError("it does not learn")

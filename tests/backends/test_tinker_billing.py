@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tests.support.faults import Fault
 from tests.support.gateways import gateway
 from tests.support.tinker import served, start_tinker
 from tests.support.tinker_dialects import Uncancelling
+from tests.support.waits import eventually
 from tinker_claw.billing.budget import Account, Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.ledger.ledger import Ledger
@@ -23,12 +24,6 @@ from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams, Usage, uncharged
 
 PROMPT = tuple(range(40))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 - the request is nobody's
-            await asyncio.sleep(0.05)
 
 
 @pytest.fixture
@@ -71,12 +66,12 @@ async def test_cancelled_request_ends_at_the_service(tmp_path: Path) -> None:
     params = SamplingParams(max_tokens=CONTEXT - len(PROMPT), seed=1)
     account = Account(uncharged)
     asked = asyncio.create_task(anext(sampler.stream(PROMPT, params, account.add)))
-    await until(lambda: there.server.held_requests == 1)
+    await eventually(lambda: there.server.held_requests == 1)
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    await until(lambda: there.faulty.seen["cancel_future"] == 1)
-    await until(lambda: there.server.held_requests == 0)
+    await eventually(lambda: there.faulty.seen["cancel_future"] == 1)
+    await eventually(lambda: there.server.held_requests == 0)
     assert account.usage == Usage(prefill=40)
     (done,) = await sampler.sample(PROMPT, SamplingParams(max_tokens=4, seed=1), charge=account.add)
     assert account.usage.sampled == len(done.tokens)
@@ -93,13 +88,13 @@ async def test_cancelled_request_is_billed_where_the_service_samples_on(tmp_path
     asked = asyncio.create_task(
         sampler.sample(PROMPT, SamplingParams(max_tokens=5, seed=1), charge=account.add)
     )
-    await until(lambda: there.faulty.seen["retrieve_future"] > 1)
+    await eventually(lambda: there.faulty.seen["retrieve_future"] > 1)
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
     assert account.usage == Usage(prefill=40)
     there.faulty.behave()
-    await until(lambda: account.usage.sampled > 0)
+    await eventually(lambda: account.usage.sampled > 0)
     assert there.faulty.seen["cancel_future"] == 0
     assert account.usage.prefill + account.usage.cached == 40
     assert account.usage.sampled <= 5
@@ -123,15 +118,15 @@ async def test_client_that_hangs_up_pays_what_the_service_sampled(
 
     async with gateway(tmp_path / "data", renderer, sampler, spending=spending) as world:
         asking = asyncio.create_task(world.ask("hi", max_tokens=5))
-        await until(lambda: there.faulty.seen["retrieve_future"] > 1)
+        await eventually(lambda: there.faulty.seen["retrieve_future"] > 1)
         asking.cancel()
-        await until(lambda: world.ledger.spend.total().usage.prefill > 0)
+        await eventually(lambda: world.ledger.spend.total().usage.prefill > 0)
         assert world.ledger.spend.total().usage.sampled == 0
         there.faulty.behave()
         if cancels:
-            await until(lambda: there.faulty.seen["cancel_future"] == 1)
+            await eventually(lambda: there.faulty.seen["cancel_future"] == 1)
         else:
-            await until(lambda: world.ledger.spend.total().usage.sampled > 0)
+            await eventually(lambda: world.ledger.spend.total().usage.sampled > 0)
             assert there.faulty.seen["cancel_future"] == 0
         assert world.turns() == []
     await trainer.aclose()

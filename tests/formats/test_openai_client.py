@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from openai import AsyncOpenAI
 
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, Script
 from tests.support.gateways import MODEL, gateway, spell
+from tests.support.waits import eventually
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import StopReason
@@ -29,12 +29,6 @@ TWO_CALLS = (
     '</tool_call>\n<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
 )
 LONG = "one two three four five six seven eight nine ten " * 20
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not happened():  # noqa: ASYNC110 - the gateway tells nobody of a hang-up
-            await asyncio.sleep(0.01)
 
 
 async def test_a_whole_reply(tmp_path: Path, renderer: Renderer) -> None:
@@ -191,8 +185,8 @@ async def test_closing_a_stream_ends_the_generation(
                 if chunk.choices[0].delta.content:
                     break
             await stream.close()
-        await until(lambda: world.sampler.aborted == 1)
-        await until(lambda: bool(world.turns()))
+        await eventually(lambda: world.sampler.aborted == 1)
+        await eventually(lambda: bool(world.turns()))
         assert world.turns()[0].completion.stop_reason is StopReason.ABORT
         assert world.column("reason") == [Reason.HUNG_UP]
 
@@ -212,9 +206,9 @@ async def test_a_cancelled_call_ends_the_generation(
                 pass
 
         call = asyncio.create_task(ask())
-        await until(lambda: bool(sampler.prompts))
+        await eventually(lambda: bool(sampler.prompts))
         call.cancel()
-        await until(lambda: bool(sampler.aborted))
+        await eventually(lambda: bool(sampler.aborted))
         assert world.turns() == []
 
 

@@ -18,6 +18,7 @@ from local_gpu.trainer import LocalTrainer
 from tests.support.backends import held_requests, tiny_model
 from tests.support.gateways import MODEL, chat, gateway, text_of, wired
 from tests.support.ledger import sql
+from tests.support.waits import eventually
 from tinker_claw.config.load import load
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.ledger import Ledger
@@ -81,9 +82,7 @@ async def test_hanging_up_frees_the_cache_long_before_the_replies_would_end(
                     await asyncio.sleep(0.01)
             for client in clients:
                 client.cancel()
-        async with asyncio.timeout(60):
-            while held_requests(sampler) or len(world.observer.seen) < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not (held_requests(sampler) or len(world.observer.seen) < 2))
         fragments = world.turns()
         assert [t.completion.stop_reason for t in fragments] == [StopReason.ABORT] * 2
         assert all(0 < len(t.completion.tokens) < 1000 for t in fragments)

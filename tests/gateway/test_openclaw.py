@@ -26,8 +26,8 @@ from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import World, gateway, spell
 from tests.support.ledger import sql
 from tests.support.lives import product
-from tests.support.pools import eventually
 from tests.support.real_openclaw import LocalOpenClaw
+from tests.support.waits import eventually
 from tinker_claw.app.server import in_background
 from tinker_claw.cli.openclaw import TRIED
 from tinker_claw.render.renderer import Renderer

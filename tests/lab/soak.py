@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gzip
 import json
 import math
 import mmap
@@ -30,18 +29,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from fastapi import FastAPI, Request, Response
 from rich.console import Console
 from rich.table import Table
-from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer
 
 from benchmarks.gateway_client import Connection, share
+from tests.support.bad_judges import bad_judge_beside
 from tests.support.fakes import FakeSampler, FakeTrainer, Script, rated
 from tests.support.ledger import one, read
 from tests.support.lives import Fate, Life, life
 from tests.support.ports import free_port
-from tinker_claw.app.server import in_background
 from tinker_claw.errors import OutageError
 from tinker_claw.policy import Sampler, Trainer
 from tinker_claw.shipped import MODEL_DIR
@@ -204,45 +201,13 @@ class Clock:
 
 # Those around it
 
-POISON: tuple[Callable[[], Response], ...] = (
-    lambda: Response(b"no gzip", headers={"content-encoding": "gzip"}),
-    lambda: Response(gzip.compress(b"[" * 100_000), headers={"content-encoding": "gzip"}),
-    lambda: Response(b'{"choices":[{"message":{"content":"\\ud800 {\\"rating\\": 1}"}}]}'),
-    lambda: Response(b'{"choices":[{"message":{"content":null}}]}'),
-    lambda: Response(b'{"choices":' * 50_000),
-    lambda: Response(b"\xff\xfe\x00"),
-    lambda: Response(b'{"choices":[{"message":{"content":"I would rather not."}}]}'),
-)
+POISON = ("bad gzip", "brackets", "NUL", "content null", "cut gzip", "invalid UTF-8", "refusal")
 
 
-@dataclass
-class JudgeServer:
-    """An OpenAI-compatible judge that may be told to be away, or to send anything."""
-
-    mood: str = "well"
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
-
-    def app(self) -> FastAPI:
-        app = FastAPI()
-
-        @app.post("/v1/chat/completions")
-        async def judge(request: Request) -> Response:
-            try:
-                body = json.loads(await request.body())
-            except ClientDisconnect:  # it was killed
-                return Response(status_code=400)
-            if self.mood == "away":
-                return Response(status_code=503)
-            if self.mood == "poison":
-                return self.rng.choice(POISON)()
-            case = body["messages"][-1]["content"]
-            words = case.rpartition("next state, written by the user>>\n")[2].split("\n")[0]
-            hint = "Answer in one short sentence without a list."
-            said = rated(self.rng.choice((1, -1, -1)), words, hint)
-            choices = [{"message": {"content": said}, "finish_reason": "stop"}] * body.get("n", 1)
-            return Response(json.dumps({"choices": choices}), media_type="application/json")
-
-        return app
+def vote(case: str) -> str:
+    """Accept a reply of three, and hint at the others."""
+    words = case.rpartition("next state, written by the user>>\n")[2].split("\n")[0]
+    return rated(random.choice((1, -1, -1)), words, "Answer in one short sentence without a list.")
 
 
 @dataclass
@@ -365,22 +330,22 @@ class Soak:
         self.data = self.folder / "data"
         self.clock = Clock(self.folder / "clock")
         self.clock.set(0)
-        self.judge, self.port = JudgeServer(), free_port()
+        self.port = free_port()
         self.traffic = Traffic(f"http://127.0.0.1:{self.port}/v1", self.rate)
-        with ExitStack() as self.lives:
-            async with in_background(self.judge.app()) as self.judge_url:
-                await self._born()
-                self.began = time.monotonic()
-                async with asyncio.TaskGroup() as group:
-                    around = [group.create_task(self.traffic.talk(n)) for n in range(TALKERS)]
-                    around += [group.create_task(self._watch()), group.create_task(self._ask())]
-                    try:
-                        await self._calendar()
-                    finally:
-                        self.traffic.over = True
-                        for task in around:
-                            task.cancel()
-                await asyncio.to_thread(self._end)
+        with bad_judge_beside() as self.judge, ExitStack() as self.lives:
+            self.judge.vote = vote
+            await self._born()
+            self.began = time.monotonic()
+            async with asyncio.TaskGroup() as group:
+                around = [group.create_task(self.traffic.talk(n)) for n in range(TALKERS)]
+                around += [group.create_task(self._watch()), group.create_task(self._ask())]
+                try:
+                    await self._calendar()
+                finally:
+                    self.traffic.over = True
+                    for task in around:
+                        task.cancel()
+            await asyncio.to_thread(self._end)
 
     async def _born(self) -> None:
         fate = Fate(
@@ -390,7 +355,7 @@ class Soak:
                 **CAPS,
             }
         )
-        flags = (*FLAGS, "--judge-url", self.judge_url)
+        flags = (*FLAGS, "--judge-url", self.judge.url)
         self.life: Life = self.lives.enter_context(
             life(self.data, *flags, port=self.port, fate=fate)
         )
@@ -425,14 +390,14 @@ class Soak:
         await asyncio.sleep(max(0.0, self.seconds - self._now()))
 
     async def _poison(self, for_s: float) -> None:
-        self.judge.mood = "poison"
-        await asyncio.sleep(for_s)
-        self.judge.mood = "well"
+        for self.judge.spoilt in POISON:
+            await asyncio.sleep(for_s / len(POISON))
+        self.judge.spoilt = None
 
     async def _judge_away(self, for_s: float) -> None:
-        self.judge.mood = "away"
+        self.judge.spoilt = "away"
         await asyncio.sleep(for_s)
-        self.judge.mood = "well"
+        self.judge.spoilt = None
 
     async def _service_away(self, for_s: float) -> None:
         _flag(self.data).touch()

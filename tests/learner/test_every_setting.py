@@ -24,6 +24,7 @@ from examples.demo import homework
 from examples.demo.judge import create_app
 from tests.support.gateways import wired
 from tests.support.ledger import judgeable, sql, step_counts
+from tests.support.waits import eventually
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import System
 from tinker_claw.config.load import load
@@ -219,9 +220,7 @@ async def test_a_step_is_whole_with(
         ledger, health = system.parts.ledger, system.parts.health
         for session in range(40):
             await talk(settings, http, session)
-            async with asyncio.timeout(120):
-                while judgeable(ledger) or system.learner.stepping:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: not (judgeable(ledger) or system.learner.stepping), 120)
             if step_counts(ledger)["committed"]:
                 break
         counts = step_counts(ledger)

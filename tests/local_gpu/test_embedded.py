@@ -22,6 +22,7 @@ from local_gpu.sample.embedded import LocalSampler
 from local_gpu.trainer import LocalTrainer
 from local_gpu.tree.kernels import attend
 from tests.support.backends import VOCABULARY, held_requests, start_local
+from tests.support.waits import eventually
 from tinker_claw.errors import ContextLengthError, RequestError, SamplerError
 from tinker_claw.types import Adam, Completion, Datum, LossPass, SamplingParams, StopReason
 
@@ -256,9 +257,7 @@ async def test_a_short_prompt_passes_a_long_one(tmp_path: Path) -> None:
 
 
 async def quiet(sampler: LocalSampler) -> None:
-    async with asyncio.timeout(60):
-        while held_requests(sampler):  # noqa: ASYNC110 - the thread tells nobody that it is idle
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not held_requests(sampler))
 
 
 async def test_an_abandoned_request_frees_its_cache(trainer: LocalTrainer) -> None:

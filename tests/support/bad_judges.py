@@ -103,6 +103,7 @@ READ: dict[str, Callable[[], bytes]] = {
 }
 """Odd answers that still hold a verdict, by name."""
 
+AWAY = {"away": lambda: _http(b"", status="503 Service Unavailable")}
 SLOW = "a byte now and then"
 """Way to misbehave: an answer that never ends."""
 ENDLESS = "without end"
@@ -118,6 +119,8 @@ class BadJudge:
     """Number of requests by way to misbehave; "" counts good answers."""
     spoilt: str | None = None
     """Way to misbehave on every request; None: only where asked."""
+    vote: Callable[[str], str] = lambda case: rated(-1 if "NO" in case else 1)
+    """Returns a good answer about a case."""
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -127,15 +130,15 @@ class _Answers(BaseHTTPRequestHandler):
         case = body["messages"][-1]["content"]
         how = judge.spoilt or (case.split(MARK + " ")[1].split("\n")[0] if MARK in case else "")
         judge.asked[how] += 1
-        spoil = UNREAD.get(how) or READ.get(how)
+        spoil = (UNREAD | READ | AWAY).get(how)
         with suppress(ConnectionError):  # it has read enough
             if how in (SLOW, ENDLESS):
                 self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
                 while True:
                     self.wfile.write(b" " * (1 if how == SLOW else 65_536))
                     time.sleep(0.02 if how == SLOW else 0)
-            vote = rated(-1 if "NO" in case else 1)
-            self.wfile.write(spoil() if spoil else _http(_said(*[vote] * body["n"])))
+            votes = [judge.vote(case)] * body["n"]
+            self.wfile.write(spoil() if spoil else _http(_said(*votes)))
 
     def log_message(self, format: str, *args: object) -> None: ...
 

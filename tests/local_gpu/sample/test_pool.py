@@ -21,7 +21,8 @@ from local_gpu.sample.sampler import PoolSampler
 from local_gpu.trainer import LocalTrainer
 from tests.support.backends import CONTEXT, VOCABULARY, tiny_model
 from tests.support.inference_servers import MODEL, inference_servers
-from tests.support.pools import FAST, SHAPE, Site, eventually, site
+from tests.support.pools import FAST, SHAPE, Site, site
+from tests.support.waits import eventually
 from tinker_claw.errors import (
     BackendError,
     ContextLengthError,
