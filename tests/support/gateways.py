@@ -313,5 +313,7 @@ async def wired(settings: Settings) -> AsyncGenerator[tuple[System, httpx.AsyncC
         arranged, price = arrange(settings) if local else None, price_in_force(settings)
         system = await wire(settings, source(settings), arranged, ledger, price, stack)
         url = await stack.enter_async_context(in_background(system.app))
+        place = ("127.0.0.1", httpx.URL(url).port or 0)
+        await stack.enter_async_context(system.orders.announced(settings.run.directory, place))
         http = httpx.AsyncClient(base_url=url, timeout=240, verify=False)
         yield system, await stack.enter_async_context(http)
