@@ -233,7 +233,6 @@ class FakeTrainer:
     """Whether a step failed, and no state was loaded since."""
     kept_moments: list[bool] = field(default_factory=list)
     """For each state that was loaded, whether the optimizer's moments came along."""
-    exported: Path | None = None
     closed: bool = False
 
     async def capabilities(self) -> Capabilities:
@@ -296,7 +295,7 @@ class FakeTrainer:
         self.kept_moments.append(moments)
 
     async def export_adapter(self, directory: Path) -> None:
-        self.exported = directory
+        """Do nothing: nothing was learned."""
 
     def forget(self) -> None:
         self.asked["forget"] += 1
