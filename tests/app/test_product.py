@@ -27,13 +27,13 @@ def test_it_learns_stops_in_order_and_goes_on(tmp_path: Path) -> None:
         learn(running, 1, range(0, 40))
         metrics = httpx.get(running.url.removesuffix("/v1") + "/metrics").text
         assert 'tinker_claw_steps_total{status="committed"} 1.0' in metrics
-        page, turn = running.url.removesuffix("/v1") + "/ui", min(rows(data, TRAINED))[0]
+        page, turn = running.url.removesuffix("/v1") + "/ui", min(read(data, TRAINED))[0]
         assert "v1, 1 step from the base" in httpx.get(page).text
         shown = httpx.get(f"{page}/turns/{turn}").text
         assert re.search(r'class="(up|down)-[123]" title="[-+]', shown), "by its advantages"
         assert running.stop() == 0
-    assert rows(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == [(16,)]
-    assert rows(data, "SELECT COUNT(*) FROM step_samples") == [(16,)]
+    assert read(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == [(16,)]
+    assert read(data, "SELECT COUNT(*) FROM step_samples") == [(16,)]
     log = running.log.read_text().lower()
     assert "turn.captured" in log
     assert "how many" not in log, "every problem asks that: logs carry no user text"
@@ -48,7 +48,7 @@ def test_it_learns_stops_in_order_and_goes_on(tmp_path: Path) -> None:
         learn(running, 2, range(100, 140))
         assert running.stop() == 0
     assert [event["event"] for event in running.events()].count("resumed") == 1
-    assert rows(data, "SELECT id, parent, step FROM versions") == [
+    assert read(data, "SELECT id, parent, step FROM versions") == [
         (0, None, 0),
         (1, 0, 1),
         (2, 1, 2),
@@ -71,7 +71,7 @@ def test_dead_learner_leaves_the_gateway_answering_and_says_why(tmp_path: Path) 
         assert "adapters" in health["last_error"]
         assert ask(running, "after", [HELLO])
         assert running.stop() == 0
-    assert rows(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == [(0,)]
+    assert read(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == [(0,)]
 
     adapters.unlink()
     aside.rename(adapters)

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.clients import HELLO, rows
-from tests.support.lives import until
-from tests.support.processes import product
+from tests.support.clients import HELLO
+from tests.support.ledger import read
+from tests.support.lives import product, until
 from tests.support.stories import run
 
 
@@ -39,16 +39,16 @@ def test_feedback_alone_makes_a_step_without_a_call_of_the_judge(tmp_path: Path)
         assert not ended.json()["counts"]
         assert running.stop() == 0
     assert health["judge"] == "ok"
-    assert rows(data, "SELECT COUNT(*) FROM votes") == [(0,)], "nobody was asked"
-    assert rows(data, "SELECT COUNT(*) FROM next_states") == [(0,)]
-    assert rows(
+    assert read(data, "SELECT COUNT(*) FROM votes") == [(0,)], "nobody was asked"
+    assert read(data, "SELECT COUNT(*) FROM next_states") == [(0,)]
+    assert read(
         data,
         "SELECT DISTINCT state, reward FROM samples JOIN turns ON turns.id = turn_id ORDER BY 2",
     ) == [
         ("trained", -1),
         ("trained", 0.5),
     ]
-    hinted = rows(data, "SELECT COUNT(*) FROM samples WHERE hint = 'Hm.' AND reward = -1")
+    hinted = read(data, "SELECT COUNT(*) FROM samples WHERE hint = 'Hm.' AND reward = -1")
     assert hinted == [(8,)], "the teacher was told why"
     log = running.log.read_text()
     assert "Hm." not in log, "logs carry no user text"

@@ -12,11 +12,10 @@ import pytest
 from PIL import Image as Pillow
 from safetensors.torch import load_file
 
-from tests.support.clients import rows
-from tests.support.lives import until
+from tests.support.ledger import read
+from tests.support.lives import product, until
 from tests.support.models import tiny_qwen3_vl
 from tests.support.pictures import picture, shown
-from tests.support.processes import product
 from tests.support.stories import run
 from tinker_claw.images import Image
 
@@ -55,14 +54,14 @@ def test_a_picture_is_answered_judged_trained_and_forgotten(tmp_path: Path) -> N
             reply(session, said, -1.0, "Name what it shows.")
         until(lambda: running.health()["policy_version"] == 1, seconds=60)
         trained = "SELECT COUNT(*), COUNT(hint) FROM samples WHERE step_id IS NOT NULL"
-        assert rows(data, trained) == [(4, 2)], "the teacher saw the pictures, too"
+        assert read(data, trained) == [(4, 2)], "the teacher saw the pictures, too"
         kept = "SELECT COUNT(DISTINCT image_id), COUNT(*) FROM turn_images"
-        assert rows(data, kept) == [(2, 4)]
+        assert read(data, kept) == [(2, 4)]
         clean = Image(secret, "").clean()
         assert clean[200:240] in everything(data)
         done = run("forget", "session", "secret", "--yes", directory=data)
         assert done.returncode == 0, done.stderr
-        until(lambda: rows(data, kept) == [(1, 2)])
+        until(lambda: read(data, kept) == [(1, 2)])
         assert running.stop() == 0
     assert run("forget", "leftovers", directory=data).returncode == 0
     left = everything(data)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from examples.demo import homework
-from tests.support.clients import ask, rows
-from tests.support.lives import until
-from tests.support.processes import Running, product
+from tests.support.clients import ask
+from tests.support.ledger import read
+from tests.support.lives import Life, product, until
 from tests.support.stories import run
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ QUESTION = "Leo has 3 apples and gets 4 more. How many apples now? Please solve 
 WISH = "answer in ordinary sentences, without bold"
 
 
-def session(running: Running, name: str, *said: str) -> None:
+def session(running: Life, name: str, *said: str) -> None:
     messages = [{"role": "user", "content": QUESTION}]
     for text in said:
         reply = ask(running, name, messages)
@@ -30,16 +30,15 @@ def session(running: Running, name: str, *said: str) -> None:
 
 
 def told(data: Path) -> list[Any]:
-    return [row[0] for row in rows(data, "SELECT told FROM turns WHERE kind = 'main' ORDER BY id")]
+    return [row[0] for row in read(data, "SELECT told FROM turns WHERE kind = 'main' ORDER BY id")]
 
 
 def test_what_was_said_once_is_told_after_a_kill_and_gone_when_forgotten(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with product(data, *FLAGS) as running:
         session(running, "first", f"/always {WISH}")
-        running.process.kill()
-        running.process.wait()
-    assert rows(data, "SELECT text, state FROM lessons") == [(WISH, "told")]
+        running.kill()
+    assert read(data, "SELECT text, state FROM lessons") == [(WISH, "told")]
     with product(data, *FLAGS) as running:
         session(running, "second", homework.APPROVALS[0], "And another one.")
         assert [bool(one) for one in told(data)] == [False, True, True, True]
@@ -51,7 +50,7 @@ def test_what_was_said_once_is_told_after_a_kill_and_gone_when_forgotten(tmp_pat
         assert told(data)[-1] is not None
         gone = run("forget", "session", "first", "--yes", directory=data)
         assert gone.returncode == 0, gone.stderr
-        assert rows(data, "SELECT COUNT(*) FROM lessons") == [(0,)]
+        assert read(data, "SELECT COUNT(*) FROM lessons") == [(0,)]
         assert set(told(data)) == {"[[], 0, 0, []]"}, "told, and nothing of what"
         session(running, "third", homework.APPROVALS[0], "Once more.")
         assert told(data)[-1] is None

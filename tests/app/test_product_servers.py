@@ -22,9 +22,10 @@ import pytest
 from local_gpu.model.load import open_base
 from local_gpu.sample.http import Deadlines
 from local_gpu.sample.member import PoolOptions
-from tests.support.clients import HELLO, Callers, ask, learn, rows
+from tests.support.clients import HELLO, ask, learn, talking
 from tests.support.inference_servers import InferenceServer, inference_servers, stoppable
-from tests.support.processes import Running, product
+from tests.support.ledger import read
+from tests.support.lives import Life, product
 from tinker_claw.shipped import MODEL_DIR
 
 pytestmark = pytest.mark.slow
@@ -38,7 +39,7 @@ def demo_servers(count: int) -> Iterator[list[InferenceServer]]:
         yield servers
 
 
-def until(running: Running, come: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def until(running: Life, come: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Return the health once the condition holds; requests go on meanwhile, as they find out."""
     deadline = time.monotonic() + 180
     for number in itertools.count():
@@ -54,13 +55,14 @@ def test_it_learns_through_servers_and_no_request_fails_while_it_publishes(tmp_p
     with demo_servers(2) as servers:
         urls = ",".join(server.url for server in servers)
         with product(data, *FLAGS, "--sampler-urls", urls) as running:
-            with Callers(running, 3) as callers:
+            with talking(running.url, clients=3, kind="side") as callers:
+                callers.wanted.set()
                 learn(running, 3, range(0, 60))
-                before = len(callers.answers)
+                before = len(callers.seen)
                 servers[1].restart()  # it has no adapters now
                 learn(running, 4, range(100, 160))
             assert before > 0
-            assert set(callers.answers) == {200}
+            assert callers.broken == 0, callers.errors
             assert until(running, lambda told: told["servers"] == "ok")["status"] == "ok"
             servers[1].stop()
             health = until(running, lambda told: told["servers"] == "away")
@@ -74,7 +76,7 @@ def test_it_learns_through_servers_and_no_request_fails_while_it_publishes(tmp_p
         steps = [event for event in running.events() if event["event"] == "step"]
         assert len(steps) >= 4
         assert all(step["agrees"] is not False for step in steps)
-        refs = [ref for (ref,) in rows(data, "SELECT sampler_ref FROM versions ORDER BY id")]
+        refs = [ref for (ref,) in read(data, "SELECT sampler_ref FROM versions ORDER BY id")]
         for server in servers:
             changes = server.log.changes
             assert ("load", refs[-1]) in changes, "every server got the newest"
@@ -96,13 +98,14 @@ def test_a_server_that_hangs_leaves_and_comes_back_and_no_client_notices(tmp_pat
             ),
         }
         with product(tmp_path / "data", *flags, constants=quick) as running:
-            with Callers(running, 4) as callers:
+            with talking(running.url, clients=4, kind="side") as callers:
+                callers.wanted.set()
                 stands_still.stop()
-                before = len(callers.answers)
+                before = len(callers.seen)
                 health = until(running, lambda told: told["servers"] == "away")
                 assert f"{stands_still.url} hangs" in health["servers_error"]
-            assert len(callers.answers) >= before + 4
-            assert set(callers.answers) == {200}
+            assert len(callers.seen) >= before + 4
+            assert callers.broken == 0, callers.errors
             other.stop()  # nobody is left
             deltas: list[dict[str, Any]] = []
             waiting = threading.Thread(target=stream, args=(running, deltas))
@@ -119,7 +122,7 @@ def test_a_server_that_hangs_leaves_and_comes_back_and_no_client_notices(tmp_pat
             assert running.stop() == 0
 
 
-def stream(running: Running, deltas: list[dict[str, Any]]) -> None:
+def stream(running: Life, deltas: list[dict[str, Any]]) -> None:
     """Collect a streamed reply as it comes, keep-alives included."""
     body = {"model": "demo", "messages": [HELLO], "max_tokens": 20, "stream": True}
     with httpx.stream("POST", f"{running.url}/chat/completions", json=body, timeout=240) as answer:

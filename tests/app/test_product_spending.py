@@ -23,7 +23,7 @@ train = 3.0
 ENV = {"TINKER_API_KEY": "tml-test"}
 
 
-def wait_for(running: Running, key: str, seconds: float = 180) -> dict[str, Any]:
+def wait_for(running: Life, key: str, seconds: float = 180) -> dict[str, Any]:
     """Return /healthz once this entry is set."""
     deadline = time.monotonic() + seconds
     while not (health := running.health())[key]:
@@ -32,7 +32,7 @@ def wait_for(running: Running, key: str, seconds: float = 180) -> dict[str, Any]
     return health
 
 
-def events(running: Running, name: str) -> list[dict[str, Any]]:
+def events(running: Life, name: str) -> list[dict[str, Any]]:
     return [event for event in running.events() if event["event"] == name]
 
 
@@ -58,12 +58,12 @@ def test_budget_pauses_learning_over_restarts_and_never_serving(tmp_path: Path) 
             assert step["usd"] == pytest.approx(usd)
             assert all(turn["usd"] > 0 for turn in events(running, "turn.captured"))
         unserved = "SELECT COUNT(*) FROM turns WHERE id NOT IN (SELECT turn_id FROM spend "
-        assert rows(data, unserved + "WHERE purpose = 'serve')") == [(0,)]
+        assert read(data, unserved + "WHERE purpose = 'serve')") == [(0,)]
 
-        ((spent,),) = rows(data, "SELECT SUM(usd) FROM spend")  # type: ignore[misc]
+        ((spent,),) = read(data, "SELECT SUM(usd) FROM spend")  # type: ignore[misc]
         limit = ("--budget-usd", f"{spent + 1e-6:.9f}")
         learned = "SELECT COUNT(*), SUM(usd) FROM spend WHERE purpose <> 'serve'"
-        before = rows(data, learned)
+        before = read(data, learned)
         with product(data, *flags, *limit, env=ENV) as running:
             for seed in range(100, 103):
                 converse(running, seed)

@@ -11,7 +11,7 @@ import itertools
 import json
 import random
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ from fastapi.responses import JSONResponse
 
 from examples.demo import homework
 from tests.support.fakes import rated
-from tests.support.faults import App, Receive, Scope, Send, _body, _replay
+from tests.support.faults import App, Receive, Scope, Send, answer_with, body_of, replay
+from tests.support.gateways import wired
 from tests.support.ledger import judgeable, sql
 from tests.support.tinker import KEY, Served, served
+from tests.support.waits import eventually
 from tinker_claw.app import wiring
 from tinker_claw.app.orders import order
 from tinker_claw.app.server import in_background
@@ -35,15 +37,6 @@ from tinker_claw.billing.prices import price_in_force
 from tinker_claw.config.load import load
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.retry import Backoff
-
-
-async def say(send: Send, status: int, told: dict[str, Any]) -> None:
-    """Answer with a length: without one the SDK takes a 400 for a proxy's, and retries it."""
-    body = json.dumps(told).encode()
-    length = str(len(body)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", length)]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 class Unloads:
@@ -64,22 +57,22 @@ class Unloads:
     def __call__(self, app: App) -> App:
         async def speaking(scope: Scope, receive: Receive, send: Send) -> None:
             path = scope.get("path", "").rsplit("/", 1)[-1]
-            body = await _body(receive) if scope["type"] == "http" else b""
+            body = await body_of(receive) if scope["type"] == "http" else b""
             if path == "create_sampling_session":
                 send = self._naming(json.loads(body), send)
             if path in ("save_weights", "save_weights_for_sampler"):
                 self.models.add(model := json.loads(body)["model_id"])
                 if model in self.models_gone:
-                    return await say(send, 400, {"detail": "model is not loaded"})
+                    return await answer_with(send, 400, {"detail": "model is not loaded"})
             if path == "asample" and self._of[self._session(body)] in self.refused:
                 if isinstance(self.how, int):
-                    return await say(send, self.how, {"detail": "model is not loaded"})
+                    return await answer_with(send, self.how, {"detail": "model is not loaded"})
                 self._failed.add(number := f"failed-{len(self._failed)}")
-                return await say(send, 200, {"request_id": number})
+                return await answer_with(send, 200, {"request_id": number})
             if path == "retrieve_future" and json.loads(body).get("request_id") in self._failed:
                 told = {"error": "model is not loaded", "category": self.how}
-                return await say(send, 200, told)
-            return await app(scope, _replay(body, receive), send)
+                return await answer_with(send, 200, told)
+            return await app(scope, replay(body, receive), send)
 
         return speaking
 
@@ -266,10 +259,10 @@ async def test_a_request_that_is_refused_for_itself_leaves_health_well(product: 
     inner = product.there.faulty.app
 
     async def picky(scope: Scope, receive: Receive, send: Send) -> None:
-        body = await _body(receive) if scope["type"] == "http" else b""
+        body = await body_of(receive) if scope["type"] == "http" else b""
         if scope.get("path", "").endswith("asample") and b"0.1234" in body:
-            return await say(send, 400, {"detail": "no such temperature here"})
-        return await inner(scope, _replay(body, receive), send)
+            return await answer_with(send, 400, {"detail": "no such temperature here"})
+        return await inner(scope, replay(body, receive), send)
 
     product.there.faulty.app = picky
     answer = await product.ask(temperature=0.1234)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import World, gateway, spell
-from tests.support.processes import product
+from tests.support.lives import product
 from tinker_claw import connections
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import StopReason

@@ -16,7 +16,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from tests.support.processes import ROOT
+from tests.support.lives import ROOT
 from tests.support.terminals import PATIENCE_S, Terminal, on_a_terminal
 from tinker_claw.app.terminal import LINES, SENTENCES, UNSEEN
 from tinker_claw.app.terminal import Terminal as Shown

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -40,7 +41,7 @@ class End:
     passes: int = 0
     after_s: float = 0.0
     """Seconds from the start of the process to a kill at any instant."""
-    typed: bool = False
+    python: str = ""
     """Whether the process was started by exec; such a process can only be killed at any instant."""
     room: int | None = None
     """Bytes that the ledger's log may still grow by once it serves; then the disk is full."""
@@ -49,7 +50,7 @@ class End:
     def name(self) -> str:
         if self.room is not None:
             return "the disk fills"
-        return self.point or ("any instant, started by exec" if self.typed else "any instant")
+        return self.point or ("any instant, started by exec" if self.python else "any instant")
 
 
 def ends_of(kills: int, seed: int) -> list[End]:
@@ -68,7 +69,7 @@ def ends_of(kills: int, seed: int) -> list[End]:
                 End(None, after_s=rng.uniform(0.2, 3), room=rng.choice((0, 50_000, 300_000)))
             )
         if len(ends) % 20 == 18:
-            ends.append(End(None, after_s=rng.uniform(0.5, 12), typed=True))
+            ends.append(End(None, after_s=rng.uniform(0.5, 12), python=sys.executable))
         # A state is loaded once in a life.
         ends.append(End(point, passes=0 if point == "state loaded" else rng.randrange(3)))
     raise AssertionError("a cycle has no end")
@@ -98,7 +99,7 @@ def torture(
     remote, port, began = backend != LOCAL, free_port(), time.monotonic()
     with talking(f"http://127.0.0.1:{port}/v1") as who:
         for end in kills:
-            fate = Fate(end.point, end.passes, typed=end.typed)
+            fate = Fate(end.point, end.passes, python=end.python)
             born = time.monotonic()
             with life(data, *FLAGS, port=port, backend=backend, fate=fate, env=env) as doomed:
                 if end.room is not None and doomed.serves():

@@ -59,7 +59,7 @@ async def test_thing_that_is_no_key_is_refused_before_it_is_sent(key: str) -> No
 
 async def test_wrong_key_is_named(tmp_path: Path) -> None:
     speaking = Keyed("tml-right-0123456789")
-    there = served(tmp_path, root=tmp_path / "served", table=True, speaking=speaking)
+    there = served(tmp_path, root=tmp_path / "served", speaking=speaking)
     said = await refusal(base_url=there.url)
     assert "refuses the key (HTTP 401): check TINKER_API_KEY" in said
     assert KEY not in said

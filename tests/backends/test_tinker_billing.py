@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 from tests.support.backends import CONTEXT
 from tests.support.faults import Fault
 from tests.support.gateways import gateway
-from tests.support.table_server import model_files
 from tests.support.tinker import served, start_tinker
 from tests.support.tinker_dialects import Uncancelling
+from tests.support.waits import eventually
 from tinker_claw.billing.budget import Account, Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Trainer
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams, Usage, uncharged
 
 PROMPT = tuple(range(40))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 - the request is nobody's
-            await asyncio.sleep(0.05)
 
 
 @pytest.fixture
@@ -53,7 +45,7 @@ async def test_votes_pay_the_prompt_once(trainer: Trainer) -> None:
 async def test_prompt_that_the_service_has_in_its_cache_is_billed_as_cached(
     tmp_path: Path,
 ) -> None:
-    trainer = await start_tinker(tmp_path, server={"table": False})  # a table caches nothing
+    trainer = await start_tinker(tmp_path)
     sampler = await trainer.publish()
     long = tuple(i % 60 for i in range(400))
     first = Account(uncharged)
@@ -69,17 +61,17 @@ async def test_prompt_that_the_service_has_in_its_cache_is_billed_as_cached(
 
 
 async def test_cancelled_request_ends_at_the_service(tmp_path: Path) -> None:
-    trainer = await start_tinker(tmp_path, server={"table": False})
+    trainer = await start_tinker(tmp_path)
     there, sampler = served(tmp_path), await trainer.publish()
     params = SamplingParams(max_tokens=CONTEXT - len(PROMPT), seed=1)
     account = Account(uncharged)
     asked = asyncio.create_task(anext(sampler.stream(PROMPT, params, account.add)))
-    await until(lambda: there.server.held_requests == 1)
+    await eventually(lambda: there.server.held_requests == 1)
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    await until(lambda: there.faulty.seen["cancel_future"] == 1)
-    await until(lambda: there.server.held_requests == 0)
+    await eventually(lambda: there.faulty.seen["cancel_future"] == 1)
+    await eventually(lambda: there.server.held_requests == 0)
     assert account.usage == Usage(prefill=40)
     (done,) = await sampler.sample(PROMPT, SamplingParams(max_tokens=4, seed=1), charge=account.add)
     assert account.usage.sampled == len(done.tokens)
@@ -91,9 +83,7 @@ async def test_client_that_hangs_up_pays_what_the_service_sampled(
     tmp_path: Path, renderer: Renderer, cancels: bool
 ) -> None:
     """In the ledger, without a turn: no token of the reply came."""
-    vocabulary = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json")).get_vocab_size()
-    model = model_files(tmp_path / "model", vocabulary, CONTEXT)
-    options = {"root": tmp_path / "served", "table": True, "model": str(model)}
+    options = {"root": tmp_path / "served", "model": "demo"}
     there = served(tmp_path, **options, **({} if cancels else {"speaking": Uncancelling()}))
     trainer = await start_tinker(tmp_path)
     sampler: Any = await trainer.publish()
@@ -105,15 +95,15 @@ async def test_client_that_hangs_up_pays_what_the_service_sampled(
 
     async with gateway(tmp_path / "data", renderer, sampler, spending=spending) as world:
         asking = asyncio.create_task(world.ask("hi", max_tokens=5))
-        await until(lambda: there.faulty.seen["retrieve_future"] > 1)
+        await eventually(lambda: there.faulty.seen["retrieve_future"] > 1)
         asking.cancel()
-        await until(lambda: world.ledger.spend.total().usage.prefill > 0)
+        await eventually(lambda: world.ledger.spend.total().usage.prefill > 0)
         assert world.ledger.spend.total().usage.sampled == 0
         there.faulty.behave()
         if cancels:
-            await until(lambda: there.faulty.seen["cancel_future"] == 1)
+            await eventually(lambda: there.faulty.seen["cancel_future"] == 1)
         else:
-            await until(lambda: world.ledger.spend.total().usage.sampled > 0)
+            await eventually(lambda: world.ledger.spend.total().usage.sampled > 0)
             assert there.faulty.seen["cancel_future"] == 0
         assert world.turns() == []
     await trainer.aclose()

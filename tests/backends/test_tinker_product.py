@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.clients import HELLO, ask, learn, rows
-from tests.support.lives import until
-from tests.support.processes import ROOT, product
+from tests.support.clients import HELLO, ask, learn
+from tests.support.ledger import read
+from tests.support.lives import ROOT, product, until
 from tests.support.tinker import WireProcess, served, wire_process
 from tests.support.tinker_dialects import Delisted
 
@@ -55,8 +55,8 @@ def test_laptop_learns_on_the_box_pays_and_survives_both_ends(tmp_path: Path) ->
             health = running.health()
             assert health["spent_usd"] > 0
             assert running.stop() == 0
-        assert rows(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == [(16,)]
-        spent = dict(rows(data, "SELECT purpose, SUM(usd) FROM spend GROUP BY purpose"))
+        assert read(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == [(16,)]
+        spent = dict(read(data, "SELECT purpose, SUM(usd) FROM spend GROUP BY purpose"))
         assert spent.keys() >= {"serve", "teacher", "train"}
         assert sum(spent.values()) == pytest.approx(health["spent_usd"], rel=0.2)
 
@@ -81,7 +81,7 @@ def test_laptop_learns_on_the_box_pays_and_survives_both_ends(tmp_path: Path) ->
                 learn(running, 2, range(100, 160))
                 assert running.health()["status"] == "ok"
                 assert running.stop() == 0
-    assert rows(data, "SELECT id, parent, step FROM versions") == [
+    assert read(data, "SELECT id, parent, step FROM versions") == [
         (0, None, 0),
         (1, 0, 1),
         (2, 1, 2),
@@ -120,7 +120,7 @@ def test_gateway_runs_on_a_laptop_without_torch(tmp_path: Path) -> None:
     ):
         learn(running, 1, range(0, 40))
         assert running.stop() == 0
-    assert rows(tmp_path / "data", "SELECT step FROM versions") == [(0,), (1,)]
+    assert read(tmp_path / "data", "SELECT step FROM versions") == [(0,), (1,)]
 
 
 def test_the_local_backend_without_torch_says_how_to_get_it(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.support.backends import VOCABULARY, start_local, start_tinker
 from tests.support.faults import Fault
 from tests.support.ledger import outcome, sql, step_counts
 from tests.support.tinker import Served, served
+from tests.support.waits import eventually
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
@@ -150,9 +151,7 @@ async def soak(
 
 async def until(happened: Callable[[], bool], learning: asyncio.Task[None]) -> None:
     """Wait, and fail with the learner if it fails."""
-    async with asyncio.timeout(600):
-        while not happened() and not learning.done():  # noqa: ASYNC110 - observes, changes nothing
-            await asyncio.sleep(0.02)
+    await eventually(lambda: happened() or learning.done(), 600)
     if learning.done():
         learning.result()
 

@@ -19,6 +19,7 @@ from tests.support.fakes import FakeSampler, FakeTrainer, Script
 from tests.support.gateways import MODEL, World, chat, gateway, spell
 from tests.support.learning import Says
 from tests.support.ledger import by_purpose, judgeable, of_turn, sql
+from tests.support.waits import eventually
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.load import load
@@ -80,9 +81,7 @@ class Life:
         return response.json()
 
     async def until(self, happened: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not happened():  # noqa: ASYNC110 - an observer
-                await asyncio.sleep(0.005)
+        await eventually(happened)
 
     async def paused(self) -> dict[str, Any]:
         async with asyncio.timeout(60):

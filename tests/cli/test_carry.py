@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.clients import ask, rows
-from tests.support.processes import product
+from tests.support.clients import ask
+from tests.support.ledger import read
+from tests.support.lives import product
 from tests.support.stories import run
 from tinker_claw.gateway.lessons import LessonChooser
 from tinker_claw.ledger.ledger import Ledger
@@ -43,7 +44,7 @@ def change(directory: Path, script: str) -> None:
 
 
 def text_rows(directory: Path, query: str) -> list[tuple[str, ...]]:
-    return [tuple(map(str, row)) for row in rows(directory, query)]
+    return [tuple(map(str, row)) for row in read(directory, query)]
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -64,15 +65,15 @@ def test_carry_takes_versions_steps_lessons_and_key(old: Path, tmp_path: Path) -
     assert "[gateway.chats]" in done.stdout, "the first sender of a channel is no owner any more"
     assert files(old) == before
     for table in ("versions", "steps", "meta"):
-        assert rows(new, f"SELECT * FROM {table}") == rows(old, f"SELECT * FROM {table}")
-    lessons = rows(new, "SELECT id, text, state, turn_id FROM lessons")
+        assert read(new, f"SELECT * FROM {table}") == read(old, f"SELECT * FROM {table}")
+    lessons = read(new, "SELECT id, text, state, turn_id FROM lessons")
     assert lessons[0][0::2] == (1, "candidate"), "the judge's: its user has not kept it"
     assert lessons[1:] == [(2, "use metric units", "told", None)]
     weights = {name: content for name, content in before.items() if "weights" in name}
     carried = files(new)
     assert carried.pop("api-key") == b"key-of-before-the-carry"
     assert {name: carried[name] for name in weights} == weights
-    assert rows(new, "SELECT COUNT(*) FROM turns") == [(0,)]
+    assert read(new, "SELECT COUNT(*) FROM turns") == [(0,)]
     assert not [path for path in (new, *new.rglob("*")) if path.stat().st_mode & 0o077]
 
 
@@ -94,10 +95,10 @@ def test_carry_keeps_a_lesson_that_its_user_kept_and_leaves_what_was_set_aside(
 ) -> None:
     change(old, "UPDATE lessons SET state = 'vain', kept = (id = 2)")
     assert run("carry", str(old), str(tmp_path / "new")).returncode == 0
-    assert rows(tmp_path / "new", "SELECT id, state FROM lessons") == [(2, "told")]
+    assert read(tmp_path / "new", "SELECT id, state FROM lessons") == [(2, "told")]
     change(old, "UPDATE lessons SET state = 'aside', kept = 1")
     assert run("carry", str(old), str(tmp_path / "other")).returncode == 0
-    assert rows(tmp_path / "other", "SELECT * FROM lessons") == []
+    assert read(tmp_path / "other", "SELECT * FROM lessons") == []
 
 
 def test_carry_takes_what_was_billed_so_that_a_budget_counts_on(old: Path, tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_carry_takes_what_was_billed_so_that_a_budget_counts_on(old: Path, tmp_p
     )
     assert run("carry", str(old), str(tmp_path / "new")).returncode == 0
     bills = "SELECT created_at, purpose, step_id, prefill, cached, sampled, trained, usd FROM spend"
-    assert rows(tmp_path / "new", bills) == rows(old, bills)
+    assert read(tmp_path / "new", bills) == read(old, bills)
     with closing(Ledger(tmp_path / "new")) as ledger:
         assert ledger.spend.total().usd == 0.75
         # Whose samples are not here, so that no price of one follows.
@@ -154,7 +155,7 @@ def test_private_sessions_stay_private(old: Path, tmp_path: Path) -> None:
             ("default", hidden("default", f"of-{number}")): Privacy(privacy)
             for number, privacy in ((1, 1), (2, 2), (3, 2))
         }
-    assert "of-" not in str(rows(tmp_path / "new", "SELECT key FROM sessions"))
+    assert "of-" not in str(read(tmp_path / "new", "SELECT key FROM sessions"))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_carried_run_serves_its_version_and_tells_its_lessons(old: Path, tmp_pat
         assert running.health()["policy_version"] == 1
         ask(running, "a", [{"role": "user", "content": "Leo has 3 apples. How many are 2 more?"}])
         assert running.stop() == 0
-    ((prompt,),) = rows(new, "SELECT told FROM turns WHERE kind = 'main'")
+    ((prompt,),) = read(new, "SELECT told FROM turns WHERE kind = 'main'")
     assert str(prompt).startswith("[[2]"), "the kept lesson, not the candidate"
 
 

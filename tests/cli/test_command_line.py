@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ROOT
+from tests.support.lives import ROOT
 from tests.support.stories import every_state
 from tinker_claw import __version__
 from tinker_claw.cli import main

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from tests.support.processes import ROOT
+from tests.support.lives import ROOT
 from tests.support.tinker_dialects import answering
 from tinker_claw.cli.main import main
 from tinker_claw.ledger.ledger import Ledger

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.lives import ROOT
 from tests.support.many_turns import fill
 from tests.support.processes import ROOT
 from tests.support.stories import SECRET, every_state, run
@@ -148,7 +149,7 @@ def test_settings_of_a_run_find_its_ledger(
 
 
 def test_a_closed_pipe_ends_it_quietly(tmp_path: Path) -> None:
-    fill(tmp_path, 2000, blob=8)
+    fill(tmp_path, 2000)
     script = f"{sys.executable} run.py log turns --json --data-dir {tmp_path} | head -1"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", script],

@@ -17,8 +17,7 @@ from examples.day.npm import npm
 from examples.day.openclaw import readme_block
 from tests.support import stories
 from tests.support.gateways import gateway
-from tests.support.lives import life
-from tests.support.processes import ROOT
+from tests.support.lives import ROOT, life
 from tests.support.real_openclaw import LocalOpenClaw
 from tinker_claw.backends.model_files import may_see
 from tinker_claw.cli import main

@@ -16,8 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.lives import ROOT
 from tests.support.ports import free_port
-from tests.support.processes import ROOT
 from tests.support.terminals import Terminal, on_a_terminal
 from tests.support.tinker import wire_process
 from tests.support.tinker_dialects import answering

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.ledger import new_turn
-from tests.support.processes import ROOT
+from tests.support.lives import ROOT
 from tests.support.stories import SECRET, Told, every_state, run
 from tests.support.terminals import on_a_terminal
 from tinker_claw.cli import main

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.clients import ask, learn, rows
-from tests.support.lives import until
-from tests.support.processes import LOCAL, ROOT, Running, product
+from tests.support.clients import ask, learn
+from tests.support.ledger import read
+from tests.support.lives import LOCAL, ROOT, Life, product, until
 from tests.support.tinker import wire_process
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ def versions(data: Path) -> dict[int, dict[str, Any]]:
     return {record["id"]: record for record in map(json.loads, shown)}
 
 
-def serves(running: Running) -> int:
+def serves(running: Life) -> int:
     return running.health()["policy_version"]
 
 
@@ -82,7 +82,7 @@ def test_gateway_that_runs_is_pinned_rolled_back_and_made_to_forget(
             told = command("accept", data=data, env=env).stdout
             accepted = int(told.split()[4].removeprefix("v"))
             assert made < accepted <= max(versions(data))
-            (kept,) = rows(data, "SELECT value FROM meta WHERE key = 'accepted'")
+            (kept,) = read(data, "SELECT value FROM meta WHERE key = 'accepted'")
             assert kept == (str(accepted),)
 
             words = [{"role": "user", "content": f"My name is {mark}."}]
@@ -93,7 +93,7 @@ def test_gateway_that_runs_is_pinned_rolled_back_and_made_to_forget(
             command("forget", "session", "secret", "--yes", data=data, env=env)
             assert mark.encode() not in everything(data)
             assert ask(running, "secret", [{"role": "user", "content": "Hello"}])
-            assert rows(data, "SELECT COUNT(*) FROM sessions WHERE key = 'secret'") == [(1,)]
+            assert read(data, "SELECT COUNT(*) FROM sessions WHERE key = 'secret'") == [(1,)]
 
             adapter = tmp_path / "adapter"
             asked = ("--model-name", "demo", *flags)

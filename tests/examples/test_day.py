@@ -21,7 +21,7 @@ from examples.day.__main__ import live
 from examples.day.npm import npm
 from examples.day.openclaw import Gateway, OpenClaw, talking
 from examples.day.table import COLUMNS, Day, markdown
-from tests.support.clients import rows as of_ledger
+from tests.support.ledger import read
 from tests.support.lives import ROOT, until
 from tinker_claw.billing.prices import Price, load
 
@@ -112,7 +112,7 @@ def _holds(day: Day, data: Path) -> None:
     said = plan.day(day.seed, MESSAGES)
 
     def rows(query: str) -> list[Any]:
-        return of_ledger(data, query)
+        return read(data, query)
 
     # Every message was answered with its reply, or `live` had raised.
     assert len(day.silences) == MESSAGES

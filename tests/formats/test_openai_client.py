@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,6 @@ TWO_CALLS = (
     '</tool_call>\n<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
 )
 LONG = "one two three four five six seven eight nine ten " * 20
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not happened():  # noqa: ASYNC110 - the gateway tells nobody of a hang-up
-            await asyncio.sleep(0.01)
 
 
 async def test_a_whole_reply(tmp_path: Path, renderer: Renderer) -> None:
@@ -147,7 +140,7 @@ async def test_a_cancelled_call_ends_the_generation(tmp_path: Path, renderer: Re
         call = asyncio.create_task(create(model=MODEL, messages=SAID))
         await until(lambda: bool(sampler.prompts))
         call.cancel()
-        await until(lambda: bool(sampler.aborted))
+        await eventually(lambda: bool(sampler.aborted))
         assert world.turns() == []
 
 

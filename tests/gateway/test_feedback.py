@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import MODEL, World, chat, gateway, spell
 from tests.support.ledger import judgeable, postpone, sample_counts, session_outcome, sql
+from tests.support.lives import ROOT
 from tests.support.openclaw import TRACE, assistant, openclaw, user
-from tests.support.processes import ROOT
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import RequestError
 from tinker_claw.gateway.feedback import FIELDS, MAX_BYTES, MAX_NAME, read

@@ -15,6 +15,7 @@ import pytest
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import MODEL, World, chat, gateway, spell
 from tests.support.ledger import one
+from tests.support.waits import eventually
 from tinker_claw.gateway.respond import STOPPED
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.turn_state import Reason
@@ -39,9 +40,7 @@ async def test_hanging_up_aborts_and_keeps_the_fragment(
     tokens = spell(renderer, "one two three four five six seven")
     async with gateway(tmp_path, renderer, FakeSampler(Script(tokens, holds_after=3))) as world:
         await hung_up(world, {"model": MODEL, "messages": chat("hi"), "stream": stream})
-        async with asyncio.timeout(60):
-            while not world.observer.seen:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await eventually(lambda: world.observer.seen)
         (turn,) = world.turns()
         assert turn.completion.tokens == tokens[:3]
         assert turn.completion.stop_reason is StopReason.ABORT

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -18,13 +16,9 @@ from local_gpu.config import LocalConfig
 from local_gpu.sample.embedded import LocalSampler
 from local_gpu.trainer import LocalTrainer
 from tests.support.backends import held_requests, tiny_model
-from tests.support.gateways import MODEL, chat, gateway, text_of
+from tests.support.gateways import MODEL, chat, gateway, text_of, wired
 from tests.support.ledger import sql
-from tinker_claw.app.server import in_background
-from tinker_claw.app.wiring import wire
-from tinker_claw.backends.local import arrange
-from tinker_claw.backends.model_files import source
-from tinker_claw.billing.prices import price_in_force
+from tests.support.waits import eventually
 from tinker_claw.config.load import load
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.render.renderer import Renderer
@@ -97,9 +91,7 @@ async def test_hanging_up_frees_the_cache_long_before_the_replies_would_end(
                     await asyncio.sleep(0.01)
             for client in clients:
                 client.cancel()
-        async with asyncio.timeout(60):
-            while held_requests(sampler) or len(world.observer.seen) < 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await eventually(lambda: not (held_requests(sampler) or len(world.observer.seen) < 2))
         fragments = world.turns()
         assert [t.completion.stop_reason for t in fragments] == [StopReason.ABORT] * 2
         assert all(0 < len(t.completion.tokens) < 1000 for t in fragments)
@@ -201,8 +193,8 @@ async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
         url = await stack.enter_async_context(in_background(system.app))
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=240, verify=False))
         body = {"model": "demo", "messages": chat("What is 3 + 4?"), "max_tokens": 30}
-        reply = await http.post(f"{url}/chat/completions", json=body)
+        reply = await http.post("/chat/completions", json=body)
         assert reply.status_code == 200, reply.text
-        (turn,) = sql(ledger).rows("SELECT fallback, reason FROM turns")
+        (turn,) = sql(system.parts.ledger).rows("SELECT fallback, reason FROM turns")
         assert turn["reason"] == Reason.BASE_MODEL
         assert turn["fallback"] == "v0 failed: The model's logits are not finite."

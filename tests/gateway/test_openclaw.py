@@ -27,6 +27,7 @@ from tests.support.ledger import read, sql
 from tests.support.pools import eventually
 from tests.support.processes import product
 from tests.support.real_openclaw import LocalOpenClaw
+from tests.support.waits import eventually
 from tinker_claw.app.server import in_background
 from tinker_claw.cli.openclaw import TRIED
 from tinker_claw.render.renderer import Renderer

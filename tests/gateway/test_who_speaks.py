@@ -19,9 +19,9 @@ from examples.day.npm import npm
 from tests.support.gateways import World, gateway
 from tests.support.ledger import sql
 from tests.support.obedient_judge import WISH, ObedientJudge, judge_all, lesson_texts
-from tests.support.openclaw import ANN, info, tools
+from tests.support.openclaw import ANN, assistant, info, tool, tools
 from tests.support.speakers import Row, built_rows, marks_missing
-from tests.support.talks import PLACES, WIRES, Content, Talk, assistant, tool, user
+from tests.support.talks import PLACES, WIRES, Content, Talk, user
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Turn
 

@@ -24,9 +24,8 @@ import pytest
 import yaml
 
 from tests.lab import install_vllm
-from tests.support.lives import events_in, until
+from tests.support.lives import ROOT, events_in, until
 from tests.support.ports import free_port
-from tests.support.processes import ROOT
 from tests.support.tinker import wire_process
 from tests.support.tinker_dialects import answering
 from tinker_claw.config.load import load

@@ -14,14 +14,14 @@ import tomllib
 import venv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import httpx
 import pytest
 
 from tests.support.clients import learn
-from tests.support.lives import events_in, until
-from tests.support.processes import ROOT, Running
+from tests.support.lives import ROOT, Life, events_in, until
 from tests.support.terminals import on_a_terminal
 from tinker_claw import shipped
 from tinker_claw.config.load import load
@@ -109,7 +109,7 @@ def test_the_gateway_learns_from_a_wheel(python: Path, tmp_path: Path) -> None:
     flags = ["--config", "configs/demo.toml", "--port", "0", "--api-key", "none"]
     flags += ["--data-dir", str(data), "--batch-size", "4"]
     with log.open("wb") as out:
-        process = subprocess.Popen(
+        process: Any = subprocess.Popen(
             [python.with_name("tinker-claw"), *flags],
             cwd=tmp_path,
             env=_without_the_checkout(),
@@ -120,12 +120,13 @@ def test_the_gateway_learns_from_a_wheel(python: Path, tmp_path: Path) -> None:
         until(lambda: process.poll() is not None or _event(log, "serving"))
         assert process.poll() is None, log.read_text()[-3000:]
         assert _event(log, "judge.rules")
-        running = Running(process, _event(log, "serving")[0]["url"], log)
+        running = Life(process, _event(log, "serving")[0]["url"], log, 0)
         learn(running, 1, range(20))
         page = httpx.get(running.url.removesuffix("/v1") + "/ui")
         assert page.status_code == 200
         assert re.search(r"v\d, \d steps? from the base", page.text)
-        assert running.stop() == 0
+        process.terminate()
+        assert process.wait(240) == 0
     finally:
         process.kill()
         process.wait()

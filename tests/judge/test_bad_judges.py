@@ -21,12 +21,11 @@ from tests.support.bad_judges import (
     bad_judge,
     bad_judge_beside,
 )
-from tests.support.clients import ask, rows
+from tests.support.clients import ask
 from tests.support.fakes import FakeTrainer
 from tests.support.learning import SHORT, World, world
-from tests.support.ledger import judgeable, tries
-from tests.support.lives import until
-from tests.support.processes import Running, product
+from tests.support.ledger import judgeable, read, tries
+from tests.support.lives import Life, product, until
 from tests.support.stories import run
 from tinker_claw.app.main import guarded
 from tinker_claw.config.settings import JudgeSettings
@@ -146,7 +145,7 @@ SAMPLES = "SELECT COUNT(*) FROM samples"
 ASIDE = f"SELECT COUNT(*) FROM turns WHERE reason = '{Reason.UNJUDGED}'"
 
 
-def talk(running: Running, session: str, said: str) -> None:
+def talk(running: Life, session: str, said: str) -> None:
     """Send two turns; the second contains what is said after the first."""
     first = {"role": "user", "content": "How many are 2 and 3?"}
     reply = {"role": "assistant", "content": ask(running, session, [first])}
@@ -167,11 +166,11 @@ def test_product_outlives_every_answer_and_sets_a_turn_aside_over_three_lives(
     data = tmp_path / "data"
     due = 0
 
-    def sampled(running: Running, session: str) -> None:
+    def sampled(running: Life, session: str) -> None:
         nonlocal due
         due += 1
         talk(running, session, "Thanks, perfect.")
-        until(lambda: rows(data, SAMPLES) == [(due,)], session)
+        until(lambda: read(data, SAMPLES) == [(due,)], session)
 
     with bad_judge_beside() as judge:
         flags = ("--judge-url", judge.url, "--batch-size", "99")
@@ -182,12 +181,12 @@ def test_product_outlives_every_answer_and_sets_a_turn_aside_over_three_lives(
                     until(lambda: running.health()["judge"] == "failing")
                     assert running.health()["status"] == "degraded"
                 sampled(running, f"life {life}")
-                until(lambda life=life: rows(data, FAILED) == [(life,)])
-                running.process.kill()
+                until(lambda life=life: read(data, FAILED) == [(life,)])
+                running.kill()
             end_rest(data)
         with product(data, *flags) as running:
             sampled(running, "last life")
-            until(lambda: rows(data, ASIDE) == [(1,)])
+            until(lambda: read(data, ASIDE) == [(1,)])
             for how in ("bad gzip", "brackets", "gzip bomb"):  # the others: in the loop, above
                 talk(running, how, f"{MARK} {how}")
                 until(lambda how=how: judge.asked[how], how)
@@ -195,7 +194,7 @@ def test_product_outlives_every_answer_and_sets_a_turn_aside_over_three_lives(
             judge.spoilt = "gzip"  # with votes in it, whatever is asked
             done = run("rejudge", "1", directory=data)
             assert done.stdout == "Judged again now: turn 1.\n", done.stderr
-            until(lambda: rows(data, f"{SAMPLES} WHERE turn_id = 1") == [(1,)])
+            until(lambda: read(data, f"{SAMPLES} WHERE turn_id = 1") == [(1,)])
             assert running.stop() == 0
     names = [event["event"] for event in running.events()]
     assert "part.failed" not in names

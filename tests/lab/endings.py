@@ -14,17 +14,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from random import Random
 from statistics import fmean
 
 from examples.real.wishes import QUESTIONS, WISHES, Wish
-from local_gpu.config import LocalConfig
-from local_gpu.model.small import default_cache, model_folder
 from local_gpu.trainer import LocalTrainer
+from tests.lab.real_model import arguments, started
 from tinker_claw.config.settings import Training
 from tinker_claw.learner.scoring import ends_apart
 from tinker_claw.methods import METHODS, BatchItem
@@ -153,13 +149,9 @@ async def end_token(policy: Sampler, replies: Sequence[tuple[Prompt, Completion]
     return fmean(math.exp(one.logprobs[-1]) for one in scores[:PROBED]) if scores else math.nan
 
 
-async def run(model: str, wish: Wish, args: argparse.Namespace) -> None:
+async def run(wish: Wish, args: argparse.Namespace) -> None:
     """Print a row for each batch and after the last step, for each learning rate."""
-    with tempfile.TemporaryDirectory() as root:
-        config = LocalConfig(
-            model=model, root=Path(root), device="cpu", dtype=args.dtype, threads=args.threads
-        )
-        trainer = await LocalTrainer.start(replace(config, context_tokens=2048, seed=args.seed))
+    async with started(args) as (model, trainer):
         fresh = await trainer.save_state("fresh")
         learner = Run(model, trainer, wish, most=args.most, method=args.method)
         print("| rate | steps | follow the wish | end | tokens | end token | hints |")
@@ -181,28 +173,17 @@ async def run(model: str, wish: Wish, args: argparse.Namespace) -> None:
                     policy, taught = await learner.step(replies, Adam(rate), steps)
                     hints = f" {taught} |"
                 print(row + hints, flush=True)
-        await trainer.aclose()
 
 
 def main() -> None:
-    """Fetch the model, and print a table of each rate."""
-    top = argparse.ArgumentParser(description=__doc__)
-    top.add_argument("--wish", choices=WISHES, default="over")
+    """Print a table of each rate, for each wish."""
+    top = arguments(__doc__, "over", most=40)
     top.add_argument("--rates", type=float, nargs="+", default=[2e-4])
     top.add_argument("--steps", type=int, default=4)
-    top.add_argument("--seed", type=int, default=0)
-    top.add_argument("--most", type=int, default=40, help="token limit of a reply")
     top.add_argument("--method", choices=METHODS, default="combine")
-    top.add_argument("--threads", type=int, default=1)
-    top.add_argument(
-        "--dtype",
-        choices=("bfloat16", "float32"),
-        default="bfloat16",
-        help="bfloat16 is slow without avx512_bf16",
-    )
-    top.add_argument("--cache", type=Path, default=default_cache())
     args = top.parse_args()
-    asyncio.run(run(str(model_folder(args.cache)), WISHES[args.wish], args))
+    for name in args.wish:
+        asyncio.run(run(WISHES[name], args))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,10 @@ import argparse
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from examples.real.wishes import EXAM, WISHES, Wish
-from local_gpu.model.small import default_cache, model_folder
 from tests.lab.practised import Bench, open_bench
+from tests.lab.real_model import arguments
 from tinker_claw.learner.lesson_replies import FirstMessage, LessonReply
 from tinker_claw.wishes import FRAME
 
@@ -64,9 +63,9 @@ FRAMES: Mapping[str, Frame] = {
 }
 
 
-async def rows(model: str, wish: Wish, args: argparse.Namespace) -> None:
+async def rows(wish: Wish, args: argparse.Namespace) -> None:
     """Print the rows of one wish."""
-    async with open_bench(model, args) as bench:
+    async with open_bench(args) as bench:
         ask = [bench.asked(question + wish.suffix, n) for n, question in enumerate(EXAM)]
         against = [
             bench.asked(f"{question}{wish.suffix} {wish.opposite}", n)
@@ -103,20 +102,13 @@ def _show(name: str, wish: Wish, replies: list[LessonReply]) -> None:
 
 
 def main() -> None:
-    """Fetch the model, and print the rows of each wish."""
-    top = argparse.ArgumentParser(description=__doc__)
-    top.add_argument("--wish", choices=WISHES, nargs="+", default=["short"])
+    """Print the rows of each wish."""
+    top = arguments(__doc__, "short", threads=2)
     top.add_argument("--frames", choices=[*FRAMES, "all"], nargs="+", default=["the product's"])
     top.add_argument("--only-frames", action="store_true", help="leave out the first two rows")
-    top.add_argument("--seed", type=int, default=0)
-    top.add_argument("--most", type=int, default=64, help="token limit of a reply")
-    top.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    top.add_argument("--threads", type=int, default=2)
-    top.add_argument("--cache", type=Path, default=default_cache())
     args = top.parse_args()
-    model = str(model_folder(args.cache))
     for name in args.wish:
-        asyncio.run(rows(model, WISHES[name], args))
+        asyncio.run(rows(WISHES[name], args))
 
 
 if __name__ == "__main__":

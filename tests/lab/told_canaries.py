@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,11 +22,9 @@ from random import Random
 from statistics import stdev
 
 from examples.real.wishes import QUESTIONS, WISHES
-from local_gpu.config import LocalConfig
-from local_gpu.model.small import default_cache, model_folder
-from local_gpu.trainer import LocalTrainer
 from tests.lab.endings import BATCH, Run
-from tests.lab.practised import CONTEXT, LIVE_RATE
+from tests.lab.practised import LIVE_RATE
+from tests.lab.real_model import arguments, started
 from tinker_claw.config.canaries import read
 from tinker_claw.learner.gate import (
     CERTAIN,
@@ -71,13 +68,9 @@ def show(name: str, after: Answers, before: Answers, texts: Mapping[str, str]) -
         print(f"  {found.each[key]:+.2f} from {before[key]:.2f}: {texts[key]}", flush=True)
 
 
-async def run(model: str, args: argparse.Namespace) -> None:
+async def run(args: argparse.Namespace) -> None:
     """Print the rows."""
-    with tempfile.TemporaryDirectory() as root:
-        config = LocalConfig(
-            model=model, root=Path(root), device="cpu", dtype=args.dtype, threads=args.threads
-        )
-        trainer = await LocalTrainer.start(replace(config, context_tokens=CONTEXT, seed=args.seed))
+    async with started(args) as (model, trainer):
         renderer = Renderer.load(model, "default")
         questions = canary_questions(read(args.canaries), renderer)
         texts = {question.key: question.text for question in questions}
@@ -104,22 +97,14 @@ async def run(model: str, args: argparse.Namespace) -> None:
         follow = sum(learner.follows(reply) for _, reply in replies)
         name = f"one step at {args.rate:g}: {follow} of {BATCH} accepted, {hints} hints"
         show(name, await answers(questions, policy), before, texts)
-        await trainer.aclose()
 
 
 def main() -> None:
-    """Fetch the model, and print the table."""
-    top = argparse.ArgumentParser(description=__doc__)
-    top.add_argument("--wish", choices=WISHES, nargs="+", default=["short", "plain", "spanish"])
+    """Print the table."""
+    top = arguments(__doc__, "short", "plain", "spanish")
     top.add_argument("--canaries", type=Path, default=CANARIES)
     top.add_argument("--rate", type=float, default=LIVE_RATE)
-    top.add_argument("--seed", type=int, default=0)
-    top.add_argument("--most", type=int, default=64, help="token limit of a reply")
-    top.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    top.add_argument("--threads", type=int, default=1)
-    top.add_argument("--cache", type=Path, default=default_cache())
-    args = top.parse_args()
-    asyncio.run(run(str(model_folder(args.cache)), args))
+    asyncio.run(run(top.parse_args()))
 
 
 if __name__ == "__main__":

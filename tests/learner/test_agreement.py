@@ -21,6 +21,7 @@ from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.support.learning import World, world
 from tests.support.ledger import COMPLETION, outcome, sample_counts, sql, step_counts
 from tests.support.local_reference import reference
+from tests.support.waits import eventually
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Training
@@ -384,9 +385,7 @@ class Small:
         for number in range(4):
             await self._sample(policy, number)
         self.learner.wake()
-        async with asyncio.timeout(120):
-            while self.policy.newest is policy:  # noqa: ASYNC110 - an observer
-                await asyncio.sleep(0.005)
+        await eventually(lambda: self.policy.newest is not policy, 120)
         return json.loads(self.metrics.read_text().splitlines()[-1])
 
     async def _sample(self, policy: Policy, number: int) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -22,16 +22,14 @@ from pydantic.fields import FieldInfo
 
 from examples.demo import homework
 from examples.demo.judge import create_app
+from tests.support.gateways import wired
 from tests.support.ledger import judgeable, sql, step_counts
+from tests.support.waits import eventually
 from tinker_claw.app.server import in_background
-from tinker_claw.app.wiring import System, wire
-from tinker_claw.backends.local import arrange
-from tinker_claw.backends.model_files import source
-from tinker_claw.billing.prices import price_in_force
+from tinker_claw.app.wiring import System
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import Settings, sections
 from tinker_claw.errors import ConfigError
-from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import METHODS
 from tinker_claw.shipped import CANARIES, MODEL_DIR
 
@@ -172,15 +170,7 @@ def settings_with(name: str, value: Any, ground: Ground) -> Settings:
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncGenerator[tuple[System, httpx.AsyncClient]]:
     """The product's parts, connected by its own wiring; yields them and a client of the gateway."""
-    ledger = Ledger(settings.run.directory)
-    async with AsyncExitStack() as stack:
-        stack.callback(ledger.close)
-        price = price_in_force(settings)
-        system = await wire(settings, source(settings), arrange(settings), ledger, price, stack)
-        url = await stack.enter_async_context(in_background(system.app))
-        http = httpx.AsyncClient(base_url=url, timeout=240, verify=False)
-        await stack.enter_async_context(http)
-        group = await stack.enter_async_context(asyncio.TaskGroup())
+    async with wired(settings) as (system, http), asyncio.TaskGroup() as group:
         tasks = [group.create_task(part.run()) for part in (system.judging, system.learner)]
         yield system, http
         for task in tasks:
@@ -229,9 +219,7 @@ async def test_a_step_is_whole_with(
         ledger, health = system.parts.ledger, system.parts.health
         for session in range(40):
             await talk(settings, http, session)
-            async with asyncio.timeout(120):
-                while judgeable(ledger) or system.learner.stepping:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: not (judgeable(ledger) or system.learner.stepping), 120)
             if step_counts(ledger)["committed"]:
                 break
         counts = step_counts(ledger)

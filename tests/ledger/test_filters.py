@@ -18,7 +18,7 @@ TURNS, LIMIT = 1500, 51
 @pytest.fixture(scope="module")
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
     directory = tmp_path_factory.mktemp("filters")
-    fill(directory, TURNS, blob=40)
+    fill(directory, TURNS)
     with reading(directory / FILE) as opened, opened.moment():
         yield opened
 

@@ -225,9 +225,7 @@ async def test_a_short_prompt_passes_a_long_one(monkeypatch: pytest.MonkeyPatch)
 
 
 async def quiet(sampler: LocalSampler) -> None:
-    async with asyncio.timeout(60):
-        while held_requests(sampler):  # noqa: ASYNC110 - the thread tells nobody that it is idle
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not held_requests(sampler))
 
 
 async def test_an_abandoned_request_frees_its_cache(trainer: LocalTrainer) -> None:

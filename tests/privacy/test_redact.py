@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.processes import Running, product
+from tests.support.lives import Life, product
 
 MARK = "quetzalcoatl"
 """Mark in every word that a client sends here."""
@@ -41,7 +41,7 @@ def refused() -> Iterator[bytes]:
     yield whole.replace(MARK.encode(), MARK.encode() + b"\xff")
 
 
-def converse(running: Running, client: httpx.Client) -> None:
+def converse(running: Life, client: httpx.Client) -> None:
     """Send requests that are read: odd, streamed, judged, and aborted."""
     messages = [{"role": "user", "content": f"Hello, I am {MARK}. What is 2 + 3?"}]
     odd = [

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from renderers.base import load_tokenizer
 
+from tests.support.lives import ROOT, product
 from tests.support.openclaw import assistant, tool, user
 from tests.support.processes import product
 from tests.support.tinker import wire_process
@@ -147,7 +148,6 @@ def test_the_running_gateway_over_tinker_has_not_loaded_torch(tmp_path: Path) ->
     with wire_process(tmp_path / "box") as box:
         remote = ("--backend", "tinker", "--base-url", box.url)
         with product(tmp_path / "data", env=env, backend=remote, python=sys.executable) as running:
-            assert isinstance(running.process, subprocess.Popen)
             maps = Path(f"/proc/{running.process.pid}/maps").read_text()
             assert "libtorch" not in maps
             assert "tokenizers" in maps, "it is the right process"

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from tests.sinks.test_follow import scalars, steps
-from tests.support.clients import learn, rows
-from tests.support.processes import product
+from tests.support.clients import learn
+from tests.support.ledger import read
+from tests.support.lives import product
 
 FLAGS = ("--report-to", "tensorboard", "--batch-size", "4", "--gate", "on")
 
@@ -19,14 +20,13 @@ def test_a_real_run_is_told_whole_over_a_kill(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with product(data, *FLAGS) as running:
         learn(running, 1, range(0, 40))
-        running.process.kill()
-        running.process.wait()
+        running.kill()
     with product(data, *FLAGS) as running:
         assert "tinker_claw_policy_version 1.0" in metrics(running.url), "as it serves"
         learn(running, 2, range(100, 140))
         assert 'tinker_claw_steps_total{status="committed"}' in metrics(running.url)
         assert running.stop() == 0
-    committed = [row[0] for row in rows(data, "SELECT id FROM steps WHERE status = 'committed'")]
+    committed = [row[0] for row in read(data, "SELECT id FROM steps WHERE status = 'committed'")]
     assert steps(data) == committed
     assert len(committed) >= 2
     found = scalars(data)

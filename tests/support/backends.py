@@ -16,7 +16,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from local_gpu.config import LocalConfig
 from local_gpu.trainer import LocalTrainer
-from tests.support.table import TableTrainer
 from tinker_claw.policy import Trainer
 
 VOCABULARY = 64
@@ -72,19 +71,14 @@ def held_requests(sampler: Any) -> int:
     return len(engine._requests) + len(engine._arrived)
 
 
-async def start_fake(folder: Path) -> TableTrainer:
-    return TableTrainer(folder / "table", vocabulary=VOCABULARY, context_tokens=CONTEXT)
-
-
 async def start_tinker(folder: Path, **settings: Any) -> Trainer:
     """Start the adapter and the SDK against the stand-in with the tiny model, over HTTP."""
     from tests.support.tinker import start_tinker as start  # which serves the model of this module
 
-    return await start(folder, server={"table": False}, **settings)
+    return await start(folder, **settings)
 
 
 BACKENDS: Mapping[str, Backend] = {
     "local": Backend(start_local, VOCABULARY, tolerance=1e-4),
     "tinker": Backend(start_tinker, VOCABULARY, tolerance=1e-4),
-    "fake": Backend(start_fake, VOCABULARY, tolerance=1e-9),
 }

@@ -5,15 +5,16 @@ Rule: what it does is bytes on a connection; nothing of the product is changed f
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
-import threading
+import time
 import zlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 from tests.support.fakes import rated
@@ -102,6 +103,7 @@ READ: dict[str, Callable[[], bytes]] = {
 }
 """Odd answers that still hold a verdict, by name."""
 
+AWAY = {"away": lambda: _http(b"", status="503 Service Unavailable")}
 SLOW = "a byte now and then"
 """Way to misbehave: an answer that never ends."""
 ENDLESS = "without end"
@@ -117,77 +119,43 @@ class BadJudge:
     """Number of requests by way to misbehave; "" counts good answers."""
     spoilt: str | None = None
     """Way to misbehave on every request; None: only where asked."""
+    vote: Callable[[str], str] = lambda case: rated(-1 if "NO" in case else 1)
+    """Returns a good answer about a case."""
 
 
-@asynccontextmanager
-async def bad_judge() -> AsyncGenerator[BadJudge]:
-    """Run a bad judge while the context lasts."""
-    judge = BadJudge("")
-    running = set[asyncio.Task[Any]]()
+class _Answers(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        judge: BadJudge = self.server.judge  # type: ignore[attr-defined]
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        case = body["messages"][-1]["content"]
+        how = judge.spoilt or (case.split(MARK + " ")[1].split("\n")[0] if MARK in case else "")
+        judge.asked[how] += 1
+        spoil = (UNREAD | READ | AWAY).get(how)
+        with suppress(ConnectionError):  # it has read enough
+            if how in (SLOW, ENDLESS):
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+                while True:
+                    self.wfile.write(b" " * (1 if how == SLOW else 65_536))
+                    time.sleep(0.02 if how == SLOW else 0)
+            votes = [judge.vote(case)] * body["n"]
+            self.wfile.write(spoil() if spoil else _http(_said(*votes)))
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        this = asyncio.current_task()
-        assert this is not None
-        running.add(this)
-        try:
-            with suppress(ConnectionError, asyncio.IncompleteReadError):
-                await _answer(judge, reader, writer)
-        finally:
-            running.discard(this)
-            writer.close()
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    judge.url = f"http://127.0.0.1:{port}/v1"
-    try:
-        yield judge
-    finally:
-        server.close()
-        for task in list(running):
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+    def log_message(self, format: str, *args: object) -> None: ...
 
 
 @contextmanager
 def bad_judge_beside() -> Generator[BadJudge]:
-    """Run a bad judge in a thread of its own, for tests that wait for processes."""
-    with asyncio.Runner() as runner:
-        loop, judging = runner.get_loop(), bad_judge()
-        judge = loop.run_until_complete(judging.__aenter__())
-        thread = threading.Thread(target=loop.run_forever)
-        thread.start()
-        try:
-            yield judge
-        finally:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.run_until_complete(judging.__aexit__(None, None, None))
+    """Run a bad judge while the context lasts."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as server:
+        judge = BadJudge(f"http://127.0.0.1:{server.server_port}/v1")
+        server.judge = judge  # type: ignore[attr-defined]
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield judge
+        server.shutdown()
 
 
-async def _answer(
-    judge: BadJudge, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = next(
-        int(line.split(b":")[1])
-        for line in head.lower().split(b"\r\n")
-        if b"content-length" in line
-    )
-    body: dict[str, Any] = json.loads(await reader.readexactly(int(length)))
-    case = body["messages"][-1]["content"]
-    how = judge.spoilt or (case.split(MARK + " ")[1].split("\n")[0] if MARK in case else "")
-    judge.asked[how] += 1
-    if how in (SLOW, ENDLESS):
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
-        while not writer.is_closing():
-            writer.write(b" " * (1 if how == SLOW else 65_536))
-            await writer.drain()
-            await asyncio.sleep(0.02 if how == SLOW else 0)
-        return
-    spoil = UNREAD.get(how) or READ.get(how)
-    if spoil is not None:
-        writer.write(spoil())
-    else:
-        vote = rated(-1 if "NO" in case else 1)
-        writer.write(_http(_said(*[vote] * body["n"])))
-    await writer.drain()
+@asynccontextmanager
+async def bad_judge() -> AsyncGenerator[BadJudge]:
+    """Run one, among contexts of which some are asynchronous."""
+    with bad_judge_beside() as judge:
+        yield judge

@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import json
 import random
-import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
 
 from examples.demo import homework
-from tests.support.ledger import Seen
-from tests.support.processes import Running
+from tests.support.ledger import Seen, one
+from tests.support.lives import Life
 
 DUE = "SELECT COUNT(*) FROM turns WHERE state = 'judging'"
 """Query of the turns that wait for the judge."""
 HELLO = {"role": "user", "content": "Hello"}
+Message = dict[str, str]
 
 
-def ask(running: Running, session: str, messages: list[dict[str, str]]) -> str:
+def ask(running: Life, session: str, messages: list[dict[str, str]]) -> str:
     response = httpx.post(
         f"{running.url}/chat/completions",
         json={"model": "demo", "messages": messages, "max_tokens": 100},
@@ -39,23 +40,28 @@ def ask(running: Running, session: str, messages: list[dict[str, str]]) -> str:
     return response.json()["choices"][0]["message"]["content"]
 
 
-def converse(running: Running, seed: int) -> None:
+def converse(running: Life, seed: int) -> None:
     """Hold one short session: a problem, a verdict on the answer, and a second problem."""
-    rng = random.Random(seed)
+    _hold(lambda messages: ask(running, f"session-{seed}", messages), random.Random(seed), 3)
+
+
+def _hold(reply_to: Callable[[list[Message]], str | None], rng: random.Random, rounds: int) -> None:
+    """Ask for a problem's answer, and say of each reply whether it is right; None: no reply."""
     problem = homework.new_problem(rng)
     messages = [{"role": "user", "content": homework.first_message(problem)}]
-    for _ in range(2):
-        reply = ask(running, f"session-{seed}", messages)
+    for _ in range(rounds):
+        reply = reply_to(messages)
+        if reply is None:
+            return
         good = homework.accepts(reply, problem)
         said = rng.choice(homework.APPROVALS if good else homework.CORRECTIONS)
         messages += [
             {"role": "assistant", "content": reply},
             {"role": "user", "content": said},
         ]
-    ask(running, f"session-{seed}", messages)
 
 
-def learn(running: Running, version: int, seeds: range) -> None:
+def learn(running: Life, version: int, seeds: range) -> None:
     """Talk until the policy version is reached, with a limit that suits a slow machine."""
     for first in range(seeds.start, seeds.stop, 4):
         with ThreadPoolExecutor(4) as pool:
@@ -63,7 +69,7 @@ def learn(running: Running, version: int, seeds: range) -> None:
         deadline = time.monotonic() + 240
         while (health := running.health())["policy_version"] < version:
             enough = health["samples_waiting"] >= health["batch_size"]
-            judged = rows(Path(health["data_dir"]), DUE) == [(0,)]
+            judged = one(Path(health["data_dir"]), DUE) == 0
             if judged and not enough and health["learner"] != "training":
                 break
             assert time.monotonic() < deadline, health
@@ -73,54 +79,14 @@ def learn(running: Running, version: int, seeds: range) -> None:
     raise AssertionError(f"version {version} not reached: {running.health()}")
 
 
-def rows(data: Path, query: str) -> list[tuple[int, ...]]:
-    connection = sqlite3.connect(data / "ledger.sqlite3")
-    try:
-        return connection.execute(query).fetchall()
-    finally:
-        connection.close()
-
-
-class Callers:
-    """Agents that ask without a pause, from threads of their own, and count the answers."""
-
-    def __init__(self, running: Running, count: int) -> None:
-        self.answers: list[int] = []
-        self._url = f"{running.url}/chat/completions"
-        self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(i,)) for i in range(count)]
-
-    def __enter__(self) -> Callers:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _ask(self, number: int) -> None:
-        headers = {"X-Session-Id": f"caller-{number}", "X-Turn-Type": "side"}
-        body = {"model": "demo", "messages": [HELLO], "max_tokens": 12}
-        with httpx.Client(timeout=180, headers=headers) as client:
-            while not self._ended.is_set():
-                answer = client.post(self._url, json=body)
-                text = (
-                    answer.json()["choices"][0]["message"]["content"] if answer.is_success else ""
-                )
-                self.answers.append(answer.status_code if text else 0)
-
-
-Message = dict[str, str]
-
-
 @dataclass
 class Talkers:
     """Several sessions at a time, with one address."""
 
     url: str
     name: str = "s"
+    kind: str | None = None
+    """Kind of turns that they name; None: none is named, and they are main."""
     seen: list[Seen] = field(default_factory=list)
     broken: int = 0
     """Number of replies that broke off."""
@@ -140,21 +106,8 @@ class Talkers:
                 with self._lock:
                     self._sessions += 1
                     session = f"{self.name}-{self._sessions}"
-                self._converse(http, session, rng)
-
-    def _converse(self, http: httpx.Client, session: str, rng: random.Random) -> None:
-        problem = homework.new_problem(rng)
-        messages: list[Message] = [{"role": "user", "content": homework.first_message(problem)}]
-        for _ in range(rng.randint(2, 4)):
-            reply = self._insist(http, session, messages)
-            if reply is None:
-                return
-            good = homework.accepts(reply, problem)
-            said = rng.choice(homework.APPROVALS if good else homework.CORRECTIONS)
-            messages += [
-                {"role": "assistant", "content": reply},
-                {"role": "user", "content": said},
-            ]
+                reply_to = partial(self._insist, http, session)
+                _hold(reply_to, rng, rng.randint(2, 4))
 
     def _insist(self, http: httpx.Client, session: str, messages: list[Message]) -> str | None:
         while not self.over.is_set():
@@ -188,6 +141,7 @@ class Talkers:
         }
         text, usage, finished = "", {"prompt_tokens": 0, "completion_tokens": 0}, False
         headers = {"X-Session-Id": session}
+        headers |= {"X-Turn-Type": self.kind} if self.kind else {}
         with http.stream(
             "POST", f"{self.url}/chat/completions", json=body, headers=headers
         ) as answer:
@@ -214,9 +168,11 @@ class Talkers:
 
 
 @contextmanager
-def talking(url: str, *, clients: int = 3, seed: int = 0, name: str = "s") -> Iterator[Talkers]:
+def talking(
+    url: str, *, clients: int = 3, seed: int = 0, name: str = "s", kind: str | None = None
+) -> Iterator[Talkers]:
     """Run clients on threads of their own, which ask while they are wanted."""
-    talkers = Talkers(url, name)
+    talkers = Talkers(url, name, kind)
     failures: list[BaseException] = []
 
     def talk(number: int) -> None:

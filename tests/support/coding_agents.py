@@ -9,11 +9,11 @@ import json
 import os
 import shlex
 import subprocess
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import httpx
 
@@ -71,17 +71,45 @@ class Typist:
         terminal.shows(lambda: False, 1.5)  # until it listens again
 
 
+class Access(NamedTuple):
+    """What an agent needs to reach the gateway."""
+
+    base_url: str
+    model: str
+    key: str
+
+
 @dataclass
 class Agent:
     """One user's agent in a folder of theirs; each question continues the conversation."""
 
+    name: ClassVar[str]
+    package: ClassVar[str]
+    version: ClassVar[str]
+    recipe: ClassVar[str] = ""
+    """Section of docs/clients.md that configures it; "": it has none."""
     ready: ClassVar[str]
     """Text on its terminal when it listens."""
 
-    installed: Path
     home: Path
-    environment: Mapping[str, str]
+    environment: dict[str, str] = field(default_factory=dict[str, str], init=False)
     begun: bool = field(default=False, init=False)
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> Self:
+        """Configure the agent as docs/clients.md says."""
+        agent, access = cls(home), Access(base_url, model, key)
+        agent.workspace.mkdir(parents=True)
+        agent.configure(access, *(recipe(cls.recipe, *access) if cls.recipe else ()))
+        return agent
+
+    def configure(self, access: Access, *blocks: str) -> None:
+        """Write its files and variables. `blocks`: of its recipe."""
+        raise NotImplementedError
+
+    @property
+    def installed(self) -> Path:
+        return installed(f"{self.name}-{self.version}", f"{self.package}@{self.version}")
 
     @property
     def workspace(self) -> Path:
@@ -132,15 +160,33 @@ class Agent:
                 timeout=PATIENCE_S,
             )
 
+    def _write(self, name: str, text: str) -> None:
+        file = self.home / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
     def _command(self, message: str) -> list[str]:
         raise NotImplementedError
 
     def _said(self, out: str) -> str:
-        raise NotImplementedError
+        return out.strip()
+
+
+class PythonAgent(Agent):
+    """An agent from PyPI."""
+
+    @property
+    def installed(self) -> Path:
+        return environments.installed(self.name, f"{self.package}=={self.version}")
+
+    def surroundings(self) -> dict[str, str]:
+        return super().surroundings() | {"PYTHONPATH": ""}
 
 
 @dataclass
 class ClaudeCode(Agent):
+    name, package, version = "claude-code", "@anthropic-ai/claude-code", CLAUDE_CODE
+    recipe = "Claude Code"
     ready = r"\? for shortcuts"
     window: int | None = field(default=None, init=False)
     """Tokens that it thinks fit into the context from now on; None: as the page says."""
@@ -150,15 +196,8 @@ class ClaudeCode(Agent):
     """Whether it asks for titles on a terminal, as it does unless told to ask only for what is
     needed."""
 
-    @classmethod
-    def create(cls, home: Path, base_url: str, model: str, key: str) -> ClaudeCode:
-        """Configure the agent by the variables that a shell sets from docs/clients.md."""
-        (home / "workspace").mkdir(parents=True)
-        return cls(
-            installed(f"claude-code-{CLAUDE_CODE}", f"@anthropic-ai/claude-code@{CLAUDE_CODE}"),
-            home,
-            variables(*recipe("Claude Code", base_url, model, key)),
-        )
+    def configure(self, access: Access, *blocks: str) -> None:
+        self.environment = variables(*blocks)
 
     def compact(self) -> None:
         self.say("/compact")
@@ -193,26 +232,19 @@ class ClaudeCode(Agent):
 
 @dataclass
 class Codex(Agent):
+    name, package, version = "codex", "@openai/codex", CODEX
+    recipe = "Codex"
     compacts_at: int | None = field(default=None, init=False)
     """Tokens beyond which the next run compacts, and no later one; None: its default."""
     attached: Path | None = field(default=None, init=False)
     """Image that goes with the questions."""
 
-    @classmethod
-    def create(cls, home: Path, base_url: str, model: str, key: str) -> Codex:
-        """Configure the agent as docs/clients.md says."""
-        (home / "workspace").mkdir(parents=True)
-        (home / ".codex").mkdir()
+    def configure(self, access: Access, *blocks: str) -> None:
         # Where a sandbox is installed, it starts its own programs, and keeps none of them in what
         # it takes for a temporary folder, as all homes of tests are.
-        (home / "temporary").mkdir()
-        (config,) = recipe("Codex", base_url, model, key)
-        (home / ".codex" / "config.toml").write_text(config)
-        return cls(
-            installed(f"codex-{CODEX}", f"@openai/codex@{CODEX}"),
-            home,
-            {"TINKER_CLAW_KEY": key, "TMPDIR": str(home / "temporary")},
-        )
+        (self.home / "temporary").mkdir()
+        self._write(".codex/config.toml", *blocks)
+        self.environment |= {"TINKER_CLAW_KEY": access.key, "TMPDIR": str(self.home / "temporary")}
 
     def compact(self) -> None:
         """Let it compact at its next question: outside a terminal it has no command for it."""
@@ -226,30 +258,21 @@ class Codex(Agent):
             self.compacts_at = None
         return [*words, "resume", "--last", message] if self.begun else [*words, message]
 
-    def _said(self, out: str) -> str:
-        return out.strip()
-
 
 @dataclass
 class OpenCode(Agent):
+    name, package, version = "opencode", "opencode-ai", OPENCODE
+    recipe = "opencode"
     mode: str = field(default="build", init=False)
     """Agent mode, or `plan`, in which it may change nothing."""
     attached: Path | None = field(default=None, init=False)
     """Image that goes with the questions."""
 
-    @classmethod
-    def create(cls, home: Path, base_url: str, model: str, key: str) -> OpenCode:
-        """Configure the agent as docs/clients.md says."""
-        (home / "workspace").mkdir(parents=True)
-        (config,) = recipe("opencode", base_url, model, key)
-        (home / "workspace" / "opencode.json").write_text(config)
-        places = ("config", "data", "state", "cache")
-        return cls(
-            installed(f"opencode-{OPENCODE}", f"opencode-ai@{OPENCODE}"),
-            home,
-            {f"XDG_{place.upper()}_HOME": str(home / place) for place in places}
-            | {"OPENCODE_DISABLE_AUTOUPDATE": "1"},
-        )
+    def configure(self, access: Access, *blocks: str) -> None:
+        self._write("workspace/opencode.json", *blocks)
+        for place in ("config", "data", "state", "cache"):
+            self.environment[f"XDG_{place.upper()}_HOME"] = str(self.home / place)
+        self.environment["OPENCODE_DISABLE_AUTOUPDATE"] = "1"
 
     def compact(self) -> None:
         """Compact as /compact does on its terminal, which is a client of such a server."""
@@ -300,15 +323,13 @@ class OpenCode(Agent):
 
 
 class QwenCode(Agent):
-    @classmethod
-    def create(cls, home: Path, base_url: str, model: str, key: str) -> QwenCode:
-        """Configure the agent in its own way to name a model of any server."""
-        (home / "workspace").mkdir(parents=True)
-        return cls(
-            installed(f"qwen-code-{QWEN_CODE}", f"@qwen-code/qwen-code@{QWEN_CODE}"),
-            home,
-            {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "OPENAI_MODEL": model},
-        )
+    """qwen-code, configured in its own way to name a model of any server."""
+
+    name, package, version = "qwen-code", "@qwen-code/qwen-code", QWEN_CODE
+
+    def configure(self, access: Access, *blocks: str) -> None:
+        names = ("OPENAI_BASE_URL", "OPENAI_MODEL", "OPENAI_API_KEY")
+        self.environment |= zip(names, access, strict=True)
 
     def compact(self) -> None:
         self.say("/compress")
@@ -317,28 +338,18 @@ class QwenCode(Agent):
         words = ["qwen", "--yolo", "--auth-type", "openai", "-p", message]
         return [*words, "--continue"] if self.begun else words
 
-    def _said(self, out: str) -> str:
-        return out.strip()
-
 
 class Cline(Agent):
     """Cline, which answers one question per run, except on a terminal."""
 
+    name, package, version = "cline", "cline", CLINE
     ready = "Auto-approve"
 
-    @classmethod
-    def create(cls, home: Path, base_url: str, model: str, key: str) -> Cline:
+    def configure(self, access: Access, *blocks: str) -> None:
         """Configure the agent with its own command for providers."""
-        (home / "workspace").mkdir(parents=True)
-        quiet = ("NO_AUTO_UPDATE", "DISABLE_CLINE_PASS_NOTICE")
-        made = cls(
-            installed(f"cline-{CLINE}", f"cline@{CLINE}"),
-            home,
-            {f"CLINE_{name}": "1" for name in quiet},
-        )
-        told = ("-p", "openai-compatible", "-k", key, "-m", model, "-b", base_url)
-        made._run(["cline", "auth", *made._place(), *told])
-        return made
+        self.environment |= {"CLINE_NO_AUTO_UPDATE": "1", "CLINE_DISABLE_CLINE_PASS_NOTICE": "1"}
+        told = ("-k", access.key, "-m", access.model, "-b", access.base_url)
+        self._run(["cline", "auth", *self._place(), "-p", "openai-compatible", *told])
 
     def interactive(self) -> list[str]:
         return ["cline", *self._place(), "--tui"]
@@ -350,31 +361,22 @@ class Cline(Agent):
         # Else it leaves a server running for all that will ever be started.
         return "--data-dir", str(self.home / "data")
 
-    def _said(self, out: str) -> str:
-        return out.strip()
 
-
-class Aider(Agent):
+class Aider(PythonAgent):
     """aider, which edits files of a git repository, and commits them."""
 
+    name, package, version = "aider", "aider-chat", AIDER
+    recipe = "aider"
     start: Sequence[str]
 
-    @classmethod
-    def create(cls, home: Path, base_url: str, model: str, key: str) -> Aider:
-        """Configure the agent as docs/clients.md says."""
-        (home / "workspace").mkdir(parents=True)
-        settings, start = recipe("aider", base_url, model, key)
-        told = variables(start.rpartition("\naider ")[0])
-        made = cls(
-            environments.installed("aider", f"aider-chat=={AIDER}"),
-            home,
-            told | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONPATH": ""},
-        )
-        made.start = command(start)
-        (home / ".aider.model.settings.yml").write_text(settings)
+    def configure(self, access: Access, *blocks: str) -> None:
+        settings, start = blocks
+        self.environment = variables(start.rpartition("\naider ")[0])
+        self.environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+        self.start = command(start)
+        self._write(".aider.model.settings.yml", settings)
         for told in ("init -q", "config user.email me@example.com", "config user.name Me"):
-            made._run(["git", *told.split()])
-        return made
+            self._run(["git", *told.split()])
 
     def talk(self, *messages: str, files: Sequence[str] = (), **options: object) -> str:
         """Type messages one after another; return all that is shown.
@@ -395,23 +397,16 @@ class Aider(Agent):
         return self._run([*words, *told, *files], "\n".join([*messages, "/exit", ""]))
 
 
-class Hermes(Agent):
+class Hermes(PythonAgent):
     """Hermes Agent, which names no session, and asks for a title beside its first turn."""
 
+    name, package, version = "hermes", "hermes-agent", HERMES
+    recipe = "Hermes Agent"
     ready = "Type your message or"
 
-    @classmethod
-    def create(cls, home: Path, base_url: str, model: str, key: str) -> Hermes:
-        """Configure the agent as docs/clients.md says."""
-        (home / "workspace").mkdir(parents=True)
-        (home / ".hermes").mkdir()
-        (config,) = recipe("Hermes Agent", base_url, model, key)
-        (home / ".hermes" / "config.yaml").write_text(config)
-        return cls(
-            environments.installed("hermes", f"hermes-agent=={HERMES}"),
-            home,
-            {"HERMES_HOME": str(home / ".hermes"), "PYTHONPATH": "", "NO_COLOR": "1"},
-        )
+    def configure(self, access: Access, *blocks: str) -> None:
+        self._write(".hermes/config.yaml", *blocks)
+        self.environment |= {"HERMES_HOME": str(self.home / ".hermes"), "NO_COLOR": "1"}
 
     def interactive(self) -> list[str]:
         return [str(self.installed / "hermes"), "chat", "--cli", "--yolo"]
@@ -427,24 +422,18 @@ class Hermes(Agent):
 class Pi(Agent):
     """pi, which names its session only where it is configured to."""
 
+    name, package, version = "pi", "@earendil-works/pi-coding-agent", PI
+    recipe = "pi"
     start: Sequence[str]
 
-    @classmethod
-    def create(cls, home: Path, base_url: str, model: str, key: str) -> Pi:
-        """Configure the agent as docs/clients.md says."""
-        (home / "workspace").mkdir(parents=True)
-        (home / ".pi" / "agent").mkdir(parents=True)
-        config, start = recipe("pi", base_url, model, key)
-        (home / ".pi" / "agent" / "models.json").write_text(config)
+    def configure(self, access: Access, *blocks: str) -> None:
+        config, start = blocks
+        self._write(".pi/agent/models.json", config)
         kept = {"compaction": {"keepRecentTokens": 1}}
-        (home / ".pi" / "agent" / "settings.json").write_text(json.dumps(kept))
-        made = cls(
-            installed(f"pi-{PI}", f"@earendil-works/pi-coding-agent@{PI}"),
-            home,
-            {"PI_OFFLINE": "1", "PI_CODING_AGENT_DIR": str(home / ".pi" / "agent")},
-        )
-        made.start = command(start)
-        return made
+        self._write(".pi/agent/settings.json", json.dumps(kept))
+        place = str(self.home / ".pi" / "agent")
+        self.environment |= {"PI_OFFLINE": "1", "PI_CODING_AGENT_DIR": place}
+        self.start = command(start)
 
     def compact(self) -> None:
         """Compact as its programs' clients do: outside a terminal it has no command for it."""
@@ -470,52 +459,38 @@ class Pi(Agent):
     def _command(self, message: str) -> list[str]:
         return [*self.start, "-p", *(["--continue"] if self.begun else []), message]
 
-    def _said(self, out: str) -> str:
-        return out.strip()
-
 
 class Continue(Agent):
     """Continue's program for terminals, which reads the settings that its extensions read."""
 
+    name, package, version = "continue", "@continuedev/cli", CONTINUE
+    recipe = "Continue"
     start: Sequence[str]
 
-    @classmethod
-    def create(cls, home: Path, base_url: str, model: str, key: str) -> Continue:
-        """Configure the agent as docs/clients.md says."""
-        (home / "workspace").mkdir(parents=True)
-        (home / ".continue").mkdir()
-        config, start = recipe("Continue", base_url, model, key)
-        (home / ".continue" / "config.yaml").write_text(config)
-        programs = installed(f"continue-{CONTINUE}", f"@continuedev/cli@{CONTINUE}")
-        made = cls(programs, home, {"CONTINUE_TELEMETRY_ENABLED": "0"})
-        made.start = [word.replace("~", str(home)) for word in command(start)]
-        return made
+    def configure(self, access: Access, *blocks: str) -> None:
+        config, start = blocks
+        self._write(".continue/config.yaml", config)
+        self.environment["CONTINUE_TELEMETRY_ENABLED"] = "0"
+        self.start = [word.replace("~", str(self.home)) for word in command(start)]
 
     def _command(self, message: str) -> list[str]:
         return [*self.start, "--auto", "-p", *(["--resume"] if self.begun else []), message]
 
-    def _said(self, out: str) -> str:
-        return out.strip()
 
-
-class LLM(Agent):
+class LLM(PythonAgent):
     """llm, with the tools of a file beside it."""
 
+    name, package, version = "llm", "llm", LLM_VERSION
+    recipe = "llm"
     start: Sequence[str]
 
-    @classmethod
-    def create(cls, home: Path, base_url: str, model: str, key: str) -> LLM:
-        """Configure the program as docs/clients.md says."""
-        (home / "workspace").mkdir(parents=True)
-        config, start = recipe("llm", base_url, model, key)
-        programs = environments.installed("llm", f"llm=={LLM_VERSION}")
-        made = cls(programs, home, {"LLM_USER_PATH": str(home / "llm"), "PYTHONPATH": ""})
-        made.start = [line.split("#")[0].strip() for line in start.splitlines()]
-        database = Path(made._run([str(programs / "llm"), "logs", "path"]).strip())
-        database.parent.mkdir(exist_ok=True)
-        (database.parent / "extra-openai-models.yaml").write_text(config)
-        made._run(made._words(made.start[0]))
-        return made
+    def configure(self, access: Access, *blocks: str) -> None:
+        config, start = blocks
+        self.environment["LLM_USER_PATH"] = str(self.home / "llm")
+        self.start = [line.split("#")[0].strip() for line in start.splitlines()]
+        database = Path(self._run(self._words("llm logs path")).strip())
+        self._write(str(database.parent / "extra-openai-models.yaml"), config)
+        self._run(self._words(self.start[0]))
 
     def _words(self, line: str) -> list[str]:
         program, *words = shlex.split(line)
@@ -524,9 +499,6 @@ class LLM(Agent):
     def _command(self, message: str) -> list[str]:
         line = self.start[2 if self.begun else 1]
         return [message if word == "..." else word for word in self._words(line)]
-
-    def _said(self, out: str) -> str:
-        return out.strip()
 
 
 _AGENT = """
@@ -558,19 +530,17 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-class OpenAIAgents(Agent):
+class OpenAIAgents(PythonAgent):
     """A program of a few lines over Responses, which keeps its history by itself."""
 
-    @classmethod
-    def create(cls, home: Path, base_url: str, model: str, key: str) -> OpenAIAgents:
-        (home / "workspace").mkdir(parents=True)
-        programs = environments.installed("agents", *agent_sdks.PACKAGES)
-        asked = {"URL": base_url, "MODEL": model, "KEY": key, "PYTHONPATH": ""}
-        return cls(programs, home, asked)
+    access: Access
+
+    @property
+    def installed(self) -> Path:
+        return environments.installed("agents", *agent_sdks.PACKAGES)
+
+    def configure(self, access: Access, *blocks: str) -> None:
+        self.access = access
 
     def _command(self, message: str) -> list[str]:
-        told = [self.environment[name] for name in ("URL", "MODEL", "KEY")]
-        return [str(self.installed / "python"), "-c", _AGENT, *told, message]
-
-    def _said(self, out: str) -> str:
-        return out.strip()
+        return [str(self.installed / "python"), "-c", _AGENT, *self.access, message]

@@ -5,9 +5,9 @@ give the same rates. Standard error of a rate of 0.23 over 256 prompts: 0.026.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from tokenizers import Tokenizer
@@ -16,7 +16,7 @@ from transformers import Qwen3ForCausalLM
 from examples.demo import homework, skills
 from examples.demo.judge import HINTS_PLAIN
 from examples.demo.recipe.demo import encode
-from examples.demo.recipe.dialogues import Line, any_sum_question, dress, unknown_message
+from examples.demo.recipe.dialogues import Line, any_sum_question, unknown_message
 from examples.demo.recipe.tokenizer import START_ID, STOP_ID
 
 _First = TypeVar("_First")
@@ -33,8 +33,6 @@ class Rates:
     """First replies that the user is content with."""
     hinted: float
     """As `accepted`, with a plain-style hint."""
-    dressed: float
-    """As `hinted`, inside an agent's trimmings."""
     work: float
     """First replies that show the right equation, hint or not."""
     full_ai: float
@@ -45,10 +43,6 @@ class Rates:
     lists: float
     talk: float
     """Short, finished, non-empty replies to messages outside the training topics."""
-
-    def __str__(self) -> str:
-        """Return one line, such as `accepted 0.230  hinted 0.960 ...`."""
-        return "  ".join(f"{name} {value:.3f}" for name, value in asdict(self).items())
 
 
 def encode_prompt(tokenizer: Tokenizer, lines: Sequence[Line]) -> list[int]:
@@ -63,43 +57,24 @@ def sample(model: Qwen3ForCausalLM, prompts: Sequence[list[int]], seed: int) -> 
 
     Returns ids up to and with the stop token, at most 96.
     """
-    generator = torch.Generator().manual_seed(seed)
     completions: list[list[int]] = []
-    for first in range(0, len(prompts), _BATCH):
-        completions += _sample_batch(model, prompts[first : first + _BATCH], generator)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for first in range(0, len(prompts), _BATCH):
+            batch = prompts[first : first + _BATCH]
+            pads = [max(map(len, batch)) - len(prompt) for prompt in batch]
+            rows = [[STOP_ID] * pad + prompt for pad, prompt in zip(pads, batch, strict=True)]
+            masks = [[0] * pad + [1] * len(p) for pad, p in zip(pads, batch, strict=True)]
+            drawn = cast("Any", model).generate(
+                torch.tensor(rows),
+                attention_mask=torch.tensor(masks),
+                **{"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0},
+                **{"eos_token_id": STOP_ID, "pad_token_id": STOP_ID},
+                max_new_tokens=_MAX_NEW_TOKENS,
+            )
+            for row in drawn[:, len(rows[0]) :].tolist():
+                completions.append(row[: row.index(STOP_ID) + 1] if STOP_ID in row else row)
     return completions
-
-
-def _sample_batch(
-    model: Qwen3ForCausalLM,
-    prompts: Sequence[list[int]],
-    generator: torch.Generator,
-) -> list[list[int]]:
-    """Sample one batch with a key-value cache; prompts are padded on the left."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])  # [B, P]
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    cache = None
-    columns: list[torch.Tensor] = []
-    done = torch.zeros(len(prompts), dtype=torch.bool)
-    while len(columns) < _MAX_NEW_TOKENS and not bool(done.all()):
-        output = model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        cache = output.past_key_values
-        ids = torch.multinomial(output.logits[:, -1].softmax(-1), 1, generator=generator)  # [B, 1]
-        columns.append(ids)
-        done |= ids[:, 0] == STOP_ID
-        positions = positions[:, -1:] + 1
-        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-    rows: list[list[int]] = torch.cat(columns, dim=1).tolist()
-    return [row[: row.index(STOP_ID) + 1] if STOP_ID in row else row for row in rows]
 
 
 def measure(
@@ -120,7 +95,6 @@ def measure(
     hinted = [[Line("user", text, rng.choice(HINTS_PLAIN))] for text in firsts]
     bare_replies = replies([[Line("user", text)] for text in firsts])
     hinted_replies = replies(hinted)
-    dressed_replies = replies([dress(rng, lines) for lines in hinted])
     tasks = [skills.new_sum(rng) for _ in range(prompts)]
     shopping = [skills.new_shopping(rng) for _ in range(prompts)]
     sum_replies = replies([[Line("user", task.question)] for task in tasks])
@@ -131,7 +105,6 @@ def measure(
     return Rates(
         accepted=_share(homework.accepts, bare_replies, problems),
         hinted=_share(homework.accepts, hinted_replies, problems),
-        dressed=_share(homework.accepts, dressed_replies, problems),
         work=_share(homework.shows_work, bare_replies + hinted_replies, problems * 2),
         full_ai=sum(_is_full_ai(text) for text in bare_replies) / prompts,
         sums=_share(skills.Sum.is_right, tasks, sum_replies),

@@ -204,8 +204,8 @@ class FakeSampler:
 class FakeTrainer:
     """A trainer that counts its steps; its weights are the number of steps taken.
 
-    It does as it is told, so that a test can say what fails and when. It has no model: the fake
-    that meets the whole contract is `table.TableTrainer`.
+    It does as it is told, so that a test can say what fails and when. It has no model, and so
+    meets no more of the contract than lengths and refs.
     """
 
     script: Script = Script((1,))
@@ -233,7 +233,6 @@ class FakeTrainer:
     """Whether a step failed, and no state was loaded since."""
     kept_moments: list[bool] = field(default_factory=list)
     """For each state that was loaded, whether the optimizer's moments came along."""
-    exported: Path | None = None
     closed: bool = False
 
     async def capabilities(self) -> Capabilities:
@@ -253,7 +252,7 @@ class FakeTrainer:
             charge(Usage(trained=sum(len(d.tokens) - 1 for p in passes for d in p.datums)))
         self.suspect = True
         self.weights += 1  # half a step may have been applied, where it fails
-        if self._fails("train_step") or self.refuse(passes):
+        if self.fails("train_step") or self.refuse(passes):
             raise StepError("the step failed, as told")
         self.suspect = False
         self.steps.append(tuple(passes))
@@ -268,12 +267,12 @@ class FakeTrainer:
         )
 
     async def publish(self) -> Sampler:
-        if self._fails("publish"):
+        if self.fails("publish"):
             raise BackendError("publishing failed, as told")
         return self._sampler(f"fake:{len(self.samplers)}@{self.weights}")
 
     async def open(self, ref: str) -> Sampler:
-        if self._fails("open"):
+        if self.fails("open"):
             raise BackendError("Opening failed, as told.")
         if ref not in self.samplers:
             raise GoneError(f"no sampler {ref!r}")
@@ -283,20 +282,20 @@ class FakeTrainer:
         return self.samplers.get("base") or self._sampler("base")
 
     async def save_state(self, name: str) -> str:
-        if self._fails("save_state"):
+        if self.fails("save_state"):
             raise BackendError("saving failed, as told")
         self.states[f"state:{name}"] = self.weights
         return f"state:{name}"
 
     async def load_state(self, ref: str, *, moments: bool = True) -> None:
-        if self._fails("load_state") or ref not in self.states:
+        if self.fails("load_state") or ref not in self.states:
             raise BackendError(f"no state {ref!r}")
         self.weights = self.states[ref]
         self.suspect = False
         self.kept_moments.append(moments)
 
     async def export_adapter(self, directory: Path) -> None:
-        self.exported = directory
+        """Do nothing: nothing was learned."""
 
     def forget(self) -> None:
         self.asked["forget"] += 1
@@ -308,7 +307,7 @@ class FakeTrainer:
         self.samplers[ref] = FakeSampler(self.script, ref=ref, bills=self.bills)
         return self.samplers[ref]
 
-    def _fails(self, what: str) -> bool:
+    def fails(self, what: str) -> bool:
         self.asked[what] += 1
         if self.away.get(what):
             self.away[what] -= 1

@@ -65,14 +65,14 @@ class Faulty:
             return
         path = scope["path"].rsplit("/", 1)[-1]
         self.seen[path] += 1
-        body = await _body(receive)
+        body = await body_of(receive)
         fault = self._fault(path, scope, body)
         if fault is None:
-            await self.app(scope, _replay(body, receive), send)
+            await self.app(scope, replay(body, receive), send)
             return
         fault.times -= 1
         if fault.lost:
-            await self.app(scope, _replay(body, receive), _ignore)
+            await self.app(scope, replay(body, receive), _ignore)
         await self._spoil(fault, body, receive, send)
 
     def _fault(self, path: str, scope: Scope, body: bytes) -> Fault | None:
@@ -99,22 +99,22 @@ class Faulty:
             return
         if fault.how == "fail":
             answer = {"error": "the test says so", "category": fault.category}
-            await _answer(send, 200, answer)
+            await answer_with(send, 200, answer)
         elif fault.how == "again":
             await asyncio.sleep(0.05)
             request_id = json.loads(body)["request_id"]
             told = {"type": "try_again", "request_id": request_id, "queue_state": "paused_capacity"}
-            await _answer(send, 200, told)
+            await answer_with(send, 200, told)
         elif fault.how == "cut":
             headers = [(b"content-type", b"application/json"), (b"content-length", b"999")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": b"{", "more_body": True})
             raise ConnectionAbortedError("cut off, as told")
         else:
-            await _answer(send, fault.status, {"detail": "the test says so"})
+            await answer_with(send, fault.status, {"detail": "the test says so"})
 
 
-async def _answer(send: Send, status: int, body: dict[str, Any]) -> None:
+async def answer_with(send: Send, status: int, body: dict[str, Any]) -> None:
     said = json.dumps(body).encode()
     length = str(len(said)).encode()  # the SDK retries a 400 that names none
     headers = [(b"content-type", b"application/json"), (b"content-length", length)]
@@ -123,7 +123,7 @@ async def _answer(send: Send, status: int, body: dict[str, Any]) -> None:
     await send({"type": "http.response.body", "body": said})
 
 
-async def _body(receive: Receive) -> bytes:
+async def body_of(receive: Receive) -> bytes:
     pieces, more = [], True
     while more:
         message = await receive()
@@ -132,7 +132,7 @@ async def _body(receive: Receive) -> bytes:
     return b"".join(pieces)
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def replay(body: bytes, receive: Receive) -> Receive:
     """Give the body again, then the real messages."""
     told = False
 

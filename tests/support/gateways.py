@@ -1,10 +1,10 @@
-"""A gateway on a real port, over a fake sampler and a real ledger."""
+"""A gateway on a real port, over a fake sampler and a real ledger, or as the product wires it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,12 @@ from tests.support.fakes import FakeSampler
 from tests.support.ledger import sql
 from tinker_claw.app.admin import Orders
 from tinker_claw.app.server import in_background
+from tinker_claw.app.wiring import System, wire
+from tinker_claw.backends.local import arrange
+from tinker_claw.backends.model_files import source
 from tinker_claw.billing.budget import Spending
-from tinker_claw.billing.prices import Price
-from tinker_claw.config.settings import Chats, Gateway, User
+from tinker_claw.billing.prices import Price, price_in_force
+from tinker_claw.config.settings import Chats, Gateway, Settings, User
 from tinker_claw.formats import spoken
 from tinker_claw.formats.base import WireFormat
 from tinker_claw.gateway.app import create_app
@@ -168,7 +171,6 @@ async def gateway(
     stand_in_s: float = 5,
     context_tokens: int = 4000,
     student_topk: int = 2,
-    gives_topk: bool = True,
     sees: bool = False,
     api_key: str | None = None,
     key_file: Path | None = None,
@@ -184,7 +186,6 @@ async def gateway(
     owners: Collection[str] = (),
     hears_others: bool = False,
     lessons: bool = False,
-    undoing: Any = None,
     **settings: Any,
 ) -> AsyncGenerator[World]:
     """Start one on `directory`; starting again there is a restart. `health`: to be told of.
@@ -253,7 +254,7 @@ async def gateway(
                 MODEL,
                 frozenset(),
                 True,
-                gives_topk,
+                True,
                 context_tokens,
                 sees=sees,
             ),
@@ -274,7 +275,7 @@ async def gateway(
             keys=keys,
         )
         app = create_app(deps, formats)
-        orders = Orders(cast("RollbackOperations", undoing), deps.figures, local=not keys.needed)
+        orders = Orders(cast("RollbackOperations", None), deps.figures, local=not keys.needed)
         app.router.routes.extend(orders.routes())
         async with (
             in_background(app) as url,
@@ -301,3 +302,18 @@ async def gateway(
                 formats=formats,
             )
     ledger.close()
+
+
+@asynccontextmanager
+async def wired(settings: Settings) -> AsyncGenerator[tuple[System, httpx.AsyncClient]]:
+    """The product's parts, connected by its own wiring, and a client; judge and learner rest."""
+    ledger, local = Ledger(settings.run.directory), settings.run.backend == "local"
+    async with AsyncExitStack() as stack:
+        stack.callback(ledger.close)
+        arranged, price = arrange(settings) if local else None, price_in_force(settings)
+        system = await wire(settings, source(settings), arranged, ledger, price, stack)
+        url = await stack.enter_async_context(in_background(system.app))
+        place = ("127.0.0.1", httpx.URL(url).port or 0)
+        await stack.enter_async_context(system.orders.announced(settings.run.directory, place))
+        http = httpx.AsyncClient(base_url=url, timeout=240, verify=False)
+        yield system, await stack.enter_async_context(http)

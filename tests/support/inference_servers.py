@@ -18,13 +18,12 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -39,14 +38,13 @@ from local_gpu.model.files import read_adapter
 from local_gpu.model.load import load_base, open_base
 from local_gpu.model.lora import BaseModel, with_lora
 from local_gpu.sample.embedded import Engine, EngineSize
-from tests.support.backends import CONTEXT, VOCABULARY, tiny_model
-from tests.support.processes import ROOT
-from tinker_claw.connections import Server, listen
+from tests.support.backends import CONTEXT, tiny_model
+from tests.support.lives import ROOT
+from tests.support.ports import in_a_thread
 from tinker_claw.errors import BackendError
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import SamplingParams, StopReason, TokenChunk
 
-START_S = 180
 MODEL = "tiny-base"
 _BLOCK = 128
 """Tokens per block of the prefix cache."""
@@ -69,8 +67,6 @@ class Faults:
     """Status of all completions; None: no fault."""
     hangs: bool = False
     """Whether completions never answer, and nothing is computed."""
-    computes: bool = False
-    """Whether the engine's counters rise all the same, as if it computed for others."""
     breaks_after: int | None = None
     """Tokens of a stream after which the connection is cut."""
     ends_after: int | None = None
@@ -89,8 +85,6 @@ class Faults:
     """Factor on the adapter's own alpha."""
     stale: bool = False
     """Whether prompts that another version has answered get that version's numbers."""
-    raw: bool = False
-    """Whether logprobs are those before temperature."""
     most_candidates: int = 20
     """Most top-k logprobs per token; requests for more are refused."""
     static: bool = False
@@ -142,35 +136,25 @@ class InferenceServer:
         self._answered: dict[tuple[int, ...], str] = {}
         self._busy: dict[str, int] = {}
         self._steps = 0
-        ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(ready,))
-        self._thread.start()
-        assert ready.wait(START_S)
+        self._stack = ExitStack()
+        running = self._stack.enter_context(in_a_thread(self._opening(), port=self._port))
+        self.url, self._server = running.url, running.server
+        self._port = int(self.url.rpartition(":")[2])
         return self
 
     def stop(self) -> None:
         """Cut every connection, as a process that dies does."""
-        self._server.should_exit = self._server.force_exit = True
-        self._thread.join(START_S)
-        assert not self._thread.is_alive()
+        self._server.force_exit = True
+        self._stack.close()
 
     def restart(self) -> None:
         self.stop()
         self.start()
 
-    def _run(self, ready: threading.Event) -> None:
-        with listen("127.0.0.1", self._port) as listening:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._port = listening.getsockname()[1]
-            self.url = f"http://127.0.0.1:{self._port}"
-            self._server = Server(self._app(), timeout_graceful_shutdown=2, lifespan="off")
-            ready.set()  # whoever connects is answered as soon as it serves
-            asyncio.run(self._serve(listening))
-
-    async def _serve(self, listening: socket.socket) -> None:
-        self._loop = asyncio.get_running_loop()
+    @asynccontextmanager
+    async def _opening(self) -> AsyncGenerator[FastAPI]:
         try:
-            await self._server.serve(sockets=[listening])
+            yield self._app()
         finally:
             for engine in [self._base_engine, *(e for _, e in self.adapters.values())]:
                 await engine.aclose()
@@ -194,7 +178,6 @@ class InferenceServer:
         return {"version": "0.32.0"}
 
     async def _metrics(self) -> Response:
-        self._steps += self.faults.computes
         return PlainTextResponse(
             "# TYPE vllm:iteration_tokens_total histogram\n"
             f'vllm:iteration_tokens_total_count{{engine="0"}} {self._steps}\n'
@@ -286,10 +269,8 @@ class InferenceServer:
         return self._base_engine if name == self._model else self.adapters[name][1]
 
     async def _chunks(
-        self, name: str, engine: Engine, prompt: tuple[int, ...], params: SamplingParams, keep: int
+        self, name: str, engine: Engine, prompt: tuple[int, ...], params: SamplingParams
     ) -> AsyncGenerator[TokenChunk]:
-        """Chunks with as many top-k logprobs as asked for, and raw logprobs where that is the
-        fault."""
         self._busy[name] = self._busy.get(name, 0) + 1
         self.log.running += 1
         done = False
@@ -299,14 +280,7 @@ class InferenceServer:
                     await asyncio.sleep(self.faults.slow_s)
                     self._steps += 1
                     done = chunk.stop_reason is not None
-                    if self.faults.raw:
-                        ids, values = chunk.topk_ids[0], chunk.topk_logprobs[0]
-                        chunk = replace(chunk, logprobs=(values[ids.index(chunk.tokens[0])],))
-                    yield replace(
-                        chunk,
-                        topk_ids=tuple(row[:keep] for row in chunk.topk_ids),
-                        topk_logprobs=tuple(row[:keep] for row in chunk.topk_logprobs),
-                    )
+                    yield chunk
         finally:
             self._busy[name] -= 1
             self.log.running -= 1
@@ -316,15 +290,15 @@ class InferenceServer:
         self, name: str, engine: Engine, prompt: tuple[int, ...], body: Mapping[str, Any]
     ) -> AsyncIterator[bytes]:
         """Events per token and choice; choices go on side by side."""
-        params = _params(body, raw=self.faults.raw)
-        keep, sampled, cached = body["logprobs"], 0, 0
+        params = _params(body)
+        sampled, cached = 0, 0
         if self.faults.breaks_after == 0:
             raise ConnectionError("the process dies")
         if self.faults.ends_after == 0:
             return
         seeds = [None if params.seed is None else params.seed + i for i in range(body["n"])]
         going = {
-            i: self._chunks(name, engine, prompt, replace(params, seed=seed), keep)
+            i: self._chunks(name, engine, prompt, replace(params, seed=seed))
             for i, seed in enumerate(seeds)
         }
         try:
@@ -358,7 +332,7 @@ def inference_servers(
             server.stop()
 
 
-def _params(body: Mapping[str, Any], *, raw: bool) -> SamplingParams:
+def _params(body: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(
         max_tokens=body["max_tokens"],
         temperature=body["temperature"],
@@ -366,7 +340,7 @@ def _params(body: Mapping[str, Any], *, raw: bool) -> SamplingParams:
         top_k=body["top_k"] or None,
         seed=body.get("seed"),
         stop_tokens=tuple(body.get("stop_token_ids") or ()),
-        student_topk=VOCABULARY if raw else body["logprobs"],
+        student_topk=body["logprobs"],
         cache_salt=body["cache_salt"],
     )
 

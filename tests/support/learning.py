@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer, rated
 from tests.support.ledger import judgeable, outcome, sample_counts, sql
+from tests.support.waits import eventually
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import JudgeSettings, Training
@@ -43,7 +44,6 @@ from tinker_claw.types import (
     Charge,
     Completion,
     Images,
-    Kind,
     LossPass,
     Message,
     NextState,
@@ -174,16 +174,12 @@ class World:
         turn_id = self.ledger.turns.add(
             outcome(
                 session_id=self.ledger.turns.session(user, session or str(self.sessions)),
-                kind=Kind.MAIN,
-                kind_reason="test",
                 policy_version=self.policy.current.version.id,
                 prompt=prompt,
                 completion=done,
                 hint_at=hint_at,
                 request_text=asked,
                 reply_text=reply,
-                history=(),
-                reply_digest="",
                 images=images,
                 client=client,
             )
@@ -195,9 +191,7 @@ class World:
         return turn_id
 
     async def until(self, happened: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not happened():  # noqa: ASYNC110 - an observer; events would change what is observed
-                await asyncio.sleep(0.005)
+        await eventually(happened)
 
     async def settled(self) -> None:
         await self.until(lambda: not judgeable(self.ledger))

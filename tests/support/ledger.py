@@ -44,7 +44,22 @@ def _renderer() -> Renderer:
     return Renderer.load(str(MODEL_DIR), "qwen3")
 
 
-def read(data: Path, query: str, *values: Any) -> list[sqlite3.Row]:
+class Row(tuple[Any, ...]):
+    """Values of a row, by place or column."""
+
+    columns: list[str]
+
+    def __getitem__(self, at: Any) -> Any:
+        return super().__getitem__(self.columns.index(at) if isinstance(at, str) else at)
+
+
+def _row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> Row:
+    row = Row(values)
+    row.columns = [column[0] for column in cursor.description]
+    return row
+
+
+def read(data: Path, query: str, *values: Any) -> list[Row]:
     """Rows of the ledger, read without changing a byte of it."""
     with closing(_open(data)) as ledger:
         return ledger.execute(query, values).fetchall()
@@ -81,7 +96,7 @@ def postpone(ledger: Ledger, turn_id: int, error: str, *, last: bool = False) ->
 
 def _open(data: Path) -> sqlite3.Connection:
     ledger = sqlite3.connect(f"file:{data / 'ledger.sqlite3'}?mode=ro", uri=True, timeout=30)
-    ledger.row_factory = sqlite3.Row
+    ledger.row_factory = _row
     return ledger
 
 
@@ -92,7 +107,7 @@ def check(data: Path, seen: Iterable[Seen], *, batch_size: int, remote: bool = F
     """
     with closing(_open(data)) as ledger:
         ledger.execute("BEGIN")  # one moment for everything below
-        assert [tuple(row) for row in ledger.execute("PRAGMA integrity_check")] == [("ok",)]
+        assert ledger.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         assert ledger.execute("PRAGMA foreign_key_check").fetchall() == []
         _nothing_seen_is_missing(ledger, seen)
         _steps_have_their_samples(ledger, batch_size)
@@ -112,7 +127,7 @@ def _nothing_seen_is_missing(ledger: sqlite3.Connection, seen: Iterable[Seen]) -
         "SELECT key, reply_text, prompt_tokens, completion_tokens, tokens FROM turns "
         "JOIN sessions ON sessions.id = session_id ORDER BY turns.id"
     ).fetchall()
-    written = Counter(Seen(*tuple(row)[:4]) for row in rows)
+    written = Counter(Seen(*row[:4]) for row in rows)
     missing = Counter(seen) - written
     assert not missing, f"seen by a client and not in the ledger: {missing}"
     for row in rows[-50:]:
@@ -123,38 +138,31 @@ def _nothing_seen_is_missing(ledger: sqlite3.Connection, seen: Iterable[Seen]) -
 
 
 def _steps_have_their_samples(ledger: sqlite3.Connection, batch_size: int) -> None:
+    def count(rows: str, *values: Any) -> int:
+        return ledger.execute(f"SELECT COUNT(*) FROM {rows}", values).fetchone()[0]
+
     for step in ledger.execute("SELECT * FROM steps"):
-        planned = ledger.execute(
-            "SELECT COUNT(*) FROM step_samples WHERE step_id = ?", (step["id"],)
-        ).fetchone()[0]
-        trained = ledger.execute(
-            "SELECT COUNT(*) FROM samples WHERE step_id = ?", (step["id"],)
-        ).fetchone()[0]
         whole = batch_size if step["lesson"] is None else 0
-        assert planned == whole, dict(step)
-        assert trained == (whole if step["status"] == "committed" else 0), dict(step)
-        assert (step["version"] is not None) == (
-            step["status"] == "committed" or step["error"] == "its state was not saved"
-        ), dict(step)
-    loose = (
-        "SELECT COUNT(*) FROM samples JOIN turns ON turns.id = turn_id "
+        committed = step["status"] == "committed"
+        assert count("step_samples WHERE step_id = ?", step["id"]) == whole, step
+        trained = count("samples WHERE step_id = ?", step["id"])
+        assert trained == (whole if committed else 0), step
+        unsaved = step["error"] == "its state was not saved"
+        assert (step["version"] is not None) == (committed or unsaved), step
+    assert not count(
+        "samples JOIN turns ON turns.id = turn_id "
         "WHERE (state IN ('trained', 'forgotten')) <> (step_id IS NOT NULL)"
     )
-    assert ledger.execute(loose).fetchone()[0] == 0
-    inconsistent = (
-        "SELECT COUNT(*) FROM turns LEFT JOIN samples ON turn_id = turns.id "
+    assert not count(
+        "turns LEFT JOIN samples ON turn_id = turns.id "
         "WHERE (state = 'refused') <> (reason IS NOT NULL) "
         "OR (state IN ('waiting', 'judging') AND samples.id IS NOT NULL) "
         "OR (state IN ('held', 'queued', 'trained', 'forgotten') AND samples.id IS NULL)"
     )
-    assert ledger.execute(inconsistent).fetchone()[0] == 0
-    open_steps = ledger.execute(
-        "SELECT COUNT(*) FROM steps WHERE status = 'intent' AND id < (SELECT MAX(id) FROM steps)"
-    )
-    assert open_steps.fetchone()[0] == 0
+    assert not count("steps WHERE status = 'intent' AND id < (SELECT MAX(id) FROM steps)")
 
 
-def _versions_only_grow(ledger: sqlite3.Connection) -> sqlite3.Row:
+def _versions_only_grow(ledger: sqlite3.Connection) -> Row:
     versions = ledger.execute("SELECT * FROM versions ORDER BY id").fetchall()
     assert [row["id"] for row in versions] == list(range(len(versions)))
     by_id = {row["id"]: row for row in versions}

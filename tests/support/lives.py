@@ -3,7 +3,7 @@ SIGKILL where they are told.
 
 Rule: the product knows nothing of this. A life is forked from a process that has imported
 everything and started nothing; what is to kill it is wrapped around the product's own functions
-before its `main` is called. A typed one is `run.py` in an interpreter of its own instead, with
+before its `main` is called. One with a `python` is `run.py` in that interpreter instead, with
 nothing wrapped.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -33,7 +34,8 @@ import torch
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-START_S = 180
+START_S = 240
+LOCAL = ("--backend", "local")
 POINTS: dict[str, tuple[str, ...]] = {
     "intent": ("tinker_claw.ledger.versions:StepTable.begin",),
     "trained": (
@@ -81,8 +83,8 @@ class Fate:
     constants: Mapping[str, Any] = field(default_factory=dict)
     clock_s: float = 0.0
     """Seconds by which its clock is ahead."""
-    typed: bool = False
-    """Whether it is started as a user types it; then it has no other faults."""
+    python: str = ""
+    """Interpreter that it is started in, as a user does; then it has no other faults."""
 
 
 BOUNDS: dict[str, Any] = {
@@ -140,8 +142,8 @@ class Life:
         caught = int(status.split("SigCgt:")[1].split()[0], 16)
         return bool(caught >> (signal.SIGALRM - 1) & 1)
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        return [event for event in events_in(self.said()) if event["event"] == name]
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        return [event for event in events_in(self.said()) if name in (None, event["event"])]
 
     def serves(self) -> bool:
         """Wait until it answers, or has ended."""
@@ -201,7 +203,7 @@ def life(
     data: Path,
     *flags: str,
     port: int = 0,
-    backend: Sequence[str] = ("--backend", "local"),
+    backend: Sequence[str] = LOCAL,
     fate: Fate | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Life]:
@@ -218,6 +220,22 @@ def life(
     finally:
         process.kill()
         process.join()
+
+
+@contextmanager
+def product(
+    data: Path,
+    *flags: str,
+    constants: Mapping[str, Any] | None = None,
+    python: str = "",
+    backend: Sequence[str] = LOCAL,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Life]:
+    """Start the product with the demo model, and wait until it serves."""
+    fate = Fate(constants=constants or {}, python=python)
+    with life(data, *flags, backend=backend, fate=fate, env=env) as running:
+        assert running.serves(), running.said()[-3000:]
+        yield running
 
 
 def refused(data: Path, *flags: str) -> str:
@@ -253,8 +271,8 @@ def _live(arguments: list[str], log: str, fate: Fate, env: dict[str, str]) -> No
     for name in [name for name, value in env.items() if not value]:
         del os.environ[name]  # an empty one takes away what this process has inherited
     torch.set_num_threads(1)  # which has read the variable before the fork
-    if fate.typed:
-        os.execv(sys.executable, [sys.executable, str(ROOT / "run.py"), *arguments])
+    if fate.python:
+        os.execv(fate.python, [fate.python, str(ROOT / "run.py"), *arguments])
     multiprocessing.set_start_method("fork", force=True)  # as in a process that nobody forked
     from tinker_claw.cli.main import main
 
@@ -294,7 +312,7 @@ def _tell_slow() -> None:
 
 
 def _slow(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    """Make a plain function slow; it cannot be interrupted then, like a call into a foreign
+    """Make a function slow. A plain one cannot be interrupted then, like a call into a foreign
     library."""
 
     @functools.wraps(call)
@@ -313,24 +331,19 @@ def _slow(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 
 
 def _deadly(call: Callable[..., Any], passes: int) -> Callable[..., Any]:
-    left = passes
+    left = itertools.count(passes, -1)
 
-    def pass_by() -> None:
-        nonlocal left
-        if left == 0:
+    def passed(result: Any) -> Any:
+        if next(left) == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
+        return result
+
+    async def awaited(result: Any) -> Any:
+        return passed(await result)
 
     @functools.wraps(call)
-    def sync_call(*args: Any, **kwargs: Any) -> Any:
+    def deadly(*args: Any, **kwargs: Any) -> Any:
         result = call(*args, **kwargs)
-        pass_by()
-        return result
+        return awaited(result) if asyncio.iscoroutinefunction(call) else passed(result)
 
-    @functools.wraps(call)
-    async def async_call(*args: Any, **kwargs: Any) -> Any:
-        result = await call(*args, **kwargs)
-        pass_by()
-        return result
-
-    return async_call if asyncio.iscoroutinefunction(call) else sync_call
+    return deadly

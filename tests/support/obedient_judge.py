@@ -16,6 +16,7 @@ from tests.support.fakes import FakeTrainer
 from tests.support.gateways import World
 from tests.support.learning import SHORT, Splicer
 from tests.support.ledger import judgeable
+from tests.support.waits import eventually
 from tinker_claw.config.settings import JudgeSettings, Training
 from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.judge import Judge
@@ -90,9 +91,7 @@ async def judge_all(world: World, judge: Endpoint, *, most_hints: int = VOTES) -
     scorer = HintScorer(parts, Splicer(), context_tokens=100_000)  # type: ignore[arg-type]
     judging = Judging(parts, asks, scorer, lambda: None, waits=SHORT, rests=SHORT)
     task = asyncio.create_task(judging.run())
-    async with asyncio.timeout(300):
-        while judgeable(world.ledger):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await eventually(lambda: not judgeable(world.ledger), 300)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

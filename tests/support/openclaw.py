@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from examples.day.npm import on_path
@@ -379,15 +380,20 @@ def own_prompts(words: str) -> Events:
 def _run(script: str, given: Any) -> Any:
     """Run a script over OpenClaw's modules; return what it prints."""
     folder = install()
-    node = folder / "node_modules" / ".bin" / "node"
     dist = folder / "node_modules" / "openclaw" / "dist"
     said = given if isinstance(given, str) else json.dumps(given)
-    ran = subprocess.run(
-        [str(node), "--input-type=module", "-e", _FINDING + script, "--", str(dist), said],
-        env={"PATH": on_path(folder), "HOME": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return run_node(folder, _FINDING + script, str(dist), said)
+
+
+def run_node(folder: Path, script: str, *words: str) -> Any:
+    """Run a script with the Node of an installation; return what its last line holds."""
+    node = str(folder / "node_modules" / ".bin" / "node")
+    command = [node, "--input-type=module", "-e", script, "--", *words]
+    return printed(command, {"PATH": on_path(folder), "HOME": str(folder)})
+
+
+def printed(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Any:
+    """Run a program that ends well; return what its last line holds."""
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr[-2000:]
     return json.loads(ran.stdout.strip("\n").split("\n")[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,10 +155,3 @@ async def site(
             yield Site(pool, trainer, servers, folder)
         finally:
             await pool.aclose()
-
-
-async def eventually(check: Callable[[], bool], seconds: float = 60) -> None:
-    """Wait until a check holds, as servers do not report what they do."""
-    async with asyncio.timeout(seconds):
-        while not check():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,6 +18,8 @@ from typing import Literal
 
 import httpx
 import torch
+
+from tests.support.ports import free_port
 
 START_S = 600
 """Seconds to start; it takes half a minute on idle processors."""
@@ -67,7 +68,7 @@ def serving(
         more: further flags.
         tokenizer: the model has one, without which no image is read.
     """
-    port = _free_port()
+    port = free_port()
     flags = {
         "host": "127.0.0.1",
         "port": port,
@@ -123,9 +124,3 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
                 return
         time.sleep(0.2)
     raise AssertionError(f"vLLM was not well after {START_S} s: {log.read_text()[-3000:]}")
-
-
-def _free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]

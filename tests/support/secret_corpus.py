@@ -199,9 +199,7 @@ amqp://svc:{pw}@mq:5672/
 https://me:{pw}@git.example.net/me/repo.git
 redis://:{pw}@cache:6379/0
 machine api.example.net login me password {pw}
-machine api.example.net
-  login me
-  password {pw}
+machine api.example.net⏎  login me⏎  password {pw}
 default login me password {pw}
 curl -u me:{pw} https://api.example.net/v1
 curl --user 'me:{pw}' https://api.example.net/v1
@@ -283,11 +281,9 @@ requirepass {pw}
 ENV API_TOKEN {A40}
 PIN: {d6}, puk: {d8}
 """
-"""Places of secrets without a form of their own; {pw} is a password, {words} are words."""
+"""Places of secrets without a form of their own; {pw} is a password, {words} are words, ⏎ ends a
+line."""
 
-_JOINED = 3
-"""Number of lines in the only place above that has several: those that begin with `machine ...
-net`."""
 
 FRAMES = (
     "{}",
@@ -324,12 +320,9 @@ def planted(seed: int = 0) -> Iterator[Planted]:
     jwt = ".".join(base64.urlsafe_b64encode(p.encode()).decode().rstrip("=") for p in parts)
     signature = _drawn("{w43}", rng)
     yield Planted(f"jwt {jwt}.{signature} ok", signature, "JSON Web Token")
-    lines = PLACES.split("\n")[1:-1]
-    at = lines.index("machine api.example.net")
-    lines[at : at + _JOINED] = ["\n".join(lines[at : at + _JOINED])]
-    for place in lines:
+    for place in PLACES.split("\n")[1:-1]:
         for _ in range(2):
-            yield _in_place(place, rng)
+            yield _in_place(place.replace("⏎", "\n"), rng)
 
 
 def _in_place(place: str, rng: random.Random) -> Planted:

@@ -7,18 +7,17 @@ built by the packages' own functions; those that no module exports are reached a
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from examples.day.npm import installed, on_path
+from examples.day.npm import installed
 from examples.day.openclaw import install
 from tests.support import environments
 from tests.support.coding_agents import CLAUDE_CODE, CODEX, HERMES, OPENCODE
-from tests.support.openclaw import ANN, BAD, CONTEXTS, info
+from tests.support.openclaw import ANN, BAD, CONTEXTS, info, printed, run_node
 from tests.support.talks import PLACES, Content, Place, openclaw_place
 
 WORDS, OTHER = "{words}", "{other}"
@@ -108,18 +107,8 @@ def called(folder: Path, modules: Path, calls: Sequence[tuple[str, Sequence[Any]
         calls: names and arguments.
     """
     asked = [{"name": name, "args": [*args]} for name, args in calls]
-    node = folder / "node_modules" / ".bin" / "node"
     base = install(RELEASES[-1])
-    script = ("--input-type=module", "-e", _CALLS, "--")
-    ran = subprocess.run(
-        [str(node), *script, str(modules), str(base), json.dumps(asked)],
-        env={"PATH": on_path(folder), "HOME": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    return json.loads(ran.stdout.strip("\n").split("\n")[-1])
+    return run_node(folder, _CALLS, str(modules), str(base), json.dumps(asked))
 
 
 def openclaw_calls(release: str, *calls: tuple[str, Sequence[Any]]) -> list[Any]:
@@ -335,10 +324,7 @@ print("\\n" + json.dumps([systems, texts]))
 def hermes_rows() -> list[Row]:
     """Build the sessions and messages of Hermes Agent with its own gateway."""
     programs = environments.installed("hermes", f"hermes-agent=={HERMES}")
-    command = [str(programs / "python"), "-c", _HERMES]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    systems, texts = json.loads(ran.stdout.strip("\n").split("\n")[-1])
+    systems, texts = printed([str(programs / "python"), "-c", _HERMES])
     rows = [
         Row(f"Hermes: {name}", Place(system), WORDS, name.startswith("local"))
         for name, system in systems.items()

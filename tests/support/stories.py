@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from subprocess import CompletedProcess
 from unittest.mock import patch
 
 from tests.support.ledger import COMPLETION, new_turn
@@ -40,13 +40,8 @@ TEACHER = HintScores(
 )
 
 
-@dataclass(frozen=True)
-class Done:
-    """A command that has ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
+Done = CompletedProcess[str]
+"""A command that has ended."""
 
 
 def run(*flags: str, directory: Path | None = None, **env: str) -> Done:
@@ -61,7 +56,7 @@ def run(*flags: str, directory: Path | None = None, **env: str) -> Done:
         redirect_stderr(err),
     ):
         status = main.main([*flags, *where])
-    return Done(status, out.getvalue(), err.getvalue())
+    return Done(flags, status, out.getvalue(), err.getvalue())
 
 
 class Told:

@@ -11,10 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks import gateway_wires
 from tests.support.gateways import MODEL
 from tests.support.openclaw import SYSTEM, TOOLS
 
-WIRES = {"chat": "/chat/completions", "responses": "/responses", "messages": "/messages"}
+_SPOKEN = {wire.name: wire for wire in gateway_wires.WIRES}
+_MOST = {"chat": "max_tokens", "responses": "max_output_tokens", "messages": "max_tokens"}
+WIRES = {name: wire.path for name, wire in _SPOKEN.items()}
 Content = str | Sequence[str]
 """A text, or the texts of several parts."""
 
@@ -115,14 +118,24 @@ class Talk:
 
     def body(self, wire: str, until: int | None = None) -> dict[str, Any]:
         """Return the request with the messages up to one of them."""
-        messages = [dict(message) for message in self.messages[:until]]
         system = self.place.system.replace("{id}", self.id)
         line = self.place.line.replace("{id}", self.id)
+        messages = [message | {"content": [*_texts(message)]} for message in self.messages[:until]]
         if line and wire == "chat":
-            messages[0]["content"] = _appended(messages[0]["content"], f"\n\n{line}")
+            messages[0]["content"][-1] += f"\n\n{line}"
         elif line:
             system = f"{system}\n{line}"
-        return {"model": MODEL} | _WRITERS[wire](system, messages, self.place.tools)
+        for message in messages:
+            texts = message["content"]
+            parts = [{"type": "text", "text": text} for text in texts]
+            message["content"] = parts if len(texts) > 1 else "".join(texts)
+        more: dict[str, Any] = {"model": MODEL, _MOST[wire]: 50}
+        if system and wire == "chat":
+            messages.insert(0, {"role": "system", "content": system})
+        elif system:
+            more["instructions" if wire == "responses" else "system"] = system
+        tools = [tool["function"] | {"parameters": {"type": "object"}} for tool in self.place.tools]
+        return json.loads(_SPOKEN[wire].body(messages, tools, **more))
 
     @property
     def headers(self) -> dict[str, str]:
@@ -133,76 +146,6 @@ def user(content: Content) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def assistant(text: str, *calls: tuple[str, str, str]) -> dict[str, Any]:
-    """Return an assistant message. `calls`: id, name, arguments."""
-    functions = [
-        {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        for id, name, arguments in calls
-    ]
-    return {"role": "assistant", "content": text} | ({"tool_calls": functions} if calls else {})
-
-
-def tool(call: str, text: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": call, "content": text}
-
-
-def _appended(content: Content, text: str) -> Content:
-    return content + text if isinstance(content, str) else [*content[:-1], content[-1] + text]
-
-
-def _parts(content: Content, kind: str) -> Any:
-    if isinstance(content, str):
-        return content
-    return [{"type": kind, "text": text} for text in content]
-
-
-def _chat(
-    system: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    first = [{"role": "system", "content": system}] if system else []
-    rest = [message | {"content": _parts(message["content"], "text")} for message in messages]
-    return {"messages": [*first, *rest]} | ({"tools": tools} if tools else {})
-
-
-def _responses(
-    system: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    items = list[dict[str, Any]]()
-    for message in messages:
-        if message["role"] == "tool":
-            result = {"call_id": message["tool_call_id"], "output": message["content"]}
-            items.append({"type": "function_call_output"} | result)
-            continue
-        if message["content"]:
-            content = _parts(message["content"], "input_text")
-            items.append({"role": message["role"], "content": content})
-        for call in message.get("tool_calls", ()):
-            items.append({"type": "function_call", "call_id": call["id"]} | call["function"])
-    functions = [{"type": "function"} | tool["function"] for tool in tools]
-    body: dict[str, Any] = {"input": items} | ({"tools": functions} if tools else {})
-    return body | ({"instructions": system} if system else {})
-
-
-def _messages(
-    system: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    turns = list[dict[str, Any]]()
-    for message in messages:
-        if message["role"] == "tool":
-            part = {"tool_use_id": message["tool_call_id"], "content": message["content"]}
-            turns.append({"role": "user", "content": [{"type": "tool_result"} | part]})
-            continue
-        content = message["content"]
-        texts = ([content] if content else []) if isinstance(content, str) else content
-        parts: list[dict[str, Any]] = [{"type": "text", "text": text} for text in texts]
-        for call in message.get("tool_calls", ()):
-            function = call["function"]
-            used = {"id": call["id"], "name": function["name"]}
-            parts.append({"type": "tool_use", "input": json.loads(function["arguments"])} | used)
-        turns.append({"role": message["role"], "content": parts})
-    named = [{"name": t["function"]["name"], "input_schema": {"type": "object"}} for t in tools]
-    body: dict[str, Any] = {"messages": turns, "max_tokens": 50}
-    return body | ({"tools": named} if tools else {}) | ({"system": system} if system else {})
-
-
-_WRITERS = {"chat": _chat, "responses": _responses, "messages": _messages}
+def _texts(message: Mapping[str, Any]) -> Sequence[str]:
+    content: Content = message["content"]
+    return [content] if isinstance(content, str) else content

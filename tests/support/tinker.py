@@ -10,14 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +30,11 @@ from local_gpu.model.lora import BaseModel
 from local_gpu.tinker.app import create_app
 from local_gpu.tinker.checkpoints import Store, locked
 from local_gpu.tinker.service import Service
+from tests.support.backends import held_requests, tiny_model
 from tests.support.faults import Faulty
-from tests.support.table_server import model_files, start_table
+from tests.support.ports import in_a_thread
 from tinker_claw.backends.tinker.trainer import ServiceLimits, TinkerTrainer
 from tinker_claw.config.settings import Run, Settings, Training
-from tinker_claw.connections import Server, listen
 from tinker_claw.shipped import MODELS
 
 # Read by the SDK when a client is made: its telemetry would talk to the server between tests.
@@ -47,7 +44,6 @@ os.environ["TINKER_TELEMETRY"] = "0"
 ROOT = Path(__file__).parents[2]
 KEY = "tml-test-of-the-wire"
 NAME = "tiny"
-START_S = 240
 RAW_TOKENS = [(i * 7 + 3) % 64 for i in range(30)]
 
 
@@ -78,8 +74,6 @@ class TinkerServer:
     @property
     def held_requests(self) -> int:
         """Number of requests of samplers in this process that hold cache or wait for it."""
-        from tests.support.backends import held_requests
-
         serving: Any = self.service.backend.serving
         return sum(map(held_requests, tuple(serving._open)))
 
@@ -94,27 +88,15 @@ def wire_server(
     *,
     around: Callable[[Any], Any] = lambda app: app,
     port: int = 0,
-    table: bool = False,
     **settings: Any,
 ) -> Iterator[TinkerServer]:
     """Serve the tiny model; starting again on the same folder is a restart.
 
     Args:
         around: wraps the application, for a server that misbehaves.
-        table: a table answers in place of the tiny model, which takes a moment to make.
     """
-    from tests.support.backends import (  # here, so that `backends` may import this file
-        CONTEXT,
-        VOCABULARY,
-        tiny_model,
-    )
-
     defaults: dict[str, Any] = {
-        "model": str(
-            model_files(folder / "table", VOCABULARY, CONTEXT)
-            if table
-            else tiny_model(folder / "model")
-        ),
+        "model": str(tiny_model(folder / "model")),
         "name": NAME,
         "root": folder / "wire",
         "threads": 1,
@@ -122,46 +104,21 @@ def wire_server(
     given = defaults | settings
     given["model"] = str(MODELS.get(given["model"], given["model"]))
     config = LocalConfig(device="cpu", **given)
-    start = start_table if table else LocalBackend.start
-    started: Future[TinkerServer] = Future()
-    servers: list[Server] = []
 
-    async def run(listening: socket.socket) -> None:
+    @asynccontextmanager
+    async def opening() -> AsyncGenerator[Service]:
         with locked(config.root) as store:
-            await serve(store, listening)
+            backend = await LocalBackend.start(config, store.folder)
+            try:
+                yield Service(config, store, backend)
+            finally:
+                await backend.aclose()
 
-    async def serve(store: Store, listening: socket.socket) -> None:
-        backend = await start(config, store.folder)
+    with in_a_thread(opening(), lambda service: around(create_app(service)), port=port) as running:
         try:
-            service = Service(config, store, backend)
-            url = "http://127.0.0.1:{1}".format(*listening.getsockname())
-            server = Server(around(create_app(service)), timeout_graceful_shutdown=2)
-            servers.append(server)
-            started.set_result(TinkerServer(url, asyncio.get_running_loop(), service))
-            await server.serve(sockets=[listening])
+            yield TinkerServer(running.url, running.loop, running.opened)
         finally:
-            await backend.aclose()
-
-    def life(listening: socket.socket) -> None:
-        try:
-            asyncio.run(run(listening))
-        except BaseException as error:
-            if started.done():
-                raise
-            started.set_exception(error)
-
-    with listen("127.0.0.1", port) as listening:
-        thread = threading.Thread(target=life, args=(listening,))
-        thread.start()
-        try:
-            yield started.result(START_S)
-        finally:
-            for server in servers:
-                here = started.result()
-                here.loop.call_soon_threadsafe(here.service.futures.cancel)
-                server.should_exit = True
-            thread.join(START_S)
-            assert not thread.is_alive()
+            running.loop.call_soon_threadsafe(running.opened.futures.cancel)
 
 
 @dataclass(frozen=True)
@@ -324,9 +281,8 @@ async def start_tinker(
     context_tokens: int | None = None,
     **limits: Any,
 ) -> TinkerTrainer:
-    """Start a trainer over the server of this folder; a table answers there unless `server` says
-    otherwise."""
-    options = {"root": folder / "served", "alpha": alpha, "table": True, **(server or {})}
+    """Start a trainer over the server of this folder."""
+    options = {"root": folder / "served", "alpha": alpha, **(server or {})}
     there = await asyncio.to_thread(lambda: served(folder, **options))
     asked = settings(base_url=there.url, rank=rank, context_tokens=context_tokens)
     return await TinkerTrainer.start(asked, ServiceLimits(**limits), key=KEY)

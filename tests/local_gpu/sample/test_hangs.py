@@ -24,7 +24,8 @@ from tests.support.inference_servers import (
     stoppable,
     tiny_base,
 )
-from tests.support.pools import PATIENT, TEXT, Site, Trainer, eventually, facts_of, site
+from tests.support.pools import PATIENT, TEXT, Site, Trainer, facts_of, site
+from tests.support.waits import eventually
 from tinker_claw.errors import OutageError
 from tinker_claw.retry import Backoff
 from tinker_claw.types import Completion, SamplingParams, TokenChunk

@@ -13,7 +13,8 @@ from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer
 from tests.local_gpu.prompts import prompt, sampled
 from tests.support.inference_servers import MODEL, InferenceServer, inference_servers, tiny_base
-from tests.support.pools import FAST, TEXT, Site, Trainer, eventually, facts_of, site
+from tests.support.pools import FAST, TEXT, Site, Trainer, facts_of, site
+from tests.support.waits import eventually
 from tinker_claw.errors import BackendError, OutageError
 from tinker_claw.policy import Sampler
 from tinker_claw.retry import Backoff

@@ -22,7 +22,7 @@ from local_gpu.plan import commands
 from local_gpu.plan.commands import Servings
 from local_gpu.plan.layout import Gpu
 from local_gpu.sample.supervisor import Launch, Servers
-from tests.support.processes import ROOT
+from tests.support.lives import ROOT
 from tinker_claw.errors import ConfigError
 
 VLLM = ROOT / "tests" / "support" / "stand_in_vllm.py"
