@@ -11,8 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.clients import HELLO, ask, converse, learn, rows
-from tests.support.processes import product
+from tests.support.clients import HELLO, ask, converse, learn
+from tests.support.ledger import read
+from tests.support.lives import product
 
 TRAINED = "SELECT id FROM turns WHERE state = 'trained'"
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.clients import HELLO, ask, converse, rows
-from tests.support.processes import Running, product
+from tests.support.clients import HELLO, ask, converse
+from tests.support.ledger import read
+from tests.support.lives import Life, product
 from tests.support.tinker import wire_process
 
 PRICES = """\
@@ -75,4 +76,4 @@ def test_budget_pauses_learning_over_restarts_and_never_serving(tmp_path: Path) 
         with product(data, *flags, *limit, env=ENV) as running:
             wait_for(running, "spending_paused")
             assert running.stop() == 0
-        assert rows(data, learned) == before
+        assert read(data, learned) == before

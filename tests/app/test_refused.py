@@ -11,7 +11,7 @@ import itertools
 import json
 import random
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,8 @@ from tests.support.waits import eventually
 from tinker_claw.app import wiring
 from tinker_claw.app.orders import order
 from tinker_claw.app.server import in_background
-from tinker_claw.app.wiring import System, wire
-from tinker_claw.backends.model_files import source
-from tinker_claw.billing.prices import price_in_force
+from tinker_claw.app.wiring import System
 from tinker_claw.config.load import load
-from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.retry import Backoff
 
 
@@ -153,9 +150,10 @@ class Product:
         for seed in range(20):
             rng = random.Random(seed)
             await self.talk(seed, *map(rng.choice, (homework.CORRECTIONS, homework.APPROVALS)))
-            async with asyncio.timeout(120):
-                while judgeable(self.system.parts.ledger) or self.system.learner.stepping:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await eventually(
+                lambda: not (judgeable(self.system.parts.ledger) or self.system.learner.stepping),
+                120,
+            )
             if self.newest.version.id:
                 return
         raise AssertionError("it does not learn")
@@ -173,20 +171,17 @@ async def running(
     there = await asyncio.to_thread(lambda: served(directory, speaking=speaks, **options))
     flags = ("--model-name", "demo", "--base-url", there.url, "--data-dir", str(directory / "data"))
     settings = load([*flags, "--batch-size", "2", "--gate", "off", *more])
-    ledger = Ledger(settings.run.directory)
-    async with AsyncExitStack() as stack:
-        stack.callback(ledger.close)
-        price = price_in_force(settings)
-        system = await wire(settings, source(settings), None, ledger, price, stack)
-        url = await stack.enter_async_context(in_background(system.app))
-        place = ("127.0.0.1", httpx.URL(url).port or 0)
-        await stack.enter_async_context(system.orders.announced(settings.run.directory, place))
-        http = httpx.AsyncClient(base_url=url, timeout=240, verify=False)
-        await stack.enter_async_context(http)
-        group = await stack.enter_async_context(asyncio.TaskGroup())
+    async with wired(settings) as (system, http), asyncio.TaskGroup() as group:
         works = (system.judging.run, system.learner.run, system.learner.recovery.keep_published)
         tasks = [group.create_task(work()) for work in works]
-        yield Product(system, http, speaks, there, url.removesuffix("v1"), settings.run.directory)
+        yield Product(
+            system,
+            http,
+            speaks,
+            there,
+            str(http.base_url).removesuffix("v1/"),
+            settings.run.directory,
+        )
         for task in tasks:
             task.cancel()
 

@@ -84,8 +84,8 @@ def test_carry_leaves_versions_that_a_rollback_left_behind(old: Path, tmp_path: 
     empty.mkdir()
     link.symlink_to(empty)
     assert run("carry", str(old), str(link)).returncode == 0
-    assert rows(empty, "SELECT id, parent FROM versions") == [(0, None), (2, 0)]
-    assert rows(empty, "SELECT * FROM steps") == []
+    assert read(empty, "SELECT id, parent FROM versions") == [(0, None), (2, 0)]
+    assert read(empty, "SELECT * FROM steps") == []
     with closing(Ledger(empty)) as new:
         assert new.reference.version == new.steps.version(0), "v1 was accepted, and is left behind"
 

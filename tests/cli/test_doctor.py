@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.gateways import gateway
-from tests.support.processes import LOCAL
+from tests.support.lives import LOCAL
 from tinker_claw.cli import main
 from tinker_claw.cli.openclaw import TRIED
 from tinker_claw.config.check import API_KEY

@@ -13,7 +13,6 @@ import pytest
 
 from tests.support.lives import ROOT
 from tests.support.many_turns import fill
-from tests.support.processes import ROOT
 from tests.support.stories import SECRET, every_state, run
 from tests.support.terminals import on_a_terminal
 from tinker_claw.cli import main

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ledger import new_turn, sql
-from tests.support.processes import ROOT
+from tests.support.lives import ROOT
 from tests.support.stories import run
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import SCHEMA_VERSION, reading

@@ -13,6 +13,7 @@ from anthropic import AsyncAnthropic
 
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, Script
 from tests.support.gateways import MODEL, World, gateway, spell
+from tests.support.waits import eventually
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import StopReason
@@ -128,7 +129,7 @@ async def test_closing_a_stream_ends_the_generation(tmp_path: Path, renderer: Re
     async with gateway(tmp_path, renderer, sampler) as world:
         for number, read in enumerate((read_chat, read_responses, read_messages), 1):
             await read(world)
-            await until(lambda number=number: sampler.aborted == number == len(world.turns()))
+            await eventually(lambda number=number: sampler.aborted == number == len(world.turns()))
             assert world.turns()[-1].completion.stop_reason is StopReason.ABORT
         assert world.column("reason") == [Reason.HUNG_UP] * 3
 
@@ -138,7 +139,7 @@ async def test_a_cancelled_call_ends_the_generation(tmp_path: Path, renderer: Re
     async with gateway(tmp_path, renderer, sampler) as world:
         create = world.openai.chat.completions.create
         call = asyncio.create_task(create(model=MODEL, messages=SAID))
-        await until(lambda: bool(sampler.prompts))
+        await eventually(lambda: bool(sampler.prompts))
         call.cancel()
         await eventually(lambda: bool(sampler.aborted))
         assert world.turns() == []

@@ -95,6 +95,4 @@ async def test_stop_waits_for_no_client_that_reads_nothing(
                 f"{head}\r\nHost: localhost\r\nContent-Type: application/json\r\n\r\n".encode()
                 + body
             )
-            async with asyncio.timeout(60):
-                while not long.prompts:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: long.prompts)

@@ -184,14 +184,8 @@ async def test_a_version_that_answers_nan_is_replaced_by_the_one_before(
 async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
     data = tmp_path / "data"
     settings = load(["--model-name", "demo", "--backend", "local", "--data-dir", str(data)])
-    ledger = Ledger(data)
-    async with AsyncExitStack() as stack:
-        stack.callback(ledger.close)
-        price = price_in_force(settings)
-        system = await wire(settings, source(settings), arrange(settings), ledger, price, stack)
+    async with wired(settings) as (system, http):
         spoil(system.parts.policy.current.sampler)
-        url = await stack.enter_async_context(in_background(system.app))
-        http = await stack.enter_async_context(httpx.AsyncClient(timeout=240, verify=False))
         body = {"model": "demo", "messages": chat("What is 3 + 4?"), "max_tokens": 30}
         reply = await http.post("/chat/completions", json=body)
         assert reply.status_code == 200, reply.text

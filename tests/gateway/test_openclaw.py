@@ -24,8 +24,7 @@ from tests.gateway.test_session_privacy import MARK, nothing_of
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import World, gateway, spell
 from tests.support.ledger import read, sql
-from tests.support.pools import eventually
-from tests.support.processes import product
+from tests.support.lives import product
 from tests.support.real_openclaw import LocalOpenClaw
 from tests.support.waits import eventually
 from tinker_claw.app.server import in_background

@@ -16,16 +16,8 @@ from tests.gateway.test_voices import OWNER
 from tests.support.gateways import World
 from tests.support.ledger import sql
 from tests.support.obedient_judge import ObedientJudge
-from tests.support.openclaw import (
-    ANN,
-    BLOCKS,
-    BOB,
-    MARKER,
-    VOLATILE,
-    block,
-    info,
-)
-from tests.support.talks import WIRES, Place, Talk, assistant, openclaw_place, user
+from tests.support.openclaw import ANN, BLOCKS, BOB, MARKER, VOLATILE, assistant, block, info
+from tests.support.talks import WIRES, Place, Talk, openclaw_place, user
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.judge import Judge
 from tinker_claw.types import NextState

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from tests.support.gateways import World, gateway
 from tests.support.ledger import sql
 from tests.support.obedient_judge import ObedientJudge
-from tests.support.openclaw import ANN, BLOCKS, BOB, info, message
-from tests.support.talks import PLACES, WIRES, Talk, assistant, tool, user
+from tests.support.openclaw import ANN, BLOCKS, BOB, assistant, info, message, tool
+from tests.support.talks import PLACES, WIRES, Talk, user
 from tinker_claw.app.terminal import LINES, Terminal
 from tinker_claw.cli.explain import explained
 from tinker_claw.config.settings import JudgeSettings

@@ -31,6 +31,7 @@ from tests.local_gpu.prompts import prompt, sampled
 from tests.support.backends import VOCABULARY, held_requests, start_local
 from tests.support.inference_servers import tiny_base
 from tests.support.pools import Trainer, facts_of
+from tests.support.waits import eventually
 from tinker_claw.errors import SamplerError
 from tinker_claw.types import Adam, Completion, Datum, LossPass, SamplingParams
 

@@ -26,8 +26,7 @@ from examples.tracks import TrackError, environments
 from examples.tracks.track import Track
 from tests.support.clients import HELLO, learn
 from tests.support.gateways import MODEL, gateway
-from tests.support.lives import ROOT, until
-from tests.support.processes import product
+from tests.support.lives import ROOT, product, until
 from tests.support.stories import Told, run
 from tinker_claw import plugins
 from tinker_claw.errors import ConfigError

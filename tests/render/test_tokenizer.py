@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from renderers.base import load_tokenizer
 
-from tests.support.lives import ROOT, product
+from tests.support.lives import product
 from tests.support.openclaw import assistant, tool, user
-from tests.support.processes import product
 from tests.support.tinker import wire_process
 from tinker_claw.render.outside_text import CutTokenizer
 from tinker_claw.render.tokenizer import load

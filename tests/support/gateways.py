@@ -52,7 +52,6 @@ from tinker_claw.types import Capabilities, NextState, Turn
 MODEL = "demo"
 PLACES = {
     "max_queue": "tinker_claw.gateway.app.MAX_QUEUE",
-    "max_body_bytes": "tinker_claw.gateway.limits.MAX_BODY_BYTES",
     "max_held_bytes": "tinker_claw.gateway.limits.MAX_HELD_BYTES",
     "body_s": "tinker_claw.gateway.limits.BODY_S",
     "keepalive_s": "tinker_claw.gateway.respond.KEEPALIVE_S",

@@ -39,14 +39,6 @@ def free_port() -> int:
     raise AssertionError("a cycle has no end")
 
 
-@contextmanager
-def deaf_port() -> Generator[int]:
-    """A port that is taken, but not listened to."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield taken.getsockname()[1]
-
-
 @dataclass(frozen=True)
 class Serving(Generic[T]):
     """A server in a thread with a loop of its own."""

@@ -35,16 +35,8 @@ from local_gpu.sample.vllm import VllmServer
 from tests.local_gpu.prompts import prompt
 from tests.support.backends import VOCABULARY, tiny_model
 from tests.support.inference_servers import InferenceServer, inference_servers
-from tests.support.pools import (
-    FAST,
-    TEXT,
-    Probes,
-    Trainer,
-    eventually,
-    facts_of,
-    site,
-    tiny_base,
-)
+from tests.support.pools import FAST, TEXT, Probes, Trainer, facts_of, site, tiny_base
+from tests.support.waits import eventually
 from tinker_claw.errors import BackendError, ConfigError
 from tinker_claw.render import tokenizer
 from tinker_claw.shipped import MODEL_DIR

@@ -14,7 +14,8 @@ from local_gpu.model.lora import fresh_adapter
 from local_gpu.sample.member import PoolOptions
 from tests.local_gpu.prompts import prompt, sampled
 from tests.support.backends import CONTEXT, VOCABULARY
-from tests.support.pools import SHAPE, Site, eventually, site
+from tests.support.pools import SHAPE, Site, site
+from tests.support.waits import eventually
 from tinker_claw.errors import (
     BackendError,
     ContextLengthError,
