@@ -154,11 +154,11 @@ def gateway_app(directory: Path, vocabulary: Path, context_tokens: int) -> FastA
         renderer=renderer,
         can=Capabilities("bench", frozenset(), True, True, context_tokens),
         student_topk=TOPK,
-        on_next_state=lambda: None,
+        wake_judging=lambda: None,
         health=lambda: spending.shown_in(
             health.snapshot(
                 version=policy.current.version.id,
-                waiting=ledger.samples.waiting(),
+                waiting=ledger.samples.queued(),
                 batch_size=16,
             )
         ),

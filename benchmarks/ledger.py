@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import in_session
-from tinker_claw.served import Identity, Outcome, Place, Prompt, RequestKind
+from tinker_claw.served import Identity, Place, Prompt, RequestKind, ServedTurn
 from tinker_claw.types import Completion, Kind, NextState, SamplingParams, StopReason
 
 VOCABULARY = 151_936
@@ -72,7 +72,7 @@ class Talk:
         self._session = 0
         self._history: list[str] = []
 
-    def turn(self) -> Outcome:
+    def turn(self) -> ServedTurn:
         """Make the next turn of the session, or the first one of the next session."""
         rng = self._rng
         if self._number % (SESSION * DAY) == 0:
@@ -91,7 +91,7 @@ class Talk:
             trace=f"{rng.getrandbits(128):032x}",
         )
         text = "please " * rng.randint(5, 40)
-        turn = Outcome(
+        turn = ServedTurn(
             Place(who, self._session, tuple(self._history), text),
             "me",
             0,

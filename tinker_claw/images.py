@@ -150,10 +150,10 @@ class Pictured(str):
 
 def images_in(messages: Sequence[Mapping[str, Any]]) -> list[Image]:
     """Return all images of a conversation, in order."""
-    return [image for message in messages for _, image in placed(message["content"])]
+    return [image for message in messages for _, image in images_at(message["content"])]
 
 
-def placed(text: str) -> tuple[tuple[int, Image], ...]:
+def images_at(text: str) -> tuple[tuple[int, Image], ...]:
     """Return the images in a text, and where the line of each begins."""
     return getattr(text, "images", ())
 
@@ -161,7 +161,7 @@ def placed(text: str) -> tuple[tuple[int, Image], ...]:
 def split(text: str) -> list[str | Image]:
     """Return the texts and images that a text consists of, in order."""
     pieces, done = list[str | Image](), 0
-    for at, image in placed(text):
+    for at, image in images_at(text):
         pieces += [str(text[done:at]), image]
         done = at + len(str(image))
     return [piece for piece in (*pieces, str(text[done:])) if piece]

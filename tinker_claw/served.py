@@ -1,5 +1,5 @@
 """Records of a request, each contained in the next: who asks (`Identity`), its place in a
-conversation (`Place`), its `Prompt`, and the `Outcome` that the ledger keeps.
+conversation (`Place`), its `Prompt`, and the `ServedTurn` that the ledger keeps.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Identity:
     kind: Kind
     reason: str
     """Why this session and this kind; none of the user's words."""
-    call: RequestKind
+    request_kind: RequestKind
     trace: str | None = None
     """Trace id of one run of the agent, as a rule one user turn; None: the client sent none."""
     by_trace: bool = False
@@ -117,7 +117,7 @@ class Identity:
     """The agent's program: its name, or how its User-Agent begins."""
 
     @property
-    def named(self) -> bool:
+    def has_own_name(self) -> bool:
         """The key is the client's name for the session; no other session has it."""
         return self.key != SIDE_KEY and not self.key.startswith(OPENING)
 
@@ -179,7 +179,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ServedTurn:
     """A request's reply and its figures, as the ledger keeps them."""
 
     place: Place

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from pydantic_core import to_json
 
 from tinker_claw.files import private
-from tinker_claw.served import Outcome
+from tinker_claw.served import ServedTurn
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -148,7 +148,7 @@ class Telemetry:
         counter = self._figures[name]
         (counter.labels(*labels) if labels else counter).inc(by)
 
-    def served(self, outcome: Outcome, turn: int, usd: float | None) -> None:
+    def served(self, outcome: ServedTurn, turn: int, usd: float | None) -> None:
         """Count a turn, under its id. `usd`: its cost; None: nothing was billed, or the price is
         not known."""
         figures = outcome.figures
@@ -168,7 +168,7 @@ class Telemetry:
         }
         log.info("turn.captured", **fields)
 
-    def turn_forgotten(self, *, prompt_tokens: int, completion_tokens: int) -> None:
+    def turn_not_kept(self, *, prompt_tokens: int, completion_tokens: int) -> None:
         """Count a private turn; nothing else is recorded of it."""
         self._count("turns", "private")
         log.info("turn.forgotten", prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)

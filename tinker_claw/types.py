@@ -81,7 +81,7 @@ Tokens: TypeAlias = Sequence[int]
 
 LossName = Literal["ppo", "importance_sampling", "cross_entropy"]
 Vote = Literal[-1, 0, 1]
-Source = Literal["judge", "user", "client"]
+RatedBy = Literal["judge", "user", "client"]
 """Who rated a reply: the judge, or explicitly the user or a program of theirs."""
 
 HINT_TEMPLATE = "\n\nHint from the user, in hindsight: {hint}"
@@ -569,7 +569,7 @@ class Verdict:
     """Votes; None stands for an answer that could not be parsed."""
     value: Vote | None
     """Majority of the votes; None without a valid vote, which is never the same as 0."""
-    source: Source = "judge"
+    source: RatedBy = "judge"
     score: float | None = None
     """Explicit rating from -1 to 1, of which `value` is the sign; None: the judge's verdict."""
     weight: float = 1.0
@@ -593,10 +593,10 @@ class HintScores:
     topk_logprobs: tuple[tuple[float, ...], ...] = ()
 
 
-Judge = Literal["user", "tools", "outcome"]
+JudgedBy = Literal["user", "tools", "outcome"]
 """Who judged a turn: a user, or a program that rates; tools' results, or people other than the
 owner; or how its episode ended."""
-JUDGES: tuple[Judge, ...] = get_args(Judge)
+JUDGES: tuple[JudgedBy, ...] = get_args(JudgedBy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -619,7 +619,7 @@ class Sample:
     bucket: tuple[int, int] | None = None
     """Group and index of the step: the reward is compared with the same step in the group's other
     sessions. None: with the samples of its batch that belong to no group."""
-    judge: Judge = "user"
+    judge: JudgedBy = "user"
     """Who judged it: its reward is compared with those of the same judge."""
     weight: float = 1.0
     """Weight of its verdict; 1 for an episode's step."""

@@ -85,7 +85,7 @@ async def test_while_the_service_is_away_nothing_is_lost_and_health_says_what_it
         w.trainer.away |= {"train_step": 1, "load_state": UNTIL_TOLD}
         batch(w)
         await w.until(lambda: w.trainer.asked["load_state"] >= 5)
-        seen = snapshot(w, w.ledger.samples.waiting())
+        seen = snapshot(w, w.ledger.samples.queued())
         assert (seen["status"], seen["backend"], seen["learner"]) == ("degraded", "away", "stalled")
         assert seen["backend_error"] == "the service is away for load_state, as told"
         assert seen["learner_attempts"] >= 5
@@ -197,7 +197,7 @@ async def test_first_judged_turn_after_an_outage_wakes_the_others(tmp_path: Path
         await w.until(lambda: w.says.away == 0 and w.health.backend.attempts("judging") == 2)
         w.turn("YES")
         await w.settled()
-        assert w.ledger.samples.waiting() == 3
+        assert w.ledger.samples.queued() == 3
 
 
 async def test_one_turn_asks_at_a_time_while_the_service_is_away(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ async def test_one_turn_asks_at_a_time_while_the_service_is_away(tmp_path: Path)
         assert sum(tries(w.ledger, turn) for turn in turns) == 0, "none is to blame"
         says.away = 0
         await w.settled()
-        assert w.ledger.samples.waiting() == 21
+        assert w.ledger.samples.queued() == 21
 
 
 async def test_teacher_that_is_away_keeps_the_sample(tmp_path: Path) -> None:
@@ -235,13 +235,13 @@ async def test_teacher_that_is_away_keeps_the_sample(tmp_path: Path) -> None:
         turn = w.turn("NO, HOW it should be")
         await w.until(lambda: w.health.backend.attempts("teaching") > 2)
         w.turn("YES")  # no hint, so no teacher
-        await w.until(lambda: w.ledger.samples.waiting() == 1)
+        await w.until(lambda: w.ledger.samples.queued() == 1)
         assert w.health.backend.away == {"teaching"}, "the judge's answer says nothing of it"
         assert judgeable(w.ledger) == [turn]
         asked = w.says.asked
         w.base.away = 0
         await w.settled()
-        assert w.ledger.samples.waiting() == 2
+        assert w.ledger.samples.queued() == 2
         assert w.why_refused(turn) is None
         assert w.says.asked == asked, "the verdict was in the ledger"
         assert w.health.backend.away == frozenset()

@@ -99,8 +99,8 @@ def usable(method: Method, items: list[BatchItem]) -> list[BatchItem]:
     return [
         item
         for item in items
-        if (item.sample.reward is not None and method.reward)
-        or (item.sample.teacher is not None and method.distill)
+        if (item.sample.reward is not None and method.reward_weight)
+        or (item.sample.teacher is not None and method.distill_weight)
     ]
 
 
@@ -139,7 +139,7 @@ async def test_gradients_adapters_and_metrics_are_the_same(
     cfg = Training(opd_topk=K)
     prepared = method.prepare(items, cfg)
     passes = prepared.passes
-    assert len(passes) == bool(method.reward) + bool(method.distill)
+    assert len(passes) == bool(method.reward_weight) + bool(method.distill_weight)
     start = await adapter(local, tmp_path / "start")
     for trainer in pair:
         await trainer.train_step(passes, UNCLIPPED)

@@ -165,7 +165,7 @@ async def test_verdict_that_was_paid_for_is_kept_while_the_teacher_waits(tmp_pat
         asked = w.says.asked
     async with world(tmp_path, trainer=trainer, spending=budget(600)) as w:
         await w.settled()
-        assert w.ledger.samples.waiting() == 1
+        assert w.ledger.samples.queued() == 1
         assert w.says.asked == 0
         assert asked == 1, "it was not judged a second time"
 

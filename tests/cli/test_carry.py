@@ -125,8 +125,8 @@ def test_carry_keeps_the_version_that_its_owner_accepted(old: Path, tmp_path: Pa
     change(old, "INSERT INTO meta VALUES ('accepted', '1')")
     assert run("carry", str(old), str(tmp_path / "new")).returncode == 0
     with closing(Ledger(tmp_path / "paused")) as paused, closing(Ledger(tmp_path / "new")) as new:
-        assert "chess" in (paused.reference.spent() or "")
-        assert new.reference.spent() is None
+        assert "chess" in (paused.reference.fallen() or "")
+        assert new.reference.fallen() is None
         assert new.reference.version == new.steps.version(1)
 
 

@@ -157,7 +157,7 @@ def test_forgotten_turn_takes_what_follows_it_and_what_was_said_before_it(
     assert found(tmp_path, 2) == []
     assert found(tmp_path, 3) == []
     assert "text" in found(tmp_path, 1)
-    assert talk.ledger.samples.waiting() == 0, "its hint said what was to be forgotten"
+    assert talk.ledger.samples.queued() == 0, "its hint said what was to be forgotten"
     assert judgeable(talk.ledger) == []
 
 

@@ -369,7 +369,7 @@ def test_every_kind_of_call_is_recognised(
     kind = Kind.MAIN if call in MAIN else Kind.SIDE
     for says in ({}, {"x_turn_type": "main"}):
         identity = told(body, **headers, **says)
-        assert (identity.call, identity.kind) == (call, kind), identity.reason
+        assert (identity.request_kind, identity.kind) == (call, kind), identity.reason
         if kind is Kind.SIDE or not says:
             assert identity.reason.startswith(f"{call}: ")
     assert told(body, **headers, x_turn_type="side").kind is Kind.SIDE
@@ -384,7 +384,7 @@ def test_kinds_of_calls_have_a_case_each() -> None:
 @pytest.mark.parametrize("body", [c[1] for c in TYPED], ids=[c[0] for c in TYPED])
 def test_what_a_user_types_does_not_make_a_side_turn(body: dict[str, Any]) -> None:
     identity = told(body, **TRACE, session_id="s:0")
-    assert (identity.call, identity.kind) == (RequestKind.USER, Kind.MAIN), identity.reason
+    assert (identity.request_kind, identity.kind) == (RequestKind.USER, Kind.MAIN), identity.reason
 
 
 def test_a_user_of_another_program_may_say_anything() -> None:
@@ -746,7 +746,7 @@ def test_whatever_marks_stand_wherever_everything_is_read(
     request = parsed(body)
     identity = told(body, **(TRACE if traced else {}))
     assert identity.key
-    assert identity.kind is identity.call.kind
+    assert identity.kind is identity.request_kind.kind
     said = Conversation.of(request.messages)
     kept = said.messages
     assert [said.chain(at, at + 1) for at in said.starts] == [(one,) for one in said.digests]

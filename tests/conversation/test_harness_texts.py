@@ -110,7 +110,7 @@ def test_a_side_call_is_known_by_its_system_prompt_or_by_what_it_asks(
     messages: list[dict[str, str]], call: RequestKind
 ) -> None:
     seen = told({"messages": messages})
-    assert (seen.call, seen.kind) == (call, Kind.SIDE)
+    assert (seen.request_kind, seen.kind) == (call, Kind.SIDE)
 
 
 SECTION = "\n## Current Session Context\n\nTreat chat names as labels.\n\n**Source:** "

@@ -130,6 +130,6 @@ def test_kind_of_a_request_that_ends_in_a_verdict(
 ) -> None:
     first, *rest = ANSWERED
     seen = told(openclaw(first["content"], *rest, *said), **TRACE)
-    assert (seen.call, seen.kind) == (by_openclaw, Kind.MAIN)
+    assert (seen.request_kind, seen.kind) == (by_openclaw, Kind.MAIN)
     plain = told({"messages": [*ANSWERED, *said], "stream": True})
     assert (plain.call, plain.kind) == (by_others, Kind.MAIN)

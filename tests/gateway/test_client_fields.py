@@ -13,7 +13,7 @@ from tests.render.test_own_template import folder
 from tests.support import agent_sdks
 from tests.support.coding_agents import Codex
 from tests.support.gateways import MODEL, World, chat, gateway
-from tinker_claw.gateway.reading import BEGUN
+from tinker_claw.gateway.parsing import BEGUN
 from tinker_claw.render.renderer import Renderer
 
 NAMING = "{% for m in messages %}<|im_start|>{{ m.name }}: {{ m.content }}<|im_end|>{% endfor %}"

@@ -145,12 +145,12 @@ async def test_what_was_said_while_a_step_trained_counts_where_that_came_to_noth
     step = ledger.steps.begin(0, [ledger.samples.add(1, 1, None)])
     for score in (1, -1):
         await give(world, turn=1, score=score)
-    assert ledger.samples.waiting() == 1
+    assert ledger.samples.queued() == 1
     if how == "the step failed":
         ledger.steps.void(step, "it failed")
     else:
         assert ledger.steps.void_unfinished() == [step]
-    assert ledger.samples.waiting() == 0
+    assert ledger.samples.queued() == 0
     assert judgeable(ledger) == [1]
     assert [row["unused"] for row in rows(world)] == [None, None]
     again = ledger.samples.add(1, -1, None)

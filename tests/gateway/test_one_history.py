@@ -69,8 +69,8 @@ async def test_neither_size_nor_cache_changes_prompt_turn_or_refusal(
 ) -> None:
     made = list[Any]()
     for large in (False, True):
-        monkeypatch.setattr("tinker_claw.gateway.reading._LARGE", 1 if large else 10**9)
-        monkeypatch.setattr("tinker_claw.gateway.reading._UNREAD", 1 if large else 10**9)
+        monkeypatch.setattr("tinker_claw.gateway.parsing._LARGE", 1 if large else 10**9)
+        monkeypatch.setattr("tinker_claw.gateway.parsing._UNREAD", 1 if large else 10**9)
         for again in (1, 3):
             async with gateway(tmp_path / f"{large} {again}", renderer) as world:
                 made.append(await talk(world, wire, again))

@@ -183,7 +183,7 @@ async def test_ids_of_a_prompt_with_a_secret_go_with_the_end_of_its_turn(
             assert base is not None
             ledger.steps.commit(step, base, state_ref="s1", sampler_ref="p1", metrics={})
         elif end == "expired":
-            ledger.samples.expire_these([sample], NO_GRADIENT)
+            ledger.samples.refuse([sample], NO_GRADIENT)
         else:
             ledger.samples.quarantine(sample)
     assert (ids_of(world, 1), ledger.turns.get(1).completion.tokens) == ((), ())

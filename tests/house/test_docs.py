@@ -248,8 +248,8 @@ def test_figures_of_the_readme_are_those_of_the_pages() -> None:
 
 def told_of(method: Method) -> list[str]:
     """Row of a method in the table of methods."""
-    losses = ["a clipped-ratio (PPO) pass"] * bool(method.reward)
-    losses += ["a distillation pass"] * bool(method.distill)
+    losses = ["a clipped-ratio (PPO) pass"] * bool(method.reward_weight)
+    losses += ["a distillation pass"] * bool(method.distill_weight)
     costs = ["1 question to the judge"]
     costs.append(f"{method.admitted:g} sample{'s' * (method.admitted != 1)} a judged turn")
     words = "nothing: there is none"
@@ -273,7 +273,7 @@ def test_the_table_of_methods_is_the_registry() -> None:
         )
         assert all(loss in row[2] for loss in losses), name
         has = ("distillation" in row[2], "PPO" in row[2])
-        assert has == (method.distill > 0, method.reward > 0), name
+        assert has == (method.distill_weight > 0, method.reward_weight > 0), name
 
 
 def test_what_a_page_lists_is_what_there_is() -> None:

@@ -47,9 +47,9 @@ def endpoint(judge: BadJudge, timeout_s: float = 60.0) -> HttpEndpoint:
 
 async def sampled(w: World) -> None:
     """Check that another turn is judged well."""
-    before = w.ledger.samples.waiting()
+    before = w.ledger.samples.queued()
     w.turn("YES")
-    await w.until(lambda: w.ledger.samples.waiting() > before)
+    await w.until(lambda: w.ledger.samples.queued() > before)
 
 
 @pytest.mark.parametrize("how", [*UNREAD, ENDLESS])
@@ -81,7 +81,7 @@ async def test_an_odd_answer_that_holds_votes_is_read(tmp_path: Path, how: str) 
         assert verdict is not None
         assert verdict.value == 1
         assert w.ledger.judgements.hints(odd) == (), "nothing that could be followed"
-        assert w.ledger.samples.waiting() == 1
+        assert w.ledger.samples.queued() == 1
 
 
 async def test_an_answer_that_trickles_has_a_deadline_as_a_whole() -> None:

@@ -58,7 +58,9 @@ def show(name: str, after: Answers, before: Answers, texts: Mapping[str, str]) -
     """Print a row, and the canaries that lose most."""
     found, whole = loss(after, before), loss(after, before, WHOLE_MOST)
     error = stdev(found.each.values()) / math.sqrt(len(found.each))
-    passes = ["no" if too_much else "yes" for too_much in (found.is_too_large(), whole.is_spent())]
+    passes = [
+        "no" if too_much else "yes" for too_much in (found.is_too_large(), whole.is_too_far())
+    ]
     print(
         f"| {name} | {len(found.each)} | {found.mean:.3f} | {3 * error:.3f} "
         f"| {passes[0]} | {passes[1]} | {time.process_time() / 60:.1f} |",

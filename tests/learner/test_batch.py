@@ -15,7 +15,7 @@ from tests.support.learning import World, world
 from tests.support.ledger import sql
 from tinker_claw.learner.batch import FILL_S, Choice, choose
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.samples import KEPT_BASELINE, Waiting, ready
+from tinker_claw.ledger.samples import KEPT_BASELINE, QueuedSample, ready
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import Judge
 
@@ -33,12 +33,12 @@ def waits(
     baseline: bool = False,
     group: int | None = None,
     age: float = 0.0,
-) -> Waiting:
-    return Waiting(number, session, user, judge, reward, bare, baseline, group, NOW - age)
+) -> QueuedSample:
+    return QueuedSample(number, session, user, judge, reward, bare, baseline, group, NOW - age)
 
 
 def chosen(
-    waiting: Iterable[Waiting],
+    waiting: Iterable[QueuedSample],
     *,
     batch_size: int = 16,
     most: int = 128,
@@ -120,7 +120,7 @@ def test_a_batch_without_a_rejection_hint_or_rating_waits_as_a_baseline() -> Non
     ],
     ids=["session", "user"],
 )
-def test_none_fills_more_than_its_share_while_others_are_there(greedy: list[Waiting]) -> None:
+def test_none_fills_more_than_its_share_while_others_are_there(greedy: list[QueuedSample]) -> None:
     others = [waits(100 + n, session=100 + n % 4, user="eve") for n in range(8)]
     assert chosen([*greedy, *others]).ids == (*range(22, 30), *range(100, 108))
     fewer = others[:3]
@@ -216,7 +216,7 @@ def test_no_order_of_arrival_changes_a_batch_and_no_group_is_cut(
     ]
     most = batch_size + more
 
-    def ask(some: list[Waiting], now: float = NOW) -> Choice:
+    def ask(some: list[QueuedSample], now: float = NOW) -> Choice:
         return chosen(some, batch_size=batch_size, most=most, share=share, now=now)
 
     found = ask(waiting)
@@ -275,7 +275,7 @@ async def test_accepted_replies_make_no_step_and_are_the_baseline_of_a_rejection
 ) -> None:
     async with world(tmp_path, batch_size=16) as w:
         turns = await content(w, 20)
-        assert (w.trainer.steps, w.ledger.samples.waiting()) == ([], 20)
+        assert (w.trainer.steps, w.ledger.samples.queued()) == ([], 20)
 
         wrong = w.turn("NO, HOW it should be")
         assert await trained(w) == {*turns[-15:], wrong}, "the newest"
@@ -293,7 +293,7 @@ async def test_a_rating_makes_a_step_of_accepted_replies(tmp_path: Path) -> None
 async def test_the_newest_of_the_baseline_are_kept(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=16) as w:
         turns = await content(w, KEPT_BASELINE + 44)
-        await w.until(lambda: w.ledger.samples.waiting() == KEPT_BASELINE)
+        await w.until(lambda: w.ledger.samples.queued() == KEPT_BASELINE)
         expired = sql(w.ledger).rows("SELECT id, reason FROM turns WHERE state = 'refused'")
         assert {tuple(row) for row in expired} == {
             (turn, Reason.NOTHING_BETTER) for turn in turns[:44]

@@ -154,7 +154,7 @@ async def test_refused_step_completes_its_episode(tmp_path: Path) -> None:
         await w.settled()
         turn = last(w, "a")
         end(w, "a", 1.0)
-        await w.until(lambda: w.ledger.samples.waiting() == 1)
+        await w.until(lambda: w.ledger.samples.queued() == 1)
         assert w.why_refused(turn) == "no hint"
 
 
@@ -203,10 +203,10 @@ async def test_rejections_without_a_hint_wait_for_a_better_reply_and_the_newest_
         w.learner.wake()
         await w.until(lambda: sample_counts(w.ledger)["expired"] == 3)
         assert why(w) == {Reason.NOTHING_BETTER}
-        assert (w.trainer.steps, w.ledger.samples.waiting()) == ([], KEPT_BARE)
+        assert (w.trainer.steps, w.ledger.samples.queued()) == ([], KEPT_BARE)
         w.turn("YES")
         await w.version(1)
-        assert w.ledger.samples.waiting() == KEPT_BARE - 3, "three went with the accepted one"
+        assert w.ledger.samples.queued() == KEPT_BARE - 3, "three went with the accepted one"
         (step,) = w.trainer.steps
         assert sum(len(one.datums) for one in step) == 4, "each has a gradient"
 
@@ -221,7 +221,7 @@ async def test_who_judged_a_turn_and_whether_its_rejection_is_bare_is_kept(tmp_p
         w.turn("NO", session="episode")
         last(w, "episode")
         end(w, "episode", -1.0)
-        await w.until(lambda: w.ledger.samples.waiting() == 7)
+        await w.until(lambda: w.ledger.samples.queued() == 7)
         assert w.ledger.feedback.give("me", About("turn", tools[0]), Feedback(1.0))
         w.judging.wake()
         expected = {("user", False): 4, ("tools", True): 1, ("outcome", False): 2}

@@ -56,7 +56,7 @@ async def test_a_turn_without_a_next_state_is_queued_and_no_judge_is_asked(
         say(w, turn, score)
         async with asyncio.TaskGroup() as group:
             judging = group.create_task(w.judging.run())
-            await w.until(lambda: w.ledger.samples.waiting() == 1)
+            await w.until(lambda: w.ledger.samples.queued() == 1)
             judging.cancel()
         assert rewards(w) == {turn: reward}
         assert w.says.asked == 0
@@ -65,13 +65,13 @@ async def test_a_turn_without_a_next_state_is_queued_and_no_judge_is_asked(
 async def test_zero_says_that_it_is_not_to_be_trained(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=MANY) as w:
         turn = w.turn("YES")
-        await w.until(lambda: w.ledger.samples.waiting() == 1)
+        await w.until(lambda: w.ledger.samples.queued() == 1)
         say(w, turn, 0)
         await w.until(lambda: w.why_refused(turn) is not None)
         assert w.why_refused(turn) == "neutral verdict, no hint"
-        assert w.ledger.samples.waiting() == 0
+        assert w.ledger.samples.queued() == 0
         say(w, turn, 1)
-        await w.until(lambda: w.ledger.samples.waiting() == 1)
+        await w.until(lambda: w.ledger.samples.queued() == 1)
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -80,7 +80,7 @@ async def test_a_reason_goes_to_the_teacher_as_a_hint_does(
 ) -> None:
     async with world(tmp_path, method="combine", batch_size=MANY) as w:
         turn = w.turn("NO, HOW")
-        await w.until(lambda: w.ledger.samples.waiting() == 1)
+        await w.until(lambda: w.ledger.samples.queued() == 1)
         if not answered:
             turn = unanswered(w)
         asked = w.says.asked
@@ -107,7 +107,7 @@ async def test_turns_that_rest_because_of_the_judge_go_on_at_once(
         await w.until(lambda: w.health.judge.state == "failing")
         for turn in turns:
             say(w, turn, 1)
-        await w.until(lambda: w.ledger.samples.waiting() == len(turns))
+        await w.until(lambda: w.ledger.samples.queued() == len(turns))
         assert rewards(w) == dict.fromkeys(turns, 1)
 
 
@@ -222,7 +222,7 @@ async def test_a_batch_that_waits_for_its_step_is_taken_anew(tmp_path: Path, for
             say(w, turn, 1)
         async with asyncio.TaskGroup() as group:
             judging = group.create_task(w.judging.run())
-            await w.until(lambda: w.ledger.samples.waiting() == 2)
+            await w.until(lambda: w.ledger.samples.queued() == 2)
             async with w.learner.between_steps():
                 learning = group.create_task(w.learner.run())
                 for _ in range(20):

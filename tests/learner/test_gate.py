@@ -92,7 +92,7 @@ def test_loss_of_a_step_that_may_be_chance_is_not_too_large() -> None:
     assert not loss(one_alone, WELL).is_too_large(), "0.42 in the mean, all of it by one of twelve"
     few = dict(list(some(lambda n: -9.0).items())[: FEWEST - 1])
     assert not loss(few, WELL).is_too_large()
-    assert not loss(few, WELL).is_spent()
+    assert not loss(few, WELL).is_too_far()
 
 
 def test_chance_alone_is_hardly_ever_too_large() -> None:
@@ -107,8 +107,8 @@ def test_chance_alone_is_hardly_ever_too_large() -> None:
 def test_whole_way_is_spent_by_several_canaries_and_not_by_few(lost: int, spent: bool) -> None:
     before = {str(n): -0.1 for n in range(36)}
     after = before | {str(n): -9.0 for n in range(lost)}
-    assert loss(after, before, 1.0).is_spent() is spent
-    assert not loss(before, after, 1.0).is_spent()
+    assert loss(after, before, 1.0).is_too_far() is spent
+    assert not loss(before, after, 1.0).is_too_far()
 
 
 def test_questions_whose_right_reply_was_not_certain_do_not_count() -> None:

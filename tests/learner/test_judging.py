@@ -98,9 +98,9 @@ def test_a_turn_is_to_blame_if_another_succeeded_since_and_most_do() -> None:
 
 
 async def others_are_judged(w: World) -> None:
-    before = w.ledger.samples.waiting()
+    before = w.ledger.samples.queued()
     w.turn("YES")
-    await w.until(lambda: w.ledger.samples.waiting() > before)
+    await w.until(lambda: w.ledger.samples.queued() > before)
 
 
 async def judge_others_until(w: World, happened: Any) -> None:
@@ -147,7 +147,7 @@ async def test_judge_that_fails_as_a_whole_is_failing_and_no_turn_is_to_blame(
     async with world(
         tmp_path, endpoint=says, judge_waits=SHORT, rests=SHORT, batch_size=10_000
     ) as w:
-        await judge_others_until(w, lambda: w.ledger.samples.waiting() == 4)
+        await judge_others_until(w, lambda: w.ledger.samples.queued() == 4)
         says.mood = mood
         turns = [w.turn("YES") for _ in range(20)]
         await w.until(lambda: w.health.judge.state == "failing")
@@ -164,7 +164,7 @@ async def test_judge_that_fails_as_a_whole_is_failing_and_no_turn_is_to_blame(
         await w.settled()
         await w.until(lambda: w.health.judge.state == "ok")
         assert set_aside(w) == []
-        assert w.ledger.samples.waiting() == 24
+        assert w.ledger.samples.queued() == 24
 
 
 async def test_while_the_ledger_refuses_the_judge_is_not_asked_about_turn_after_turn(
@@ -210,9 +210,9 @@ async def test_set_aside_turns_are_taken_up_again_while_the_loop_runs(tmp_path: 
         await judge_others_until(w, lambda: set_aside(w) == bad)
         undoing = RollbackOperations(w.parts, w.learner, lambda session: None, w.judging.wake)
         sql_connection(w.ledger).execute("UPDATE next_states SET text = 'YES'")  # it can be read
-        before = w.ledger.samples.waiting()
+        before = w.ledger.samples.queued()
         assert undoing.judge_again([bad[1], 999]) == [bad[1]]
-        await w.until(lambda: w.ledger.samples.waiting() == before + 1)
+        await w.until(lambda: w.ledger.samples.queued() == before + 1)
         assert set_aside(w) == bad[:1]
         assert tries(w.ledger, bad[1]) == 0
         assert undoing.judge_again(None) == bad[:1]
@@ -320,9 +320,9 @@ async def test_teacher_that_answers_again_is_asked_about_all_that_wait(tmp_path:
         w.base.away = 2
         first, second = (w.turn("NO, HOW it should be") for _ in range(2))
         await w.until(lambda: w.base.away == 0 and w.health.judge.state == "stalled")
-        assert w.ledger.samples.waiting() == 0
+        assert w.ledger.samples.queued() == 0
         third = w.turn("NO, HOW it should be")
-        await w.until(lambda: w.ledger.samples.waiting() == 3)
+        await w.until(lambda: w.ledger.samples.queued() == 3)
         samples = w.ledger.samples.oldest(9)
         assert {one.turn_id for one in samples} == {first, second, third}
         assert all(one.teacher for one in samples)
@@ -373,7 +373,7 @@ async def test_a_denied_call_is_a_tool_s_rejection_and_no_judge_is_asked(tmp_pat
         found = [judgements.verdict(no), judgements.verdict(stopped)]
         assert [verdict and verdict.value for verdict in found] == [-1, 0]
         assert (w.says.asked, judgements.hints(no), w.ledger.lessons.of_user()) == (0, (), [])
-        assert w.ledger.samples.waiting() == 1
+        assert w.ledger.samples.queued() == 1
         with reading(tmp_path / FILE) as rows:
             told = "\n".join(one for turn in (no, stopped) for one in verdict_of(rows, turn))
         assert told == "-1 by the agent's program\n0 by the agent's program"

@@ -59,7 +59,7 @@ async def test_teacher_scores_the_same_tokens_under_the_spliced_prompt(tmp_path:
         await w.settled()
         assert w.base.scored == [(1, 2, 3, *HINT, 4, 7, 8)], "of the one with a hint"
         assert w.why_refused(silent) == "neutral verdict, no hint"
-        assert w.ledger.samples.waiting() == 2
+        assert w.ledger.samples.queued() == 2
         (sample,) = w.ledger.samples.oldest(1)
         assert sample.teacher is not None
         assert sample.teacher.hint == "do it the other way"
@@ -307,7 +307,7 @@ async def test_old_samples_expire_before_a_batch_is_taken(tmp_path: Path) -> Non
             w.turn("GOOD")
         await w.version(1)
         await w.until(lambda: sample_counts(w.ledger)["expired"] == 1)
-        assert w.ledger.samples.waiting() == 0
+        assert w.ledger.samples.queued() == 0
 
 
 async def test_uncommitted_step_is_void_after_a_restart(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ async def test_rollback_answers_and_learns_on_from_that_state_as_a_new_version(
         assert w.policy.current.sampler.ref == first.sampler_ref
         assert w.trainer.weights == 1, "the trainer has the state of version 1"
         assert sample_counts(w.ledger)["trained"] == 12
-        assert w.ledger.samples.waiting() == 0, "nothing is trained again"
+        assert w.ledger.samples.queued() == 0, "nothing is trained again"
         await learn(w, 5)
         assert w.trainer.weights == 2, "one step on from there"
         assert w.policy.current.version.parent == 4
@@ -79,13 +79,13 @@ async def test_samples_of_versions_that_are_left_expire_and_those_of_the_line_st
     async with world(tmp_path) as w:
         w.turn("GOOD")  # of version 0
         await w.settled()
-        await w.until(lambda: w.ledger.samples.waiting() == 1)
+        await w.until(lambda: w.ledger.samples.queued() == 1)
         for _ in range(4):  # makes version 1 of the first four, one of version 0 is left
             w.turn("GOOD")
         await w.version(1)
         await w.settled()
         w.turn("GOOD")  # of version 1
-        await w.until(lambda: w.ledger.samples.waiting() == 2)
+        await w.until(lambda: w.ledger.samples.queued() == 2)
         unjudged = w.turn("UNJUDGEABLE")
         await undoing(w).roll_back(0)
         assert sample_counts(w.ledger) == {

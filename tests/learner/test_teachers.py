@@ -56,7 +56,7 @@ async def test_sdft_shows_the_reply_that_was_accepted_after_the_correction(
         again = w.turn("NO", session="a", tokens=(9,))
         w.turn("ran", session="a", role="tool", reply="calls a tool")
         accepted = w.turn("YES", session="a", reply="this way")
-        await w.until(lambda: w.ledger.samples.waiting() == 2)
+        await w.until(lambda: w.ledger.samples.queued() == 2)
         await w.settled()
         assert told(w) == ["this way"] * 2
         assert {s.turn_id for s in w.ledger.samples.oldest(99)} == {corrected, again}

@@ -54,7 +54,7 @@ async def test_an_outage_holds_up_nothing_that_a_user_undoes(
             if not recovers:  # which needs the state that cannot be loaded
                 new = await undoing(w).roll_back(0)
                 assert w.policy.current.version == new
-        assert w.ledger.samples.waiting() == 3 * recovers
+        assert w.ledger.samples.queued() == 3 * recovers
         assert w.health.learner.state == "stalled", "it still waits"
 
 
@@ -113,7 +113,7 @@ async def test_a_batch_is_not_blamed_for_what_is_forgotten_during_its_second_ste
         four(w)
         await w.until(lambda: trainer.asked["train_step"] == 1 and trainer.stepping.is_set())
         forgetting = asyncio.create_task(undoing(w).forget(in_session("s0", None)))
-        await w.until(lambda: w.ledger.samples.waiting() == 3)
+        await w.until(lambda: w.ledger.samples.queued() == 3)
         trainer.go_on.set()
         await asyncio.wait_for(forgetting, 60)
         w.turn("NO")
@@ -132,7 +132,7 @@ async def test_a_step_over_what_is_forgotten_meanwhile_comes_to_nothing(
         four(w)
         await asyncio.wait_for(trainer.stepping.wait(), 60)
         forgetting = asyncio.create_task(undoing(w).forget(in_session("s0", None)))
-        await w.until(lambda: w.ledger.samples.waiting() == 3)  # at once, beside the step
+        await w.until(lambda: w.ledger.samples.queued() == 3)  # at once, beside the step
         assert not forgetting.done(), "the step has it in memory"
         if left:
             forgetting.cancel()
@@ -182,7 +182,7 @@ async def test_what_was_said_during_a_step_that_could_not_be_closed_is_heard(
                 "AND new.void = 1 BEGIN SELECT RAISE(ABORT, 'full'); END"
             )
         trainer.go_on.set()
-        await w.until(lambda: w.ledger.samples.waiting() == 3)
+        await w.until(lambda: w.ledger.samples.queued() == 3)
         w.judging.wake()  # as whatever comes in does
         await w.version(1)
         found = db.rows("SELECT reward FROM samples JOIN turns ON turns.id = turn_id ORDER BY 1")

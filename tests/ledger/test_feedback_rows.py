@@ -123,7 +123,7 @@ def test_feedback_on_an_expired_reply_says_why_it_has_expired(tmp_path: Path) ->
     ledger = story.ledger
     turn = story.judged("s", 1)
     sample = ledger.samples.add(turn, 1, None)
-    ledger.samples.expire_these([sample], NO_GRADIENT)
+    ledger.samples.refuse([sample], NO_GRADIENT)
     ledger.samples.quarantine(sample)  # it came too late
     answer = ledger.feedback.give("me", About("turn", turn), Feedback(1.0))
     assert answer is not None
@@ -155,7 +155,7 @@ def test_nothing_trains_a_reply_whose_lesson_was_taken_out_of_its_prompt(
     ledger.steps.begin(story.version.id, [ledger.samples.add(trained, 1, None)])
     ledger.forget(in_session("source", "me"))
     ledger.steps.void_unfinished()  # which puts back what may be trained
-    assert ledger.samples.waiting() == 0
+    assert ledger.samples.queued() == 0
     assert ledger.jobs.take_up(None) == []
     for turn in (queued, neutral, aside):
         answer = ledger.feedback.give("me", About("turn", turn), Feedback(1.0))

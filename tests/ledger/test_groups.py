@@ -25,7 +25,7 @@ from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.turn_view import count_outcomes, turns_where
-from tinker_claw.methods.passes import reward_parts
+from tinker_claw.methods.passes import batch_advantages
 from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Attempt, NextState, PolicyVersion
 
@@ -123,7 +123,7 @@ def test_step_reward_is_outcome_and_mean_of_valid_votes_once_the_group_is_whole(
     text = " ".join(explained(sql(told.ledger), 1, text=True))
     assert "task t · group g · outcome +1 · reward +1.33" in text
     assert [one.group for one in told.ledger.samples.queue()] == [1] * 4
-    advantages = reward_parts(told.ledger.samples.oldest(99), Training())
+    advantages = batch_advantages(told.ledger.samples.oldest(99), Training())
     assert advantages == pytest.approx([1.0, -1.0, 1.0, -1.0])
 
 
@@ -138,7 +138,7 @@ def test_reply_that_is_asked_for_again_moves_no_later_step(told: Told) -> None:
     assert told.look().queued == 2, "the second step's rewards agree, so nothing is learned there"
     first, second = told.ledger.samples.oldest(99)
     assert first.bucket == second.bucket
-    assert reward_parts([first, second], Training()) == pytest.approx([1.0, -1.0])
+    assert batch_advantages([first, second], Training()) == pytest.approx([1.0, -1.0])
 
 
 def test_episode_of_no_group_goes_by_its_own_outcome_of_which_zero_is_one(told: Told) -> None:
@@ -179,7 +179,7 @@ def test_group_of_one_is_measured_as_an_episode_of_none(told: Told, size: int) -
     assert told.queued() == {("a0", 0): 1.0, ("b0", 0): 0.0}
     samples = told.ledger.samples.oldest(99)
     assert [sample.bucket for sample in samples] == [None, None]
-    assert reward_parts(samples, Training()) == [0.5, -0.5]
+    assert batch_advantages(samples, Training()) == [0.5, -0.5]
     told.ledger.steps.begin(0, [sample.id for sample in samples])
     if size == 2:  # after its group was over: it changes nothing that was trained
         late = Feedback(1.0, final=True)
@@ -428,7 +428,7 @@ def test_no_order_of_arrival_changes_rewards_or_advantages(episodes: list[Any], 
             }
             assert set(counts.values()) <= {1}, "a group is held, or it is not"
         samples = told.ledger.samples.oldest(99)
-        advantages = zip(samples, reward_parts(samples, Training()), strict=True)
+        advantages = zip(samples, batch_advantages(samples, Training()), strict=True)
         names = {id: key for key, id in told.keys.items()}
         found = {
             (names[sample.session_id], told.ledger.turns.get(sample.turn_id).index): advantage

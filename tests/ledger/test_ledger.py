@@ -136,7 +136,7 @@ def test_a_turn_is_a_sample_at_most_once(ledger: Ledger) -> None:
     ledger.samples.add(turn, 1, None)
     with pytest.raises(LedgerError):
         ledger.samples.add(turn, 1, None)
-    assert ledger.samples.waiting() == 1
+    assert ledger.samples.queued() == 1
 
 
 def test_step_that_was_left_open_is_void_before_the_next_one_begins(ledger: Ledger) -> None:

@@ -270,7 +270,7 @@ def test_forgetting_that_fails_has_forgotten_nothing(ledger: Ledger) -> None:
     with pytest.raises(LedgerError, match="disk"):
         ledger.forget(prune.in_session("a", None))
     assert ledger.turns.get(turn).prompt == prompt
-    assert ledger.samples.waiting() == 1
+    assert ledger.samples.queued() == 1
     sql_connection(ledger).execute("DROP TRIGGER no")
     assert ledger.forget(prune.in_session("a", None)).turns == (turn,)
     assert sql(ledger).rows("SELECT * FROM prompt_blocks") == []

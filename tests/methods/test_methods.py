@@ -22,7 +22,7 @@ from tinker_claw.methods.advantages import (
     unproposed_advantages,
 )
 from tinker_claw.methods.base import Evidence, Prepared, require, student_topk
-from tinker_claw.methods.passes import BatchItem, reward_parts
+from tinker_claw.methods.passes import BatchItem, batch_advantages
 from tinker_claw.types import (
     Capabilities,
     Completion,
@@ -102,7 +102,7 @@ class TestRewards:
         assert reward_advantages([-1, -1, None], cut=[False, True, True]) == [0.0, -0.25, 0.0]
         assert reward_advantages([-1, 1], cut=[True, False]) == [-1.0, 1.0]
         rejected = [sample(n, reward=-1, cut=n == 1) for n in range(3)]
-        assert reward_parts(rejected, CFG) == [0.0, -0.25, 0.0]
+        assert batch_advantages(rejected, CFG) == [0.0, -0.25, 0.0]
 
     def test_a_batch_of_rejections_alone_takes_no_step(self) -> None:
         rejected = [BatchItem(sample(n, reward=-1)) for n in range(3)]
@@ -115,7 +115,7 @@ class TestRewards:
         found, _ = build("binary").advantages([BatchItem(one) for one in samples], cfg, None)
         assert [one.tokens for one in found] == [[1.0] * 2, [-1.0] * 2, [1.0] * 2, [0.0] * 2]
         grouped = [sample(n, reward=r, bucket=(1, 0)) for n, r in enumerate((2.0, 0.0))]
-        assert reward_parts(grouped, cfg) == [1.0, -1.0], "groups are standardised all the same"
+        assert batch_advantages(grouped, cfg) == [1.0, -1.0], "groups are standardised all the same"
 
     def test_a_rejection_says_the_less_of_a_token_the_surer_it_was(self) -> None:
         own = [math.log(0.5), math.log(0.96), math.log(0.1), 0.0]
@@ -134,14 +134,14 @@ class TestRewards:
     def test_the_verdicts_weight_scales_the_advantage(self) -> None:
         goes_on, rejected = sample(0, reward=1, weight=0.3), sample(1, reward=-1)
         # mean = (0.3 - 1) / 1.3
-        assert reward_parts([goes_on, rejected], CFG) == pytest.approx([0.6 / 1.3, -0.6 / 1.3])
-        assert reward_parts([goes_on, sample(1, reward=1)], CFG) == pytest.approx([0.075, 0.25])
+        assert batch_advantages([goes_on, rejected], CFG) == pytest.approx([0.6 / 1.3, -0.6 / 1.3])
+        assert batch_advantages([goes_on, sample(1, reward=1)], CFG) == pytest.approx([0.075, 0.25])
         for name in ("binary", "combine"):
             items = [BatchItem(goes_on), BatchItem(sample(1, reward=1))]
             found, _ = build(name).advantages(items, CFG, None)
             assert [one.sample for one in found] == pytest.approx([0.075, 0.25])
         grouped = [sample(n, reward=r, bucket=(1, 1), weight=0.3) for n, r in ((0, 1), (1, -1))]
-        assert reward_parts(grouped, CFG) == [1.0, -1.0], "a group's outcomes have no weight"
+        assert batch_advantages(grouped, CFG) == [1.0, -1.0], "a group's outcomes have no weight"
 
     def test_each_judge_has_a_mean_so_that_a_users_rejection_praises_no_tool_call(self) -> None:
         users = [sample(n, reward=-1) for n in range(7)] + [sample(7, reward=1)]
@@ -150,12 +150,12 @@ class TestRewards:
             sample(16, reward=2.0, judge="outcome"),
             sample(17, reward=0.0, judge="outcome"),
         ]
-        found = reward_parts([*users, *tools, *outcomes], CFG)
+        found = batch_advantages([*users, *tools, *outcomes], CFG)
         assert found[:8] == pytest.approx([-0.25] * 7 + [1.75]), "their mean is -0.75"
         assert found[8:16] == [0.125] * 8, "as in a batch of their own"
         assert found[16:] == [1.0, -1.0]
         rejected = [sample(n, reward=-1) for n in range(8)]
-        assert reward_parts([*rejected, *tools], CFG) == [0.0] * 8 + [0.125] * 8
+        assert batch_advantages([*rejected, *tools], CFG) == [0.0] * 8 + [0.125] * 8
 
     def test_any_real_number_is_a_reward_and_zero_is_one(self) -> None:
         assert reward_advantages([1.5, 0.0, -0.5, None]) == pytest.approx(
@@ -191,7 +191,9 @@ class TestGroups:
             sample(5, reward=-7.0, bucket=(2, 0)),
             sample(6, reward=-1),
         ]
-        assert reward_parts(samples, CFG) == pytest.approx([1.0, 4 / 3, -1.0, -2 / 3, -7.0, -2 / 3])
+        assert batch_advantages(samples, CFG) == pytest.approx(
+            [1.0, 4 / 3, -1.0, -2 / 3, -7.0, -2 / 3]
+        )
 
     def test_bucket_of_one_stays_raw_and_one_that_agrees_adds_nothing(self) -> None:
         assert group_advantages([0.75], [(1, 0)]) == [0.75]
@@ -222,9 +224,11 @@ class TestGroups:
             sample(n, reward=reward, bucket=bucket, judge="tools" if tool else "user", cut=cut)
             for n, (reward, bucket, tool, cut) in enumerate(rows)
         ]
-        wanted = {s.id: a for s, a in zip(samples, reward_parts(samples, CFG), strict=True)}
+        wanted = {s.id: a for s, a in zip(samples, batch_advantages(samples, CFG), strict=True)}
         random.shuffle(samples)
-        assert {s.id: a for s, a in zip(samples, reward_parts(samples, CFG), strict=True)} == wanted
+        assert {
+            s.id: a for s, a in zip(samples, batch_advantages(samples, CFG), strict=True)
+        } == wanted
 
 
 class TestCutReplies:

@@ -124,16 +124,16 @@ async def test_rollback_goes_on_from_the_state_of_its_version(tmp_path: Path) ->
 
 
 class Bytes(Method):
-    def rewards(self, samples: Any, *_: Any) -> Any:
+    def reply_advantages(self, samples: Any, *_: Any) -> Any:
         return [0.5 for _ in samples], b"raw"
 
 
 class Hasty(Method):
-    def rewards(self, *_: Any) -> Any:
+    def reply_advantages(self, *_: Any) -> Any:
         return {}["mean"]
 
 
-LINE_OF_HASTY = Hasty.rewards.__code__.co_firstlineno + 1
+LINE_OF_HASTY = Hasty.reply_advantages.__code__.co_firstlineno + 1
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ LINE_OF_HASTY = Hasty.rewards.__code__.co_firstlineno + 1
 async def test_step_that_a_method_fails_is_void_before_it_is_trained_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: type[Method], why: str
 ) -> None:
-    method = of("mine", "verdicts", frozenset({Signal.REWARD}), reward=1.0)
+    method = of("mine", "verdicts", frozenset({Signal.REWARD}), reward_weight=1.0)
     monkeypatch.setitem(METHODS, "mine", method)
     async with world(tmp_path, method="mine") as w:
         await batch(w, 0, "NO", "NO", "YES", "YES")

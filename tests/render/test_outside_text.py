@@ -19,7 +19,7 @@ from tests.support.fakes import FakeSampler
 from tests.support.gateways import OFF, chat, gateway, spell
 from tests.support.openclaw import assistant, tool, user
 from tinker_claw.errors import RequestError
-from tinker_claw.gateway.reading import _shows
+from tinker_claw.gateway.parsing import _shows
 from tinker_claw.judge.endpoints import SamplerEndpoint
 from tinker_claw.judge.prompts import INCLUDED, ask
 from tinker_claw.render.outside_text import CUT, Guard

@@ -45,7 +45,7 @@ from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
-from tinker_claw.served import Outcome
+from tinker_claw.served import ServedTurn
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Capabilities, NextState, Turn
 
@@ -77,11 +77,11 @@ class Observer(Telemetry):
     def exposition(self) -> bytes:
         return b"turns 0\n"
 
-    def served(self, outcome: Outcome, turn: int, usd: float | None) -> None:
+    def served(self, outcome: ServedTurn, turn: int, usd: float | None) -> None:
         super().served(outcome, turn, usd)
         self.seen.append({**outcome.figures, "turn": turn, "usd": usd})
 
-    def turn_forgotten(self, **fields: Any) -> None:
+    def turn_not_kept(self, **fields: Any) -> None:
         self.seen.append(fields | {"kind": "private"})
 
 
@@ -261,11 +261,11 @@ async def gateway(
             lessons=LessonChooser(ledger.lessons, partial(renderer.hint_tokens, words="{hint}"))
             if lessons
             else None,
-            on_next_state=lambda: woken.append("judge"),
+            wake_judging=lambda: woken.append("judge"),
             health=lambda: paid.shown_in(
                 parts.snapshot(
                     version=policy.current.version.id,
-                    waiting=ledger.samples.waiting(),
+                    waiting=ledger.samples.queued(),
                     batch_size=16,
                 )
                 | {"data_dir": str(directory.absolute())}

@@ -21,7 +21,7 @@ from tinker_claw.ledger.jobs import TRIES
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import PURPOSES, Bill, Purpose, Spent
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.served import Identity, Outcome, Place, Prompt
+from tinker_claw.served import Identity, Place, Prompt, ServedTurn
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Completion, Kind, LessonBlock, SamplingParams, StopReason, Usage
@@ -81,7 +81,7 @@ def one(data: Path, query: str, *values: Any) -> Any:
 
 def judgeable(ledger: Ledger) -> list[int]:
     """Turns that wait to be judged, scored or queued, oldest first."""
-    return sorted(job.turn_id for job in ledger.jobs.waiting())
+    return sorted(job.turn_id for job in ledger.jobs.due())
 
 
 def tries(ledger: Ledger, turn_id: int) -> int:
@@ -258,14 +258,14 @@ def outcome(
     request_text: str = "",
     history: tuple[str, ...] = (),
     **more: Any,
-) -> Outcome:
+) -> ServedTurn:
     """Return an outcome with these values, whichever of its records holds them."""
     who: Any = {name: more.pop(name) for name in ("trace", "client") if name in more}
     place = {n: more.pop(n) for n in ("lost", "voices", "asked_by") if n in more}
     if isinstance(reason := more.get("untrained_because"), str):
         more["untrained_because"] = TurnRefusal(reason)
     identity = Identity("key", kind, kind_reason, more.pop("call", ""), **who)
-    return Outcome(
+    return ServedTurn(
         Place(identity, session_id, history, request_text, **place),
         more.pop("user", "me"),
         policy_version,
@@ -286,7 +286,7 @@ COMPLETION = Completion(
 )
 
 
-def new_turn(ledger: Ledger, key: str = "s", **changes: Any) -> Outcome:
+def new_turn(ledger: Ledger, key: str = "s", **changes: Any) -> ServedTurn:
     usual: dict[str, Any] = {
         "session_id": ledger.turns.session("me", key),
         "prompt": (1, 2, 3, 4),

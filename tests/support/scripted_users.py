@@ -42,7 +42,7 @@ class PatientClient(Client):
             and not self.enough()
             and (
                 len(usable(self._parts.ledger.samples.queue())) > most
-                or len(self._parts.ledger.jobs.waiting()) > 2 * IN_FLIGHT
+                or len(self._parts.ledger.jobs.due()) > 2 * IN_FLIGHT
             )
         ):
             await asyncio.sleep(0.02)

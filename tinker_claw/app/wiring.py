@@ -227,7 +227,7 @@ def _practice(common: _Common, gate: Gate | None) -> Practice | None:
 async def _judging(
     common: _Common,
     prompts: Prompts,
-    on_sample: Callable[[], None],
+    wake_learner: Callable[[], None],
     stack: AsyncExitStack,
 ) -> Judging:
     """Build the judge, the teacher, and the part of the loop that asks them."""
@@ -240,7 +240,7 @@ async def _judging(
         prompts=prompts,
     )
     scorer = HintScorer(parts, common.renderer, context_tokens=common.can.context_tokens)
-    return Judging(parts, judge, scorer, on_sample, redact=common.redactor.redact)
+    return Judging(parts, judge, scorer, wake_learner, redact=common.redactor.redact)
 
 
 async def _endpoint(common: _Common, stack: AsyncExitStack) -> Endpoint:
@@ -270,7 +270,7 @@ def _deps(
     common: _Common,
     index: ConversationIndex,
     versions: VersionSamplers,
-    on_next_state: Callable[[], None],
+    wake_judging: Callable[[], None],
 ) -> GatewayDeps:
     """Build the gateway's dependencies, some of them shared with the loop."""
     settings, parts, compute = common.settings, common.parts, ComputeRounds()
@@ -301,7 +301,7 @@ def _deps(
         spending=parts.spending,
         telemetry=parts.telemetry,
         health=lambda: _health(settings, parts),
-        on_next_state=on_next_state,
+        wake_judging=wake_judging,
         lessons=None
         if settings.training.lessons == "off"
         else LessonChooser(

@@ -126,8 +126,8 @@ def _learning(settings: Settings, prompt_tokens: int) -> Usage:
     if method.teaching is not None:
         texts = cfg.hints_scored if Signal.HINT in method.needs else 1
         hinted = _scored(length + method.teaching.tokens, taught * texts)
-    topk = method.distill > 0 and cfg.opd_mode == "topk"
-    datums = batch if method.reward > 0 or not topk else taught
+    topk = method.distill_weight > 0 and cfg.opd_mode == "topk"
+    datums = batch if method.reward_weight > 0 or not topk else taught
     trained = _times(Usage(trained=length - 1), datums)
     canaries = CANARIES if cfg.gate != "off" else Usage()
     return _scored(length, batch * STALE) + hinted + trained + canaries

@@ -18,7 +18,7 @@ from tinker_claw.conversation import openclaw
 from tinker_claw.conversation.harnesses import HARNESSES, Block, after_blanks
 from tinker_claw.conversation.openclaw import Sender
 from tinker_claw.formats.base import Attached, parts_of
-from tinker_claw.images import Image, placed, split
+from tinker_claw.images import Image, images_at, split
 from tinker_claw.prose import is_typed_line, odd_line, quotable
 from tinker_claw.served import Belongs, Surface
 from tinker_claw.types import Message, Piece, Writer, cached
@@ -248,7 +248,7 @@ class _Reader:
                     self._last = ""
             elif isinstance(part, Attached):  # a document, or a line in place of an image
                 reading.pieces.append(Piece(Writer.QUOTATION, part, "attachment"))
-            elif placed(part) and all(isinstance(piece, Image) for piece in split(part)):
+            elif images_at(part) and all(isinstance(piece, Image) for piece in split(part)):
                 reading.pieces.append(Piece(Writer.OWNER, part, _IMAGE))
             else:
                 self._read_part(part)
@@ -387,7 +387,7 @@ def shows_own(message: Message, pieces: Sequence[Piece]) -> bool:
         pieces: of the message.
     """
     ends = [*accumulate(len(piece.text) for piece in pieces)]
-    image_pieces = (pieces[bisect_right(ends, at)] for at, _ in placed(message["content"]))
+    image_pieces = (pieces[bisect_right(ends, at)] for at, _ in images_at(message["content"]))
     return all(piece.writer in (Writer.OWNER, Writer.TOOL) for piece in image_pieces)
 
 

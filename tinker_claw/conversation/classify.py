@@ -79,20 +79,20 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
     explicit = _turn_type(headers)
     sign = recognise(seen)
     kind, why = _kind(sign, explicit)
-    key, key_source, by_trace = _session(seen, sign.call, kind)
+    key, key_source, by_trace = _session(seen, sign.request_kind, kind)
     identity = Identity(
         key=session_key(key),
         kind=kind,
         reason=f"{why}; session from {key_source}",
-        call=sign.call,
+        request_kind=sign.request_kind,
         trace=seen.trace,
         by_trace=by_trace,
         done=flagged(headers, "x-session-done"),
         attempt=_attempt(headers) if kind is Kind.MAIN else None,
-        surface=_surface(seen, sign.call),
+        surface=_surface(seen, sign.request_kind),
         client=_client_name(seen),
     )
-    if identity.episode and not identity.named:
+    if identity.episode and not identity.has_own_name:
         raise RequestError(
             "An episode needs a name of its own: send X-Session-Id with each of its requests. "
             "Tries at one task begin alike, and could not be told apart.",
@@ -103,10 +103,10 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
 
 def _kind(sign: Sign, explicit: Kind | None) -> tuple[Kind, str]:
     """Return the kind of a turn and why: by its header, unless that would train a side call."""
-    inferred = f"{sign.call}: {sign.by}"
+    inferred = f"{sign.request_kind}: {sign.by}"
     if explicit is None:
-        return sign.call.kind, inferred
-    if explicit is Kind.MAIN and sign.call.kind is Kind.SIDE:
+        return sign.request_kind.kind, inferred
+    if explicit is Kind.MAIN and sign.request_kind.kind is Kind.SIDE:
         return Kind.SIDE, (
             f"{inferred} (X-Turn-Type says {explicit}, which makes no such call trainable)"
         )
@@ -126,7 +126,7 @@ def flagged(headers: Mapping[str, str], name: str) -> bool:
 class Sign(NamedTuple):
     """Kind of a request, and the evidence for it."""
 
-    call: RequestKind
+    request_kind: RequestKind
     by: str
 
 

@@ -68,7 +68,7 @@ def _hashed(role: str, text: str, calls: Sequence[Mapping[str, Any]]) -> str:
     return hashlib.sha256(json.dumps([role, text, called]).encode()).hexdigest()[:32]
 
 
-def readings(chain: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def comparisons(chain: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Return the keys by which two chains of digests are compared, the strictest first.
 
     Exactly; by its calls, whatever has become of their results, which agents shorten, drop
@@ -154,19 +154,19 @@ def reply_digest(reply: Reply) -> str:
 
 def same(first: Sequence[str], second: Sequence[str]) -> bool:
     """Return whether two chains of digests are equal in any reading."""
-    return any(a == b for a, b in zip(readings(first), readings(second), strict=True))
+    return any(a == b for a, b in zip(comparisons(first), comparisons(second), strict=True))
 
 
 def closest(chains: Sequence[Sequence[str]], seen: Sequence[str]) -> int | None:
     """Return the index of the first chain that is equal in the strictest reading."""
-    chain_readings = list(zip(*map(readings, chains), strict=True))
-    pairs = zip(chain_readings, readings(seen), strict=False)
+    chain_readings = list(zip(*map(comparisons, chains), strict=True))
+    pairs = zip(chain_readings, comparisons(seen), strict=False)
     return next((ways.index(reading) for ways, reading in pairs if reading in ways), None)
 
 
 def ends(chain: Sequence[str], tail: Sequence[str]) -> bool:
     """Return whether a chain of digests ends with `tail` in any reading."""
-    pairs = zip(readings(chain), readings(tail), strict=True)
+    pairs = zip(comparisons(chain), comparisons(tail), strict=True)
     return any(whole[-len(end) :] == end for whole, end in pairs)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from tinker_claw.errors import RequestError
-from tinker_claw.images import Pictured, placed
+from tinker_claw.images import Pictured, images_at
 from tinker_claw.types import Delta, Message, Reply, Tool
 
 Json = dict[str, Any]
@@ -77,7 +77,7 @@ class Joined(Pictured):
         joined.images = tuple(
             (start + at, image)
             for start, part in zip(joined.starts, parts, strict=True)
-            for at, image in placed(part)
+            for at, image in images_at(part)
         )
         return joined
 
@@ -243,7 +243,7 @@ class WireFormat(ABC):
     """Content type of a streamed reply."""
     body_types: Sequence[str] = ()
     """Content types of bodies that are read besides JSON: the defaults of clients that set none."""
-    key_place = "Authorization: Bearer"
+    key_header = "Authorization: Bearer"
     """Header in which clients send their key, for error messages."""
 
     def claims(self, path: str, headers: Mapping[str, str]) -> bool:

@@ -138,7 +138,7 @@ class Messages(CachingFormat):
         Route("GET", "/v1/models", "models"),
         Route("GET", "/v1/models/{name:path}", "model"),
     )
-    key_place = "x-api-key"
+    key_header = "x-api-key"
 
     def claims(self, path: str, headers: Mapping[str, str]) -> bool:
         return path.startswith("/v1/messages") or "anthropic-version" in headers

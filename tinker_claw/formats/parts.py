@@ -20,7 +20,7 @@ import msgspec
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Attached, Joined, Refusal, parts_of
 from tinker_claw.formats.body import Object, shorten_name
-from tinker_claw.images import Image, Pictured, placed, read_data, read_url, split
+from tinker_claw.images import Image, Pictured, images_at, read_data, read_url, split
 
 READS_TEXT: Final = "this model reads text only"
 _ELSEWHERE: Final = "it was kept by another service, and is not here"
@@ -73,7 +73,10 @@ def joined(texts: Sequence[str], *, glued: bool = False) -> str:
         before = pieces[-1] if pieces else "\n"
         if isinstance(part, Attached) or isinstance(before, Attached):
             part = part if before.endswith("\n") else _behind_a_break(part)
-        elif not (glued or placed(before) or placed(part)) and "\n" not in (before[-1], part[0]):
+        elif not (glued or images_at(before) or images_at(part)) and "\n" not in (
+            before[-1],
+            part[0],
+        ):
             pieces[-1] = f"{before}\n"
         pieces.append(part)
     return Joined.of(pieces)

@@ -44,16 +44,16 @@ class Always:
 
 
 def take_out(
-    messages: Sequence[Message], named: Attribute
+    messages: Sequence[Message], writers_of: Attribute
 ) -> tuple[Sequence[Message], Always | None]:
     """Return the messages without commands, and the newest one's command.
 
     A message that is nothing else goes, with its answer; the newest stays, to be answered.
 
     Args:
-        named: gives every piece of a message its writer.
+        writers_of: gives every piece of a message its writer.
     """
-    pairs = [(message, _command(message, named)) for message in messages]
+    pairs = [(message, _command(message, writers_of)) for message in messages]
     if not any(command for _, command in pairs):
         return messages, None
     newest = newest_message_with_words(messages)
@@ -65,13 +65,13 @@ def take_out(
         elif message is new or not (command or (before and before.alone and _is_ours(message))):
             kept.append(message)
         before = command
-    return kept, _command(new, named) if new else None
+    return kept, _command(new, writers_of) if new else None
 
 
-def _command(message: Message, named: Attribute) -> Always | None:
+def _command(message: Message, writers_of: Attribute) -> Always | None:
     """Return the command with which an owner's words begin."""
     command = cached(_typed_command, message) if message["role"] == "user" else None
-    return command if command and asked_by(named(message)) is Writer.OWNER else None
+    return command if command and asked_by(writers_of(message)) is Writer.OWNER else None
 
 
 def _typed_command(message: Message) -> Always | None:

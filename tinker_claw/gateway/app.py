@@ -19,7 +19,7 @@ from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from starlette.routing import Route as Path
+from starlette.routing import Route as HttpRoute
 
 from tinker_claw.conversation.classify import is_episode
 from tinker_claw.errors import RequestError
@@ -28,7 +28,7 @@ from tinker_claw.gateway import errors, feedback
 from tinker_claw.gateway.auth import Principal
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.limits import MAX_QUEUE, Limits, read_body
-from tinker_claw.gateway.request import admit, count, open_pinned
+from tinker_claw.gateway.request import admit, count, open_named_version
 from tinker_claw.gateway.respond import StreamedAnswer, WholeAnswer
 from tinker_claw.gateway.wires import Wires
 from tinker_claw.origin import is_loopback, refuse_forms, refuse_pages
@@ -60,28 +60,28 @@ class _Endpoints:
         self._local = is_loopback(cfg.host) and not self._keys.needed
         self._since = int(time.time())
 
-    def routes(self) -> Iterator[Path]:
+    def routes(self) -> Iterator[HttpRoute]:
         """Yield all routes, those of the formats first."""
         # Not FastAPI's own routes, which resolve parameters on every request.
         for route in dict.fromkeys(route for wire in self._formats for route in wire.routes):
             turn = route.purpose in ("turn", "count")
             endpoint = partial(self._turn if turn else self._models, route)
-            yield Path(route.path, endpoint, methods=[route.method])
-        yield Path(feedback.PATH, self._feedback, methods=["POST"])
-        yield Path("/", self._what)
-        yield Path("/health", self._health)
-        yield Path("/healthz", self._health)
-        yield Path("/metrics", self._metrics)
+            yield HttpRoute(route.path, endpoint, methods=[route.method])
+        yield HttpRoute(feedback.PATH, self._feedback, methods=["POST"])
+        yield HttpRoute("/", self._what)
+        yield HttpRoute("/health", self._health)
+        yield HttpRoute("/healthz", self._health)
+        yield HttpRoute("/metrics", self._metrics)
 
     async def _turn(self, route: Route, request: Request) -> Response:
         deps, headers, wire = self._deps, request.headers, self._speaker(route, request)
-        who = self._caller(request, wire)
+        who = self._principal(request, wire)
         refuse_forms(headers, *wire.body_types)
         if route.purpose == "turn" and (spent := deps.spending.refused()) is not None:
             status = HTTPStatus.PAYMENT_REQUIRED
             raise RequestError(spent, status=status, code="insufficient_quota")
         with ExitStack() as held:
-            place = self._limits.place(who.name, who.cache_salt, episode=is_episode(headers))
+            place = self._limits.admission(who.name, who.cache_salt, episode=is_episode(headers))
             caller = held.enter_context(place)
             body = await read_body(request, caller=caller)
             if route.purpose == "count":
@@ -92,21 +92,21 @@ class _Endpoints:
 
     async def _models(self, route: Route, request: Request) -> Response:
         wire, served = self._speaker(route, request), self._deps.served_name
-        self._caller(request, wire)
+        self._principal(request, wire)
         if route.purpose == "models":
             names = [served, *self._deps.settings.aliases(served)]
             return JSONResponse(wire.models(names, self._since))
         name = request.path_params["name"]
         if name != served:  # a folder's name may end in a slash
             name = name.rstrip("/")
-        await open_pinned(self._deps, name)
+        await open_named_version(self._deps, name)
         return JSONResponse(wire.model(name, self._since))
 
     async def _feedback(self, request: Request) -> Response:
         """Record a user's explicit feedback."""
-        who = self._caller(request)
+        who = self._principal(request)
         refuse_forms(request.headers)
-        with self._limits.place(who.name, who.cache_salt) as caller:
+        with self._limits.admission(who.name, who.cache_salt) as caller:
             body = await read_body(request, feedback.MAX_BYTES, caller)
             return JSONResponse(await feedback.take(self._deps, body, request.headers, caller))
 
@@ -120,7 +120,7 @@ class _Endpoints:
         health = self._deps.figures()
         well = {"status": health["status"]}
         try:
-            who = self._caller(request)
+            who = self._principal(request)
         except RequestError:
             return JSONResponse(well)  # a probe without a key sees the status only
         if not who.admin:
@@ -129,7 +129,7 @@ class _Endpoints:
         return JSONResponse(health)
 
     async def _metrics(self, request: Request) -> Response:
-        if not self._caller(request).admin:
+        if not self._principal(request).admin:
             raise RequestError(
                 "These are the figures of all users: they are for admins. /healthz shows yours.",
                 status=HTTPStatus.FORBIDDEN,
@@ -145,7 +145,7 @@ class _Endpoints:
         request.scope["wire"] = wire
         return wire
 
-    def _caller(self, request: Request, wire: WireFormat | None = None) -> Principal:
+    def _principal(self, request: Request, wire: WireFormat | None = None) -> Principal:
         """Return the user who sends a request.
 
         Raises:
@@ -157,4 +157,4 @@ class _Endpoints:
         refuse_pages(headers, local=self._local, allowed=allowed)
         here = client is not None and is_loopback(client.host) and "x-forwarded-for" not in headers
         wire = wire or self._formats[0]
-        return self._keys.principal(*wire.keys(headers), place=wire.key_place, local=here)
+        return self._keys.principal(*wire.keys(headers), place=wire.key_header, local=here)

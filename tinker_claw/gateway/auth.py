@@ -58,7 +58,7 @@ class Keys:
         }
 
     @property
-    def place(self) -> str | None:
+    def key_header(self) -> str | None:
         """Words for the key of this gateway's owner; None: no key is needed."""
         file = f"what stands in {self._file.absolute()}" if self._file else "the key"
         return file if self.needed else None

@@ -31,7 +31,7 @@ _MOST_LEFT_OUT = 30
 HALF = "half an emoji, or the like, which was read as U+FFFD"
 
 
-class LeftOut:
+class Notices:
     """Features that requests asked for in vain: each kind once in the log, and in `status`."""
 
     def __init__(self, event: str = "request.left_out") -> None:
@@ -73,12 +73,12 @@ class GatewayDeps:
     telemetry: Telemetry
     """Sees every turn: figures only, no text."""
     health: Callable[[], Mapping[str, Any]]
-    on_next_state: Callable[[], None]
+    wake_judging: Callable[[], None]
     """Called when a turn got its next state or its verdict, and can be judged or scored."""
     lessons: LessonChooser | None = None
     """None: nothing is told in prompts."""
-    left_out: LeftOut = field(default_factory=LeftOut)
-    unfit: LeftOut = field(default_factory=lambda: LeftOut("request.unfit"))
+    left_out: Notices = field(default_factory=Notices)
+    unfit: Notices = field(default_factory=lambda: Notices("request.unfit"))
     """Clients whose own temperature keeps their replies from being trained."""
     refused: LRUCache[tuple[str, str], int] = field(default_factory=lambda: LRUCache(4096))
     """Hash of the message in which something was refused first, by user and its digest."""
@@ -93,7 +93,7 @@ class GatewayDeps:
             "images": cfg.images != "off" and self.renderer.eyes is not None and self.can.sees,
             "efforts": thinking.efforts,
             "may_think": thinking.off is not None and cfg.thinking == "auto",
-            "key": self.keys.place,
+            "key": self.keys.key_header,
         }
 
     def figures(self) -> dict[str, Any]:

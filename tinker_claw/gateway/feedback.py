@@ -145,5 +145,5 @@ def record(deps: GatewayDeps, user: str, about: About, feedback: Feedback) -> Gi
             final=feedback.final,
             counts=recorded.unused is None,
         )
-        deps.on_next_state()
+        deps.wake_judging()
     return recorded

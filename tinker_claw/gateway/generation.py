@@ -23,7 +23,7 @@ from tinker_claw.gateway.prompt import exact_digest
 from tinker_claw.gateway.request import Job
 from tinker_claw.gateway.sampling import Sampling
 from tinker_claw.render.stream import CutStream
-from tinker_claw.served import Outcome
+from tinker_claw.served import ServedTurn
 from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Completion, Delta, Kind, Reply, StopReason, TokenChunk
 
@@ -70,8 +70,8 @@ class Generation:
             BackendError: no version could answer, or continue the reply that had begun.
             LedgerError: the turn could not be written.
         """
-        if self._job.unasked is not None:
-            reply = Reply(self._job.unasked)
+        if self._job.own_answer is not None:
+            reply = Reply(self._job.own_answer)
             self.rest = reply.deltas
             return FinishedReply(reply, "stop", TokenCounts(0, 0, 0), self._job.version)
         caller = self._job.caller
@@ -140,12 +140,12 @@ class Generation:
         prompt_tokens, completion_tokens = len(prompt.tokens), len(completion.tokens)
         caller.limits.served(caller.user, prompt_tokens, completion_tokens)
         if place.history is None or deps.index.has_forgotten(place.session_id, job.started):
-            deps.telemetry.turn_forgotten(
+            deps.telemetry.turn_not_kept(
                 prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
             )
             return
         holds = self._held(completion)
-        outcome = Outcome(
+        outcome = ServedTurn(
             place,
             caller.user,
             self.sampling.version,

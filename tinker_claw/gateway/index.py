@@ -21,9 +21,9 @@ from cachetools import LRUCache
 from tinker_claw.conversation.history import (
     Conversation,
     closest,
+    comparisons,
     digest,
     ends,
-    readings,
     same,
 )
 from tinker_claw.errors import RequestError
@@ -103,7 +103,7 @@ class ConversationIndex:
         self._idle_s = idle_s
         self._now = now
         self._pages = LRUCache[bytes, tuple[int, int]](PAGES)
-        self._streams = LRUCache[int, _Kept](STREAM_TOKENS, getsizeof=_size)
+        self._streams = LRUCache[int, _StreamEntry](STREAM_TOKENS, getsizeof=_size)
         self._ids: dict[tuple[str, str], int] = {}
         self._traces = LRUCache[tuple[str, str], int](TRACES)
         self._unfiled = LRUCache[tuple[str, str], int](TRACES)
@@ -131,7 +131,7 @@ class ConversationIndex:
         self._enrol(session_id, user, identity.attempt)
         if trace is not None and identity.by_trace:
             self._unfiled[trace] = session_id  # until a turn of its run tells the session
-        elif trace is not None and identity.call not in _OWN_SESSION:
+        elif trace is not None and identity.request_kind not in _OWN_SESSION:
             self._traces[trace] = session_id
             unfiled_id = self._unfiled.pop(trace, None)
             if unfiled_id is not None:
@@ -158,7 +158,7 @@ class ConversationIndex:
         in the old one.
         """
         session = self._open.get(session_id)
-        resets = identity.call is RequestKind.USER and identity.client == _RESETS
+        resets = identity.request_kind is RequestKind.USER and identity.client == _RESETS
         if not resets or session is None or session.name is None or session.attempt is not None:
             return session_id
         if conversation.reply_at is not None or conversation.summarised is not None:
@@ -316,11 +316,11 @@ class ConversationIndex:
             del self._streams[turn_id]
 
 
-_Kept = tuple[int, Stream]
+_StreamEntry = tuple[int, Stream]
 """A stream with its session."""
 
 
-def _size(kept: _Kept) -> int:
+def _size(kept: _StreamEntry) -> int:
     """Size of a stream in tokens, at most that of the cache, so that any stream fits."""
     _, stream = kept
     return min(len(stream.prompt) + len(stream.tokens), STREAM_TOKENS)
@@ -329,5 +329,5 @@ def _size(kept: _Kept) -> int:
 def _pages(session_id: int, chain: Sequence[str]) -> Iterator[bytes]:
     """Keys of a conversation, the strictest first, which nearly always matches; where no tool was
     called they are the same."""
-    for reading in readings(chain):
+    for reading in comparisons(chain):
         yield hashlib.sha256(f"{session_id} {' '.join(reading)}".encode()).digest()[:16]

@@ -110,7 +110,7 @@ class Limits:
         """Turns and tokens that each user was served, private turns included."""
 
     @contextmanager
-    def place(
+    def admission(
         self, user: str, cache_salt: str | None = None, *, episode: bool = False
     ) -> Generator[Caller]:
         """Hold a place until a request is answered.

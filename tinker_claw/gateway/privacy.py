@@ -73,21 +73,23 @@ class SessionPrivacy:
         identity: Identity,
         headers: Mapping[str, str],
         request: GenerationRequest,
-        named: Attribute,
+        writers_of: Attribute,
     ) -> Kept:
         """Decide what of a request may be kept; its session has that privacy from now on.
 
         Args:
-            named: gives every piece of a message its writer: only an owner ends what is private.
+            writers_of: gives every piece of a message its writer: only an owner ends what is private.
         """
         is_side, earlier = identity.kind is Kind.SIDE, self._stored(user, identity)
         header, users = flagged(headers, "x-private"), reversed(request.messages)
-        marker = next(filter(None, (_marker_by(m, named) for m in users)), None)
+        marker = next(filter(None, (_marker_by(m, writers_of) for m in users)), None)
         line = marker and marker.privacy
         # The input of a side call is a transcript, or belongs to a turn; unless its key is that of
         # the session that it is about, it may be of any of its user's.
         shows_line = is_side and any(cached(_mentions, message) for message in request.messages)
-        about_any = not identity.named or identity.by_trace or identity.call in _OF_ANOTHER
+        about_any = (
+            not identity.has_own_name or identity.by_trace or identity.request_kind in _OF_ANOTHER
+        )
         had_one = is_side and about_any and any(user == of for of, _ in self._sessions)
         cases = (
             # The sign; the privacy of its session from then on; that of a side call. The first
@@ -107,18 +109,18 @@ class SessionPrivacy:
             log.warning("private.near_miss", user=user, meaning=NEAR_MISS)
         # What a side call shows of a session does not say whether that is still private. A turn of
         # a named conversation does, also where its client calls it side or asks for a version.
-        own = identity.named and identity.call.kind is Kind.MAIN
+        own = identity.has_own_name and identity.request_kind.kind is Kind.MAIN
         if session is not _OPEN and (own or not is_side):
             self._record(user, identity, session)
         privacy = side_call if is_side else session
         if privacy is _PRIVATE:
             return Kept(privacy)
         after = TurnRefusal(Reason.AFTER_PRIVATE) if privacy is _AFTER else None
-        searched, key = await self._secrets.search(request, named), None
+        searched, key = await self._secrets.search(request, writers_of), None
         if searched is None:
             return Kept(privacy, after)
         secret, secrets = searched
-        if not identity.named and identity.key != SIDE_KEY:
+        if not identity.has_own_name and identity.key != SIDE_KEY:
             messages = await self._secrets.redact_messages(request.messages)
             key = opening_key(gather(replace(request, messages=messages), headers))
         held = TurnRefusal(Reason.HOLDS, secret) if secret else None
@@ -134,7 +136,7 @@ class SessionPrivacy:
         if identity.trace is not None:
             self._traces[user, identity.trace] = privacy
         name = (user, hidden(user, identity.key))
-        if identity.named and self._sessions.get(name) is not privacy:
+        if identity.has_own_name and self._sessions.get(name) is not privacy:
             # Stored, so that it outlives restarts and compactions; nothing else is stored.
             self._turns.mark_private(user, identity.key, privacy)
             self._sessions[name] = privacy
@@ -152,12 +154,12 @@ def note_marks(message: Message) -> None:
     cached(_mentions, message)
 
 
-def _marker_by(message: Message, named: Attribute) -> Marker | None:
+def _marker_by(message: Message, writers_of: Attribute) -> Marker | None:
     """Return the newest marker in a user's message; only an owner's may end privacy."""
     marker = cached(_marker, message) if message["role"] == "user" else None
     if marker is None or marker.privacy is not Privacy.AFTER:
         return marker
-    writers = {piece.writer for piece in named(message)}
+    writers = {piece.writer for piece in writers_of(message)}
     if Writer.OWNER not in writers:
         return marked(text for text in read(message).sayings if not ends(text))
     return marker

@@ -36,10 +36,10 @@ from tinker_claw.gateway.feedback import record
 from tinker_claw.gateway.index import Continuation
 from tinker_claw.gateway.lessons import with_lessons
 from tinker_claw.gateway.limits import Caller
+from tinker_claw.gateway.parsing import is_large, parse
 from tinker_claw.gateway.privacy import Kept
 from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
-from tinker_claw.gateway.reading import is_large, parse
-from tinker_claw.images import images_in, placed
+from tinker_claw.images import images_at, images_in
 from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback
 from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.policy import Sampler
@@ -58,7 +58,7 @@ from tinker_claw.types import (
 PICTURED = TurnRefusal(Reason.IMAGES)
 NOT_THEIRS = TurnRefusal(Reason.OTHERS_IMAGE)
 """Why a turn with images is not trained with --images serve, or with --images train."""
-UNASKED = TurnRefusal(Reason.RATING)
+ONLY_A_RATING = TurnRefusal(Reason.RATING)
 """Why a reply is not trained on if the user's message was nothing but a verdict."""
 UNFIT = "Leave that out in its settings, or start with --sampling ours, which goes before them"
 _LONGEST_NAME = 120
@@ -90,17 +90,19 @@ async def admit(
     started, large = time.monotonic(), is_large(body)
     # 1. Read it, and open the version that it asks for by name.
     request = await parse(deps, wire, route, body, caller)
-    pinned = await open_pinned(deps, request.model)
+    named_version = await open_named_version(deps, request.model)
     # 2. Identify its session and purpose, and who wrote what.
-    incoming = _identify(deps, request, headers, caller, pinned, started=started, large=large)
+    incoming = _identify(
+        deps, request, headers, caller, named_version, started=started, large=large
+    )
     # 3. Decide what of it is kept, before anything is written.
     kept = await deps.privacy.decide(
-        caller.user, incoming.identity, headers, incoming.request, incoming.named
+        caller.user, incoming.identity, headers, incoming.request, incoming.writers_of
     )
     if kept.is_open:
         await deps.compute.aside(partial(wire.remember, incoming.request, caller.user), when=large)
     # 4. Place it in its conversation, and let it rate the turn before.
-    answering = pinned or _current(deps)
+    answering = named_version or _current(deps)
     placed = await _place(deps, incoming, kept, answering.id)
     # 5. Render its prompt.
     return await _job(deps, wire, incoming, kept, answering, placed)
@@ -130,7 +132,7 @@ class Job:
     writer: ReplyWriter
     started: float
     """time.monotonic() when the request came in, seconds."""
-    unasked: str | None = None
+    own_answer: str | None = None
     """The reply, where the model is not asked and nothing is kept; None: it is sampled."""
 
     @property
@@ -139,8 +141,8 @@ class Job:
         who = self.place.identity
         if who.kind is Kind.SIDE:
             return TurnRefusal(Reason.SIDE, who.reason)
-        if who.call is RequestKind.VERDICT:
-            return UNASKED
+        if who.request_kind is RequestKind.VERDICT:
+            return ONLY_A_RATING
         if who.done and not who.episode:  # which is trained on its outcome
             return ENDED
         return self.kept.reason or self.place.pictured or self.params.unfit_because()
@@ -165,7 +167,7 @@ def _current(deps: GatewayDeps) -> Answering:
     return Answering(policy.version.id, policy.sampler)
 
 
-async def open_pinned(deps: GatewayDeps, model: str) -> Answering | None:
+async def open_named_version(deps: GatewayDeps, model: str) -> Answering | None:
     """Return the version that a request asks for by name; None: it asks for the current one.
 
     Raises:
@@ -210,7 +212,7 @@ class _Incoming:
     """Without its owner's commands."""
     caller: Caller
     identity: Identity
-    named: Attribute
+    writers_of: Attribute
     """Gives every piece of a message its writer."""
     command: always.Always | None
     """The command in its newest message."""
@@ -225,17 +227,17 @@ def _identify(
     request: GenerationRequest,
     headers: Mapping[str, str],
     caller: Caller,
-    pinned: Answering | None,
+    named_version: Answering | None,
     *,
     started: float,
     large: bool,
 ) -> _Incoming:
     """Identify session, purpose and writers, and take the owner's commands out."""
     sender = deps.secrets.identity(identify(request, headers), headers)
-    reason = f"asked for version {pinned.id}; {sender.reason}" if pinned else ""
-    as_side = {"kind": Kind.SIDE, "reason": reason, "attempt": None} if pinned else {}
+    reason = f"asked for version {pinned.id}; {sender.reason}" if named_version else ""
+    as_side = {"kind": Kind.SIDE, "reason": reason, "attempt": None} if named_version else {}
     identity = replace(sender, surface=deps.owners.of(sender.surface), **as_side)
-    named = partial(
+    writers_of = partial(
         attribute,
         surface=identity.surface,
         is_owner=partial(deps.owners.has, caller.user),
@@ -243,9 +245,9 @@ def _identify(
     )
     obeys = identity.kind is Kind.MAIN and _is_personal(identity)
     sent = request.messages
-    messages, command = always.take_out(sent, named) if obeys else (sent, None)
+    messages, command = always.take_out(sent, writers_of) if obeys else (sent, None)
     bare = request if messages is sent else replace(request, messages=messages)
-    return _Incoming(bare, caller, identity, named, command, started, large)
+    return _Incoming(bare, caller, identity, writers_of, command, started, large)
 
 
 def _is_personal(who: Identity) -> bool:
@@ -266,7 +268,7 @@ class _Placed:
     """The turn that it continues; None: none."""
     lessons: Sequence[Lesson] = ()
     """The lessons in its session's prompts."""
-    unasked: str | None = None
+    own_answer: str | None = None
     """See `Job`."""
 
 
@@ -274,24 +276,24 @@ async def _place(deps: GatewayDeps, incoming: _Incoming, kept: Kept, version: in
     """Place a request in its conversation, and record it as what came after the turn before."""
     if kept.privacy is Privacy.PRIVATE:
         nowhere = Place(incoming.identity)
-        return _Placed(nowhere, unasked=await _obey(deps, incoming, kept, nowhere))
+        return _Placed(nowhere, own_answer=await _obey(deps, incoming, kept, nowhere))
     place, link = await _find(deps, incoming, kept)
     if kept.is_open and link is None and _rates_nothing(deps, incoming, place):
-        return _Placed(place, unasked=NOTHING_TO_RATE)
+        return _Placed(place, own_answer=NOTHING_TO_RATE)
     # Before a wish is held: it holds from the next session on.
     lessons = _lessons(deps, incoming, place, version) if kept.is_open else ()
-    unasked = await _obey(deps, incoming, kept, place)
-    if link is not None and unasked is None:
+    own_answer = await _obey(deps, incoming, kept, place)
+    if link is not None and own_answer is None:
         # Before the prompt: what the user said counts even when it does not fit the context.
         await _attach(deps, incoming, kept, link, place)
-    return _Placed(place, link, lessons, unasked)
+    return _Placed(place, link, lessons, own_answer)
 
 
 async def _find(
     deps: GatewayDeps, incoming: _Incoming, kept: Kept
 ) -> tuple[Place, Continuation | None]:
     """Return the request's place in its conversation, and the turn that it continues."""
-    request, named, index = incoming.request, incoming.named, deps.index
+    request, writers_of, index = incoming.request, incoming.writers_of, deps.index
     who, key = incoming.identity, kept.key
     identity = who if key is None else replace(who, key=key)
     converse = partial(Conversation.of, request.messages)
@@ -309,8 +311,8 @@ async def _find(
         text=await deps.secrets.redact_any(read(last).words, kept.secrets) if last else "",
         secrets=kept.secrets,
         lost=kept.is_open and is_main and link is None and index.is_lost(session_id, conversation),
-        voices=tuple([await _voice(deps, piece) for m in new for piece in named(m)]),
-        asked_by=asked_by(named(last)) if last else Writer.OWNER,
+        voices=tuple([await _voice(deps, piece) for m in new for piece in writers_of(m)]),
+        asked_by=asked_by(writers_of(last)) if last else Writer.OWNER,
         pictured=_pictured(deps, incoming),
     )
     return place, link
@@ -336,10 +338,12 @@ async def _voice(deps: GatewayDeps, piece: Piece) -> Piece:
 
 def _pictured(deps: GatewayDeps, incoming: _Incoming) -> TurnRefusal | None:
     """Return why nothing after a request's images is trained; None: it is, or there are none."""
-    with_images = [message for message in incoming.request.messages if placed(message["content"])]
+    with_images = [
+        message for message in incoming.request.messages if images_at(message["content"])
+    ]
     if with_images and deps.settings.images != "train":
         return PICTURED
-    own = all(shows_own(message, incoming.named(message)) for message in with_images)
+    own = all(shows_own(message, incoming.writers_of(message)) for message in with_images)
     return None if own else NOT_THEIRS
 
 
@@ -375,7 +379,7 @@ async def _attach(
 ) -> None:
     """Record the request as the next state, or a rating, of the turn before it."""
     others = deps.settings.chats.others_judge
-    followup = find_next_state(link.new, incoming.named, link.reply, others=others)
+    followup = find_next_state(link.new, incoming.writers_of, link.reply, others=others)
     if followup.unknown:
         deps.ledger.turns.stop_waiting(link.turn_id)
     state = followup.state
@@ -397,7 +401,7 @@ async def _attach(
         feedback = Feedback(float(verdict.score), reason, key=name)
         record(deps, incoming.caller.user, About("turn", link.turn_id), feedback)
     if deps.ledger.turns.add_next_state(link.turn_id, replace(state, text=text, beside=beside)):
-        deps.on_next_state()
+        deps.wake_judging()
 
 
 # Step 5: what the model is shown
@@ -437,7 +441,7 @@ async def _job(
         params=await _params(deps, request, prompt, placed.place),
         writer=wire.reply(request, ReplyHead(answering.id, len(prompt.tokens), int(time.time()))),
         started=incoming.started,
-        unasked=placed.unasked,
+        own_answer=placed.own_answer,
     )
 
 
@@ -491,6 +495,6 @@ async def count(
         RequestError: it could not be served as asked.
     """
     request = await parse(deps, wire, route, body, caller)
-    await open_pinned(deps, request.model)
+    await open_named_version(deps, request.model)
     prompt = await build_prompt(deps, request, None, forget=True, large=is_large(body))
     return len(prompt.tokens)

@@ -44,7 +44,7 @@ class SecretSearch:
         self._lock = Lock()  # large requests are searched in a thread
 
     async def search(
-        self, request: GenerationRequest, named: Attribute
+        self, request: GenerationRequest, writers_of: Attribute
     ) -> tuple[str | None, tuple[str, ...]] | None:
         """Search a request, much new text in a thread; then wait for a round of the event loop.
 
@@ -54,7 +54,7 @@ class SecretSearch:
         are in every prompt of an agent whose workspace has a key in it.
 
         Args:
-            named: gives every piece of a message its writer.
+            writers_of: gives every piece of a message its writer.
         """
         new = (m for m in request.messages if not is_cached(self._held_by, m))
         size = sum(_EACH + len(text) for message in new for text in _texts(message))
@@ -64,7 +64,7 @@ class SecretSearch:
         await self._compute.own_round()
         if self.holds(request) is None:
             return None
-        before, others = _before_the_conversation(request.messages, named)
+        before, others = _before_the_conversation(request.messages, writers_of)
         each = map(self._redactor.values, filter(self.holds_text, before))
         secrets = tuple(dict.fromkeys(value for value in chain(*each) if len(value) >= _BARE))
         texts = (self.holds_text(text, secrets) for text in chain(request.stop, others))
@@ -170,7 +170,7 @@ def _key(text: str) -> _Key:
 
 
 def _before_the_conversation(
-    messages: Sequence[Message], named: Attribute
+    messages: Sequence[Message], writers_of: Attribute
 ) -> tuple[list[str], list[str]]:
     """Return the texts that stand before the conversation, and all others."""
     before, others, opening = list[str](), list[str](), True
@@ -183,7 +183,7 @@ def _before_the_conversation(
             before.append(message["content"])
         else:
             rest = message["content"]
-            for piece in named(message):
+            for piece in writers_of(message):
                 if piece.writer is Writer.HARNESS:
                     before.append(piece.text)
                     rest = rest.replace(piece.text, "\n", 1)

@@ -17,8 +17,8 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from tinker_claw.ledger.samples import Waiting, ready, usable
-from tinker_claw.types import JUDGES, Judge
+from tinker_claw.ledger.samples import QueuedSample, ready, usable
+from tinker_claw.types import JUDGES, JudgedBy
 
 SHARE = 0.5
 """Largest share of a batch from one session or one user, and of turns judged by tools."""
@@ -58,7 +58,7 @@ class _Unit:
 
 
 def choose(
-    waiting: Sequence[Waiting], *, batch_size: int, most: int, now: float, share: float = SHARE
+    waiting: Sequence[QueuedSample], *, batch_size: int, most: int, now: float, share: float = SHARE
 ) -> Choice:
     """Choose whole groups and single samples until there are at least `batch_size`.
 
@@ -112,14 +112,14 @@ def _take(
     return chosen, crowded
 
 
-def _units(waiting: Sequence[Waiting]) -> list[_Unit]:
+def _units(waiting: Sequence[QueuedSample]) -> list[_Unit]:
     """Group the samples that a step may take into units: those that people judged, then those that
     tools judged, each the newest first.
 
     Two come before the rest of their kind: the newest sample of people that is not of the baseline,
     and the newest reply that each judge's bare rejections need.
     """
-    together = defaultdict[Hashable, list[Waiting]](list)
+    together = defaultdict[Hashable, list[QueuedSample]](list)
     able = usable(waiting)
     for sample in able:
         together[sample.id if sample.group is None else ("group", sample.group)].append(sample)
@@ -134,7 +134,7 @@ def _units(waiting: Sequence[Waiting]) -> list[_Unit]:
     return sorted((_unit(samples, alone=alone) for samples in together.values()), key=place)
 
 
-def _unit(samples: Sequence[Waiting], *, alone: bool) -> _Unit:
+def _unit(samples: Sequence[QueuedSample], *, alone: bool) -> _Unit:
     first = samples[0]
     origins: list[Hashable] = [] if alone else [("user", first.user)]
     if first.group is None:
@@ -145,7 +145,7 @@ def _unit(samples: Sequence[Waiting], *, alone: bool) -> _Unit:
     return _Unit(ids, since, tuple(origins), tools, alone)
 
 
-def _better(waiting: Sequence[Waiting], judge: Judge) -> int | None:
+def _better(waiting: Sequence[QueuedSample], judge: JudgedBy) -> int | None:
     """Return the newest sample that is better than a bare rejection of this judge; None: there is
     no such rejection."""
     mine = [sample for sample in waiting if sample.judge == judge and sample.group is None]

@@ -82,7 +82,7 @@ def compare(gaps: Sequence[float]) -> Agreement:
     return Agreement(len(each), k3, agrees)
 
 
-def admit(figures: Agreement | None, health: Health) -> None:
+def require_agreement(figures: Agreement | None, health: Health) -> None:
     """Allow the step over this batch to be committed.
 
     Ratios against wrong logprobs train the wrong thing, and a sampler cannot be repaired from here:

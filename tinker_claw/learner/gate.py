@@ -34,7 +34,7 @@ from tinker_claw.billing.estimate import GATE_TOKENS
 from tinker_claw.config.canaries import Canary
 from tinker_claw.errors import BackendError, ConfigError, OutageError, same_length
 from tinker_claw.learner.parts import LoopParts
-from tinker_claw.learner.scoring import outcomes, side_by_side
+from tinker_claw.learner.scoring import settled, side_by_side
 from tinker_claw.ledger.versions import Void, VoidStepError
 from tinker_claw.policy import Sampler
 from tinker_claw.render.begun import common
@@ -163,7 +163,7 @@ async def ask(
         except TimeoutError as error:
             raise BackendError("it took too long") from error
 
-    results = await outcomes([answer_of(question) for question in questions])
+    results = await settled([answer_of(question) for question in questions])
     failed = [error for error in results if isinstance(error, BackendError)]
     away = [error for error in failed if isinstance(error, OutageError)]
     for errors in (away, failed):
@@ -233,7 +233,7 @@ class CanaryLoss:
             return False
         return fmean(each) > max(BOUND, _ERRORS * stdev(each) / math.sqrt(len(each)))
 
-    def is_spent(self) -> bool:
+    def is_too_far(self) -> bool:
         """Return whether too much was lost since the reference. Slow harm begins with a few
         questions, so it need not be more than chance among them; none decides alone."""
         return len(self.each) >= FEWEST and self.mean > WHOLE_BOUND
@@ -267,7 +267,7 @@ AFTER_REFUSAL = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Pause:
     """A pause of learning."""
 
     because: str
@@ -321,7 +321,7 @@ class Gate:
             figures |= {"loss": round(step.mean, 5), "moved": moved}
         if whole.each:
             figures["whole"] = round(whole.mean, 5)
-        if whole.is_spent():
+        if whole.is_too_far():
             worst = sorted(whole.each, key=lambda key: -whole.each[key])[:_NAMED]
             figures["fell"] = [
                 f"“{self._canaries[key].text}” ({whole.each[key]:.2f})" for key in worst
@@ -365,11 +365,11 @@ class Gate:
         table.keep({candidate.ref: answers, serving.ref: before, accepted.sampler_ref: reference})
         return answers, before, reference
 
-    def held(self) -> Held | None:
+    def pause(self) -> Pause | None:
         """Return why no further step is taken, from the ledger; None: one may be."""
         ledger, newest = self._parts.ledger, self._parts.policy.newest.version
-        if spent := ledger.reference.spent():
-            return Held(spent)
+        if fallen := ledger.reference.fallen():
+            return Pause(fallen)
         refused = ledger.steps.refused_lately()
         clean = len(refused) - (newest.step > 0)  # the first began with earlier moments
         if clean < REFUSALS or time.time() - refused[-1][1] >= AGAIN_S:
@@ -379,4 +379,4 @@ class Gate:
             f"The gate refused {len(refused)} versions after v{newest.id}, the last one because "
         )
         sentence += because.removeprefix(f"{REFUSED}: ")
-        return Held(f"{sentence}. Their batches are set aside. {LATER}", at + AGAIN_S)
+        return Pause(f"{sentence}. Their batches are set aside. {LATER}", at + AGAIN_S)

@@ -130,7 +130,7 @@ class Judging:
         parts: LoopParts,
         judge: Judge,
         scorer: HintScorer,
-        on_sample: Callable[[], None],
+        wake_learner: Callable[[], None],
         *,
         concurrency: int = CONCURRENCY,
         redact: Callable[[str], str] = str,
@@ -148,7 +148,7 @@ class Judging:
         self._parts = parts
         self._judge = judge
         self._scorer = scorer
-        self._on_sample = on_sample
+        self._wake_learner = wake_learner
         self._redact = redact
         self._by_outcome = parts.training.episode_reward == "outcome"
         """Whether episodes are rewarded by their outcome alone, so that the judge is not asked."""
@@ -194,7 +194,7 @@ class Judging:
         """Read the queue; [] while the ledger cannot be read."""
         backend = self._parts.health.backend
         try:
-            jobs = self._parts.ledger.jobs.waiting()
+            jobs = self._parts.ledger.jobs.due()
         except LedgerError as error:
             self.ledger_breaker.failed(error, now)
             self._show()
@@ -207,7 +207,7 @@ class Judging:
         if ended:
             self._show()
         if not jobs:  # an outcome may have come though nothing is left to judge
-            self._on_sample()
+            self._wake_learner()
         return jobs
 
     def _asks(self, job: JudgingJob) -> Breaker | None:
@@ -323,7 +323,7 @@ class Judging:
         base = method.is_baseline(reward, cfg, taught=taught, rated=rated) and not turn.episode
         ledger.samples.add(turn_id, reward, teacher, untaught, bare=bare, baseline=base)
         self._parts.telemetry.sample("held" if turn.episode else "queued", turn=turn_id)
-        self._on_sample()
+        self._wake_learner()
 
     def _verdict(self, turn: Turn) -> Verdict | None:
         """Return the verdict that counts, or None where the judge has to be asked."""
@@ -485,4 +485,4 @@ class Judging:
         self._check(turn_id)
         self._parts.ledger.turns.refuse(turn_id, refusal)
         self._parts.telemetry.sample("refused", turn=turn_id, reason=str(refusal))
-        self._on_sample()  # an episode may be complete without it
+        self._wake_learner()  # an episode may be complete without it

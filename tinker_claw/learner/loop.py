@@ -1,8 +1,8 @@
 """The learner: sixteen samples or whole groups, one optimizer step, one new policy version.
 
-`Learner.run` waits for a batch (chosen by `batch`), and `_take` for room in the budget. `_step`
+`Learner.run` waits for a batch (chosen by `batch`), and `_step_with_retry` for room in the budget. `_step_or_void`
 takes one step and returns its result: a version, or why the step is void. Its parts are `_score`,
-`_train`, `publish`, the gate's `ask` and `_commit`. `_take` does what the result asks for: a batch
+`_optimizer_step`, `publish`, the gate's `ask` and `_commit`. `_step_with_retry` does what the result asks for: a batch
 whose step fails twice for its own reason is set aside, and so is one whose version the gate
 refuses, which never serves.
 
@@ -38,8 +38,8 @@ from tinker_claw.errors import (
     StepError,
 )
 from tinker_claw.learner.batch import GROUPED, choose
-from tinker_claw.learner.diagnostics import admit, agreement, step_metrics
-from tinker_claw.learner.gate import AFTER_REFUSAL, Gate, Held
+from tinker_claw.learner.diagnostics import agreement, require_agreement, step_metrics
+from tinker_claw.learner.gate import AFTER_REFUSAL, Gate, Pause
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.practice import BATCH, BETA1, RATE, Practice, PracticePlan
 from tinker_claw.learner.recovery import WAITS, Recovery, accidents_are_failures
@@ -125,14 +125,14 @@ class Learner:
         self._wake = asyncio.Event()
         self._look_at: float | None = None
         """When to look for a batch although no sample has come, in seconds since 1970."""
-        self._held: Held | None = None
+        self._pause: Pause | None = None
         """Why learning is paused, at the last look."""
         self._finishing = False
         self._one_step = asyncio.Lock()
         self.recovery = Recovery(parts, self._one_step, self.retire, waits)
         self._failed = 0
         """Batches in a row that were set aside because their steps failed."""
-        self._holds = 0
+        self._interruptions = 0
         """Number of times that steps were held off."""
         self._retired: asyncio.Queue[Policy] = asyncio.Queue()
 
@@ -157,7 +157,7 @@ class Learner:
                 try:
                     yield
                 finally:
-                    self._holds += 1
+                    self._interruptions += 1
                     self.wake()
         finally:
             self._undoing -= 1
@@ -181,18 +181,18 @@ class Learner:
         health = self._parts.health
         self._wake.set()
         with suppress(LedgerError):  # it is looked at again before a step
-            self._is_held()
+            self._look_at_pause()
         async with asyncio.TaskGroup() as group:
             retiring = group.create_task(self._close_retired())
             while not self._finishing:
                 self._show_idle()
-                await self._something()
-                while not self._finishing and await self._goes_on():
+                await self._wait_for_work()
+                while not self._finishing and await self._do_next():
                     pass
             health.learner_is("finished")
             retiring.cancel()
 
-    async def _something(self) -> None:
+    async def _wait_for_work(self) -> None:
         """Wait until there may be a batch."""
         wait_s = None if self._look_at is None else max(0.0, self._look_at - self._now())
         with suppress(TimeoutError):
@@ -204,36 +204,36 @@ class Learner:
     def _show_idle(self) -> None:
         health = self._parts.health
         health.backend.over("learning")  # it asks for nothing now
-        if self._held is not None:
-            health.learner_is("held", f"{self._held.because}.")
+        if self._pause is not None:
+            health.learner_is("held", f"{self._pause.because}.")
         else:
             health.learner_is("waiting")
 
-    async def _goes_on(self) -> bool:
+    async def _do_next(self) -> bool:
         """Do the next piece of work, as far as service and ledger allow; False: there is none."""
         try:
-            if self._held and self._is_held():
+            if self._pause and self._look_at_pause():
                 return False
             batch = self._batch()
             plan = await self._to_practise() if batch is None else None
-            if (batch is None and plan is None) or self._is_held():
+            if (batch is None and plan is None) or self._look_at_pause():
                 return False
-            await self._take(batch or [], plan)
+            await self._step_with_retry(batch or [], plan)
         except LedgerError as error:
-            await self.recovery.after(error)
+            await self.recovery.restore_if_suspect(error)
         return True
 
-    def _is_held(self) -> bool:
+    def _look_at_pause(self) -> bool:
         """Look whether learning is paused, and show it.
 
         Raises:
             LedgerError: that cannot be read now.
         """
-        pause = self._gate and self._gate.held()
+        pause = self._gate and self._gate.pause()
         paper = self._parts.training.recipe == "paper"  # nothing but the published form
         if pause is None and not paper and (decline := self._parts.ledger.decline()):
-            pause = Held(str(decline))
-        before, self._held = self._held, pause
+            pause = Pause(str(decline))
+        before, self._pause = self._pause, pause
         if pause:
             self._look_at = pause.until
         if pause and not before:
@@ -275,10 +275,12 @@ class Learner:
             return None  # `between_steps` wakes the loop
         async with self._one_step:
             self.recovery.suspect |= self._practice.settle()
-        await self.recovery.after(None)
+        await self.recovery.restore_if_suspect(None)
         return self._practice.due()
 
-    async def _take(self, batch: Sequence[Sample], plan: PracticePlan | None = None) -> None:
+    async def _step_with_retry(
+        self, batch: Sequence[Sample], plan: PracticePlan | None = None
+    ) -> None:
         """Take a step over the batch, a second one if it fails, and do what its result asks for. A
         practice is tried once.
 
@@ -290,20 +292,20 @@ class Learner:
                 do harm.
         """
         if self.recovery.suspect:
-            await self.recovery.after(None)
+            await self.recovery.restore_if_suspect(None)
             return
-        holds, ledger = self._holds, self._parts.ledger
+        interruptions, ledger = self._interruptions, self._parts.ledger
         for is_last in (False, True) if plan is None else (True,):
             await self._parts.spending.room()
             async with self._one_step:
-                if not self._is_still_due(batch, holds):
+                if not self._is_still_due(batch, interruptions):
                     break
-                result = await self._step(batch, plan)
+                result = await self._step_or_void(batch, plan)
             match result:  # first, as what follows may wait or never come
                 case PolicyVersion():
                     self._failed = 0
                 case VoidStep(Void.EMPTY):
-                    ledger.samples.expire_these([sample.id for sample in batch], NO_GRADIENT)
+                    ledger.samples.refuse([sample.id for sample in batch], NO_GRADIENT)
                     self._parts.telemetry.sample("expired", count=len(batch))
                 case VoidStep(Void.REFUSED):
                     self._set_aside(batch)
@@ -319,10 +321,12 @@ class Learner:
                     raise error
                 case _:  # away, withdrawn or not learned: no sample is to blame
                     pass
-            await self.recovery.after(result.error if isinstance(result, VoidStep) else None)
+            await self.recovery.restore_if_suspect(
+                result.error if isinstance(result, VoidStep) else None
+            )
             if not (isinstance(result, VoidStep) and result.why is Void.FAILED):
                 break
-        self._is_held()  # shown now, not when there is another batch
+        self._look_at_pause()  # shown now, not when there is another batch
 
     def _set_aside(self, batch: Sequence[Sample]) -> None:
         """Exclude a batch from training."""
@@ -342,19 +346,19 @@ class Learner:
                 f"cause is hardly in the batches: find it, then restart. {error}"
             ) from error
 
-    def _is_still_due(self, batch: Sequence[Sample], holds: int) -> bool:
-        """Return whether no hold came since `holds` were counted, and all samples are still queued.
+    def _is_still_due(self, batch: Sequence[Sample], interruptions: int) -> bool:
+        """Return whether no hold came since `interruptions` were counted, and all samples are still queued.
 
         Raises:
             LedgerError: a step that is over cannot be closed.
         """
-        if holds != self._holds:
+        if interruptions != self._interruptions:
             return False
         ledger = self._parts.ledger
         ledger.steps.void_unfinished(LEFT_OPEN)  # feedback during it takes samples out
         return ledger.samples.still_queued(batch)
 
-    async def _step(
+    async def _step_or_void(
         self, batch: Sequence[Sample], plan: PracticePlan | None
     ) -> PolicyVersion | VoidStep:
         """Take one step. Whatever error ends it becomes its result here."""
@@ -368,7 +372,7 @@ class Learner:
                 parent, lesson = parts.policy.newest.version.id, plan and plan.lesson.id
                 prompts = plan.prompts if plan else ()
                 step_id = parts.ledger.steps.begin(parent, ids, lesson, prompts)
-                result = await self._attempt(step_id, batch, plan)
+                result = await self._train_and_commit(step_id, batch, plan)
         except asyncio.CancelledError:
             self._void(step_id, "the gateway was stopped", Void.AWAY)
             raise
@@ -382,7 +386,7 @@ class Learner:
         backend.over("learning")
         return result
 
-    async def _attempt(
+    async def _train_and_commit(
         self, step_id: int, batch: Sequence[Sample], plan: PracticePlan | None
     ) -> PolicyVersion:
         """Train a batch or practise, commit, and let the version serve.
@@ -420,9 +424,9 @@ class Learner:
         parts, version = self._parts, self._parts.policy.newest.version
         prepared = await self._score(step_id, batch, charge)
         adam = replace(self._adam, learning_rate=rate * self._adam.learning_rate)
-        report = await self._train(prepared.passes, adam, charge)
+        report = await self._optimizer_step(prepared.passes, adam, charge)
         agreed = agreement(prepared, report, version.id)
-        admit(agreed, parts.health)
+        require_agreement(agreed, parts.health)
         published_at, sampler = time.monotonic(), await parts.trainer.publish()
         with self._closed_on_failure(sampler):
             gate_figures = await self._gate.ask(sampler, charge) if self._gate else {}
@@ -446,7 +450,7 @@ class Learner:
                 raise VoidStepError(Void.WITHDRAWN, "something else came first; it begins again")
 
         async def train(one_pass: LossPass) -> StepReport:
-            return await self._train([one_pass], adam, charge)
+            return await self._optimizer_step([one_pass], adam, charge)
 
         done = await self._practice.run(
             plan, Random(step_id), train, self._closed_on_failure, check_wanted, charge
@@ -473,7 +477,9 @@ class Learner:
             raise VoidStepError(Void.EMPTY, "no sample of the batch carries a gradient")
         return prepared
 
-    async def _train(self, passes: Sequence[LossPass], adam: Adam, charge: Charge) -> StepReport:
+    async def _optimizer_step(
+        self, passes: Sequence[LossPass], adam: Adam, charge: Charge
+    ) -> StepReport:
         """Take an optimizer step.
 
         Raises:

@@ -83,7 +83,7 @@ async def restore(ledger: Ledger, trainer: Trainer, *, learns: bool = True) -> P
     sampler = await _reopened(trainer, saved)
     if sampler.ref != saved.sampler_ref:
         saved = ledger.steps.republish(saved, sampler.ref)
-    log.info("resumed", version=saved.id, step=saved.step, waiting=ledger.samples.waiting())
+    log.info("resumed", version=saved.id, step=saved.step, waiting=ledger.samples.queued())
     return Policy(saved, sampler)
 
 
@@ -147,7 +147,7 @@ class Recovery:
         self.suspect = False
         """Whether the trainer's weights may differ from the newest version's."""
 
-    async def after(self, error: ClawError | None) -> None:
+    async def restore_if_suspect(self, error: ClawError | None) -> None:
         """Wait out an outage, and load the newest committed state, retrying as often as needed. Do
         nothing where another has loaded it meanwhile, or nothing was touched.
 

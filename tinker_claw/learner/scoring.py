@@ -162,14 +162,14 @@ def ends_apart(reply: Completion, teacher: HintScores) -> bool:
 async def side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
     """Return all results in order, or raise the first failure, once all have ended."""
     done = list[_T]()
-    for result in await outcomes(work):
+    for result in await settled(work):
         if isinstance(result, ClawError):
             raise result
         done.append(result)
     return done
 
 
-async def outcomes(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T | ClawError]:
+async def settled(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T | ClawError]:
     """Return each result or its failure, in order, once all have ended."""
 
     async def guarded(doing: Coroutine[Any, Any, _T]) -> _T | ClawError:

@@ -17,14 +17,14 @@ from tinker_claw.errors import ClawError
 from tinker_claw.ledger.database import LedgerTable, insert
 from tinker_claw.ledger.turns import reopen, set_state
 from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
-from tinker_claw.types import Source
+from tinker_claw.types import RatedBy
 
 ENDED = TurnRefusal(Reason.SESSION_DONE)
 """Why a turn is not trained, unless somebody rates it."""
-OUTCOME = "it is of how the session ended, and the session is no episode (X-Turn-Type: episode)"
+NO_EPISODE = "it is of how the session ended, and the session is no episode (X-Turn-Type: episode)"
 TOO_LATE = "the episode is over: it was queued already, or has expired"
 """Reason why an outcome trains no reply."""
-_OUTCOMES = (OUTCOME, None, TOO_LATE)
+_OUTCOMES = (NO_EPISODE, None, TOO_LATE)
 """Reasons why an outcome trains no reply, by `sessions.episode`."""
 
 LONGEST_TEXT = 4000
@@ -50,7 +50,7 @@ class Feedback:
     """Rating from -1 to 1."""
     text: str = ""
     """Text with secrets removed. For a score below 0 it becomes the teacher's hint."""
-    source: Source = "user"
+    source: RatedBy = "user"
     final: bool = False
     """Whether it rates how the session ended rather than a reply."""
     task: str | None = None

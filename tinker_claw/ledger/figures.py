@@ -18,7 +18,7 @@ from tinker_claw.ledger.firsts import First, read_firsts
 from tinker_claw.ledger.samples import read_queue, ready
 from tinker_claw.ledger.turn_view import Record, count_outcomes, run_of
 from tinker_claw.ledger.turns import OUTCOME
-from tinker_claw.ledger.versions import gate_of, pinned, read_line, read_spent, read_versions
+from tinker_claw.ledger.versions import gate_of, pinned, read_fallen, read_line, read_versions
 from tinker_claw.ledger.views import Filter, read
 
 _COUNTS: Mapping[str, str] = {
@@ -114,7 +114,7 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
         # The pinned version, which answers; None: the newest does.
         "pinned": pinned(rows),
         # Why learning is paused; None: it is not, or for refusals, which `gate` has.
-        "held": read_spent(rows) or ((fallen := read_decline(rows)) and str(fallen)),
+        "held": read_fallen(rows) or ((fallen := read_decline(rows)) and str(fallen)),
         # Optimizer steps from the base to the newest version.
         "step": rows.one("SELECT step FROM versions ORDER BY id DESC LIMIT 1") or 0,
         # Queued samples that steps could take.

@@ -48,7 +48,7 @@ class JudgingJob:
 class JobTable(LedgerTable):
     """Turns to judge, and their failed tries."""
 
-    def waiting(self) -> list[JudgingJob]:
+    def due(self) -> list[JudgingJob]:
         """Return the turns that are neither samples nor refused: those never tried first, oldest
         first, then those that are due earliest."""
         return [JudgingJob(*row) for row in self._db.rows(_JOBS)]

@@ -29,17 +29,17 @@ from tinker_claw.ledger.images import kept
 from tinker_claw.ledger.turns import STEP, check_kept, completion_of, set_state, told_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
-from tinker_claw.types import HintScores, Images, Judge, Sample
+from tinker_claw.types import HintScores, Images, JudgedBy, Sample
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class QueuedSample:
     """A queued sample, reduced to the facts that decide its place in a batch."""
 
     id: int
     session: int
     user: str
-    judge: Judge
+    judge: JudgedBy
     reward: float | None
     bare: bool
     """Whether it is a rejection that teaches nothing but beside a better reply."""
@@ -130,7 +130,7 @@ class SampleTable(LedgerTable):
             }
             return insert(tx, "samples", values)
 
-    def waiting(self) -> int:
+    def queued(self) -> int:
         """Return the number of queued samples."""
         return self._db.one("SELECT COUNT(*) FROM turns WHERE state = 'queued'")
 
@@ -163,7 +163,7 @@ class SampleTable(LedgerTable):
                 )
             return expired + expire_mates(tx)
 
-    def queue(self) -> list[Waiting]:
+    def queue(self) -> list[QueuedSample]:
         """Return all queued samples, oldest first, without their tokens."""
         return read_queue(self._db)
 
@@ -201,7 +201,7 @@ class SampleTable(LedgerTable):
             json.dumps([sample.id for sample in samples]),
         )
 
-    def expire_these(self, sample_ids: Iterable[int], refusal: TurnRefusal) -> None:
+    def refuse(self, sample_ids: Iterable[int], refusal: TurnRefusal) -> None:
         """Take these samples out of the queue, if they are in it."""
         with self._db.transaction() as tx:
             set_state(
@@ -215,24 +215,24 @@ class SampleTable(LedgerTable):
 
     def quarantine(self, *sample_ids: int) -> None:
         """Exclude queued samples from training, as steps with them failed."""
-        self.expire_these(sample_ids, TurnRefusal(Reason.STEPS_FAILED))
+        self.refuse(sample_ids, TurnRefusal(Reason.STEPS_FAILED))
 
 
-def read_queue(rows: Rows) -> list[Waiting]:
+def read_queue(rows: Rows) -> list[QueuedSample]:
     """Return all queued samples, oldest first, without their tokens."""
     sample_rows = rows.rows(
         f"SELECT samples.id, session_id AS session, user, {JUDGED_BY} AS judge, reward, bare, "
         f'baseline, group_id AS "group", samples.created_at AS queued_at {_QUEUED}',
         None,
     )
-    return [Waiting(**row) for row in sample_rows]
+    return [QueuedSample(**row) for row in sample_rows]
 
 
-def usable(waiting: Iterable[Waiting]) -> list[Waiting]:
+def usable(waiting: Iterable[QueuedSample]) -> list[QueuedSample]:
     """Return the samples that a step may take now. Verdicts are compared with those of the same
     judge: a bare rejection needs a better reply, and the baseline a sample that is not of it."""
     waiting = list(waiting)
-    best = dict[Judge, float]()
+    best = dict[JudgedBy, float]()
     for sample in waiting:
         if sample.group is None and sample.reward is not None:
             best[sample.judge] = max(sample.reward, best.get(sample.judge, sample.reward))
@@ -245,7 +245,7 @@ def usable(waiting: Iterable[Waiting]) -> list[Waiting]:
     return [sample for sample in able if sample.judge in judges]
 
 
-def ready(waiting: Iterable[Waiting], batch_size: int) -> int:
+def ready(waiting: Iterable[QueuedSample], batch_size: int) -> int:
     """Return how many queued samples steps could take: what tools have judged is at most half of
     each."""
     judges = Counter(sample.judge for sample in usable(waiting))

@@ -18,7 +18,7 @@ from tinker_claw.ledger.lessons import read_runs
 from tinker_claw.ledger.turns import OUTCOME, completion_of, state_of
 from tinker_claw.ledger.versions import read_line
 from tinker_claw.turn_state import TurnRefusal, TurnState
-from tinker_claw.types import Completion, Kind, NextState, Source, Vote
+from tinker_claw.types import Completion, Kind, NextState, RatedBy, Vote
 
 Record = dict[str, Any]
 
@@ -74,7 +74,7 @@ class TurnView:
     judged: bool
     verdict: Vote | None
     """Verdict; None for a judged turn: no vote was valid."""
-    verdict_by: Source | None
+    verdict_by: RatedBy | None
     hints: int
     state: TurnState
     reason: str | None

@@ -31,7 +31,7 @@ from tinker_claw.ledger.database import LedgerTable, insert
 from tinker_claw.ledger.images import keep, kept
 from tinker_claw.ledger.spend import Bill, write
 from tinker_claw.privacy.marker import Privacy
-from tinker_claw.served import Outcome, Place
+from tinker_claw.served import Place, ServedTurn
 from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 from tinker_claw.types import (
     Attempt,
@@ -270,7 +270,7 @@ class TurnTable(LedgerTable):
                     refusal=TurnRefusal(Reason.UNFOLLOWED_SECRET),
                 )
 
-    def add(self, turn: Outcome, bill: Bill | None = None) -> int:
+    def add(self, turn: ServedTurn, bill: Bill | None = None) -> int:
         """Write a turn and the bill for serving it; return its id. Durable when this returns."""
         place, who, prompt, done = turn.place, turn.place.identity, turn.prompt, turn.completion
         secret = bool(place.secrets) and turn.keeps_tokens
@@ -280,7 +280,7 @@ class TurnTable(LedgerTable):
             "created_at": time.time(),
             "kind": who.kind,
             "kind_reason": who.reason,
-            "call": who.call,
+            "call": who.request_kind,
             "trace": who.trace,
             "client": who.client,
             "policy_version": turn.version,

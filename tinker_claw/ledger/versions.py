@@ -230,16 +230,16 @@ class Reference(LedgerTable):
             set_meta(tx, ACCEPTED, str(newest))
         return newest
 
-    def spent(self) -> str | None:
+    def fallen(self) -> str | None:
         """Return why learning is paused until its owner acts; None: it is not."""
-        return read_spent(self._db)
+        return read_fallen(self._db)
 
 
 def _accepted(rows: Rows) -> int:
     return int(rows.meta(ACCEPTED) or 0)
 
 
-def read_spent(rows: Rows) -> str | None:
+def read_fallen(rows: Rows) -> str | None:
     """Return which canaries have fallen too far since the reference, with the commands that end the
     pause; None: none have."""
     accepted = _accepted(rows)

@@ -19,9 +19,9 @@ from tinker_claw.methods.passes import (
     Advantages,
     BatchItem,
     Prepared,
+    batch_advantages,
     corrected,
     loss_passes,
-    reward_parts,
     sampled_advantages,
     spread,
 )
@@ -78,16 +78,16 @@ class Teaching:
 @dataclass(frozen=True, slots=True)
 class Method:
     """A learning method. To add one, write a file here and add it to `METHODS`. One with other
-    advantages is a subclass that overrides `rewards` or `advantages`."""
+    advantages is a subclass that overrides `reply_advantages` or `advantages`."""
 
     name: str
     """What `--method` is given; a plug-in's entry point has the same name."""
     learns_from: str
     """Short text for the table of methods."""
     needs: frozenset[Signal]
-    reward: float = 0.0
+    reward_weight: float = 0.0
     """Weight of the reward part, before --w-rl; 0: verdicts give no gradient."""
-    distill: float = 0.0
+    distill_weight: float = 0.0
     """Weight of the distillation part, before --w-opd; 0: there is no teacher."""
     teaching: Teaching | None = None
     admitted: float = 1.0
@@ -96,7 +96,7 @@ class Method:
     """Share of samples that a teacher scores, assumed before any are known."""
 
     def __post_init__(self) -> None:
-        if (self.distill > 0) != (self.teaching is not None):
+        if (self.distill_weight > 0) != (self.teaching is not None):
             raise ValueError(f"method {self.name}: distillation and its teaching go together")
 
     def refuses(
@@ -109,14 +109,14 @@ class Method:
             cut: whether its reply was cut by its token limit.
             episode: whether its outcome will be part of its reward, whatever the verdict.
         """
-        if episode and self.reward:
+        if episode and self.reward_weight:
             return None
         if not may_push(verdict.value or 0, cut=cut):
             return CUT
-        if texts or (self.reward and reward_of(verdict)):
+        if texts or (self.reward_weight and reward_of(verdict)):
             return None
         reasons = list[str]()
-        if self.reward:
+        if self.reward_weight:
             reasons.append("no valid vote" if verdict.value is None else "neutral verdict")
         if self.teaching:
             reasons.append(f"no {self.teaching.what}")
@@ -125,7 +125,7 @@ class Method:
     def is_bare(self, reward: float | None, cfg: Training, *, taught: bool, cut: bool) -> bool:
         """Return whether a sample teaches nothing but beside a better reply: a rejection does not
         say what would be better, unless a teacher does or the reply was cut."""
-        if not self.reward or cfg.recipe == "paper":
+        if not self.reward_weight or cfg.recipe == "paper":
             return False
         return (reward or 0.0) < 0 and not taught and not cut
 
@@ -138,11 +138,11 @@ class Method:
         Args:
             rated: whether somebody has rated the reply explicitly.
         """
-        if not self.reward or cfg.recipe == "paper":
+        if not self.reward_weight or cfg.recipe == "paper":
             return False
         return (reward or 0.0) >= 0 and not taught and not rated
 
-    def rewards(
+    def reply_advantages(
         self, samples: Sequence[Sample], cfg: Training, state: Any
     ) -> tuple[list[float], Any]:
         """Return one advantage per sample, from its reward, and the state after the step.
@@ -151,16 +151,16 @@ class Method:
             samples: oldest first.
             state: what the newest version's step returned, read back from JSON; None at first.
         """
-        return reward_parts(samples, cfg), None
+        return batch_advantages(samples, cfg), None
 
     def advantages(
         self, items: Sequence[BatchItem], cfg: Training, state: Any
     ) -> tuple[list[Advantages], Any]:
-        """Return all advantages of a batch, and the state after the step; see `rewards`. A cut
+        """Return all advantages of a batch, and the state after the step; see `reply_advantages`. A cut
         reply is never reinforced."""
         samples = [item.sample for item in items]
-        per_sample, state = self.rewards(samples, cfg, state)
-        reward, distill = self.reward * cfg.w_rl, self.distill * cfg.w_opd
+        per_sample, state = self.reply_advantages(samples, cfg, state)
+        reward, distill = self.reward_weight * cfg.w_rl, self.distill_weight * cfg.w_opd
         return [
             spread(sample, reward * a if may_push(a, cut=sample.cut) else 0.0, distill, cfg)
             for sample, a in zip(samples, per_sample, strict=True)
@@ -235,7 +235,7 @@ def require(method: Method, cfg: Training, has: Capabilities) -> None:
 # Binary: reinforce what the user accepted, discourage what they rejected.
 
 
-BINARY = Method("binary", "verdicts", frozenset({Signal.REWARD}), reward=1.0)
+BINARY = Method("binary", "verdicts", frozenset({Signal.REWARD}), reward_weight=1.0)
 
 
 # OPD: on-policy distillation from the model that was told, in hindsight, what the user wanted.
@@ -256,7 +256,7 @@ OPD = Method(
     name="opd",
     learns_from="hints",
     needs=frozenset({Signal.HINT}),
-    distill=1.0,
+    distill_weight=1.0,
     teaching=HINT,
     admitted=HINTED,  # without a hint there is nothing to learn from
     taught=1.0,
@@ -272,8 +272,8 @@ COMBINE = Method(
     name="combine",
     learns_from="verdicts and hints",
     needs=frozenset({Signal.REWARD, Signal.HINT}),
-    reward=1.0,
-    distill=1.0,
+    reward_weight=1.0,
+    distill_weight=1.0,
     teaching=HINT,
     taught=HINTED,
 )

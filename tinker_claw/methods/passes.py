@@ -24,7 +24,7 @@ from tinker_claw.methods.advantages import (
     topk_advantages,
     unproposed_advantages,
 )
-from tinker_claw.types import Datum, Judge, LossPass, Sample, TokenLogprobs
+from tinker_claw.types import Datum, JudgedBy, LossPass, Sample, TokenLogprobs
 
 DISTILLED_NATS = 1.0
 """Bound on the teacher's logprob minus the student's, in nats, of both recipes; 0: none."""
@@ -76,11 +76,11 @@ def sampled_advantages(sample: Sample, advantages: Advantages) -> Sequence[float
     ]
 
 
-def reward_parts(samples: Sequence[Sample], cfg: Training) -> list[float]:
+def batch_advantages(samples: Sequence[Sample], cfg: Training) -> list[float]:
     """Return the (B,) reward advantages of a batch: grouped samples compared within their groups,
     the others with those of the same judge, so that what one rejects does not praise what another
     has judged."""
-    by = defaultdict[Judge | None, list[Sample]](list)
+    by = defaultdict[JudgedBy | None, list[Sample]](list)
     for sample in samples:
         by[sample.judge if sample.bucket is None else None].append(sample)
     by_id = dict[int, float]()

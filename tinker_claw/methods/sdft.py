@@ -28,7 +28,7 @@ SDFT = Method(
     name="sdft",
     learns_from="replies that were accepted after a correction",
     needs=frozenset({Signal.REWARD, Signal.DEMONSTRATION}),
-    distill=1.0,
+    distill_weight=1.0,
     teaching=Teaching(
         "demonstration",
         tells=_demonstration,

@@ -31,7 +31,7 @@ SDPO = Method(
     name="sdpo",
     learns_from="what came after rejected replies, as it is",
     needs=frozenset({Signal.REWARD, Signal.NEXT_STATE}),
-    distill=1.0,
+    distill_weight=1.0,
     teaching=Teaching(
         "correction",
         tells=_correction,

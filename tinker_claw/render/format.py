@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import renderers
 
 from tinker_claw.errors import RequestError
-from tinker_claw.images import images_in, placed, split
+from tinker_claw.images import images_at, images_in, split
 from tinker_claw.render.begun import Beginnings
 from tinker_claw.render.eyes import Eyes
 from tinker_claw.render.outside_text import CutTokenizer, Guard
@@ -231,7 +231,8 @@ class ChatFormat:
         if self._eyes is None and (images := images_in(messages)):
             raise images[0].wrong("is an image, and this model reads text only")
         parted = [
-            {**m, "content": _parted(m["content"])} if placed(m["content"]) else m for m in messages
+            {**m, "content": _parted(m["content"])} if images_at(m["content"]) else m
+            for m in messages
         ]
         return self._guard.messages(parted), self._guard.tools(tools) if tools else None
 
@@ -380,7 +381,7 @@ def _parted(content: str) -> list[dict[str, str]]:
 
 def _before_images(messages: Sequence[Message], hint: int | None) -> int | None:
     """Return the index of the message for a hint; None if an image in it hides the hint's place."""
-    return hint if hint is not None and not placed(messages[hint]["content"]) else None
+    return hint if hint is not None and not images_at(messages[hint]["content"]) else None
 
 
 def _content_end(rendered: renderers.RenderedTokens, message: int | None) -> int | None:

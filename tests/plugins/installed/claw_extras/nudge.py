@@ -8,8 +8,8 @@ NUDGE = Method(
     name="nudge",
     learns_from="verdicts, and questions in return",
     needs=frozenset({Signal.REWARD, Signal.NEXT_STATE}),
-    reward=0.5,
-    distill=2.0,
+    reward_weight=0.5,
+    distill_weight=2.0,
     teaching=Teaching(
         "question",
         tells=lambda known: (

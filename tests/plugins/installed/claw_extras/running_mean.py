@@ -16,7 +16,7 @@ KEPT = 0.9
 class RunningMean(Method):
     """A = r - m, then m = 0.9 m + 0.1 r, reply by reply; m is 0 before a user's first."""
 
-    def rewards(
+    def reply_advantages(
         self, samples: Sequence[Sample], cfg: Training, state: Any
     ) -> tuple[list[float], Any]:
         means, found = dict[str, float](state or {}), list[float]()
@@ -34,5 +34,5 @@ RUNNING_MEAN = RunningMean(
     "running-mean",
     learns_from="verdicts, against the user's running mean",
     needs=frozenset({Signal.REWARD}),
-    reward=1.0,
+    reward_weight=1.0,
 )

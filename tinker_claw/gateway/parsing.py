@@ -21,7 +21,7 @@ from tinker_claw.gateway.deps import HALF, GatewayDeps
 from tinker_claw.gateway.limits import ALWAYS_READ, CHARS_PER_TOKEN, Caller, hopeless
 from tinker_claw.gateway.privacy import note_marks
 from tinker_claw.gateway.prompt import exact_digest
-from tinker_claw.images import Image, images_in, placed
+from tinker_claw.images import Image, images_at, images_in
 from tinker_claw.render.format import ASKED, SOUGHT
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.switches import Switches
@@ -140,7 +140,7 @@ async def _look(deps: GatewayDeps, user: str, request: GenerationRequest) -> tup
     if (blind := blind_because(deps)) is not None:
         for image in theirs:
             refuse(image.digest, image.wrong(blind))
-        return tuple(cached(_unseen, m) if placed(m["content"]) else m for m in messages)
+        return tuple(cached(_unseen, m) if images_at(m["content"]) else m for m in messages)
     unfit = await _unfit(deps, images)
     for image in theirs:
         if image in unfit:
@@ -148,7 +148,9 @@ async def _look(deps: GatewayDeps, user: str, request: GenerationRequest) -> tup
     if not unfit:
         return tuple(messages)
     return tuple(
-        _without(m, lambda image: UNREAD if image in unfit else None) if placed(m["content"]) else m
+        _without(m, lambda image: UNREAD if image in unfit else None)
+        if images_at(m["content"])
+        else m
         for m in messages
     )
 
