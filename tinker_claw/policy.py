@@ -1,7 +1,7 @@
 """The interface that a backend must offer, and the holder of the policy that serves.
 
-Rule: a policy version is immutable. Publishing one is a new name and one assignment here; requests
-in flight keep the sampler that they read. Nothing in this file knows any backend.
+Rule: a policy version is immutable. To let one serve is one assignment here; requests in flight
+keep the sampler that they read. Nothing in this file knows any backend.
 """
 
 from __future__ import annotations

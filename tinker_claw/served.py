@@ -1,5 +1,5 @@
-"""Records of a request, each contained in the next: who asks (`Identity`), its place in a
-conversation (`Place`), its `Prompt`, and the `ServedTurn` that the ledger keeps.
+"""Records of a request. Who asks (`Identity`) is in its place in a conversation (`Place`); that and
+its `Prompt` are in the `ServedTurn`, which the ledger keeps.
 """
 
 from __future__ import annotations

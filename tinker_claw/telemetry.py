@@ -169,7 +169,8 @@ class Telemetry:
         log.info("turn.captured", **fields)
 
     def turn_not_kept(self, *, prompt_tokens: int, completion_tokens: int) -> None:
-        """Count a private turn; nothing else is recorded of it."""
+        """Count a private turn, or one whose session was forgotten meanwhile; nothing else is
+        recorded of it."""
         self._count("turns", "private")
         log.info("turn.forgotten", prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 

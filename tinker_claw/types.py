@@ -608,7 +608,7 @@ class Sample:
     session_id: int
     policy_version: int
     policy_step: int
-    """Optimizer steps of that version along the lineage, for staleness."""
+    """Committed steps up to that version along the lineage, for staleness."""
     prompt: tuple[int, ...]
     completion: Completion
     reward: float | None
@@ -643,7 +643,7 @@ class PolicyVersion:
     id: int
     parent: int | None
     step: int
-    """Optimizer steps since the base, along the lineage."""
+    """Committed steps since the base, along the lineage; a practice is one."""
     state_ref: str
     """Reference for loading weights and optimizer."""
     sampler_ref: str

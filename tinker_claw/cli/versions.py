@@ -60,7 +60,7 @@ def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Recor
 class Versions(LedgerCommand):
     """List the policy versions of a run, also while the gateway runs.
 
-    `step`: optimizer steps since the base. `accepted`: how many of its first judged turns
+    `step`: committed steps since the base. `accepted`: how many of its first judged turns
     (docs/operating.md) were accepted. `state`: needed for a rollback to it. `sampler`: needed to
     pin it or ask for MODEL@vN. `now`: whether it serves, is pinned, or was left behind by a
     rollback.

@@ -30,8 +30,8 @@ from tinker_claw.types import KnownMessage, Message, Tool, cached, is_cached
 _LARGE = 200_000
 """Bytes of a body that is read and rendered in a thread: on the event loop it would take 5 ms."""
 _MANY = 1_000
-"""Objects in a body that is, too: messages, parts of messages, calls and tools. Agents' bodies of
-50 kB have some 130."""
+"""Objects in a body (messages, parts of messages, calls, tools) from which on it is read in a
+thread. Agents' bodies of 50 kB have some 130."""
 _PLACE = re.compile(r"\w+\[\d+\]")
 """Where a message stands in a body."""
 _UNREAD = 100_000

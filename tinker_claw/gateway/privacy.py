@@ -78,7 +78,8 @@ class SessionPrivacy:
         """Decide what of a request may be kept; its session has that privacy from now on.
 
         Args:
-            writers_of: gives every piece of a message its writer: only an owner ends what is private.
+            writers_of: gives every piece of a message its writer; only an owner ends what is
+                private.
         """
         is_side, earlier = identity.kind is Kind.SIDE, self._stored(user, identity)
         header, users = flagged(headers, "x-private"), reversed(request.messages)

@@ -56,8 +56,9 @@ from tinker_claw.types import (
 )
 
 PICTURED = TurnRefusal(Reason.IMAGES)
+"""Why a turn with images is not trained with --images serve."""
 NOT_THEIRS = TurnRefusal(Reason.OTHERS_IMAGE)
-"""Why a turn with images is not trained with --images serve, or with --images train."""
+"""Why a turn with somebody else's image is not trained with --images train."""
 ONLY_A_RATING = TurnRefusal(Reason.RATING)
 """Why a reply is not trained on if the user's message was nothing but a verdict."""
 UNFIT = "Leave that out in its settings, or start with --sampling ours, which goes before them"
@@ -233,10 +234,11 @@ def _identify(
     large: bool,
 ) -> _Incoming:
     """Identify session, purpose and writers, and take the owner's commands out."""
-    sender = deps.secrets.identity(identify(request, headers), headers)
-    reason = f"asked for version {pinned.id}; {sender.reason}" if named_version else ""
-    as_side = {"kind": Kind.SIDE, "reason": reason, "attempt": None} if named_version else {}
-    identity = replace(sender, surface=deps.owners.of(sender.surface), **as_side)
+    inferred = deps.secrets.identity(identify(request, headers), headers)
+    if named_version is not None:
+        reason = f"asked for version {named_version.id}; {inferred.reason}"
+        inferred = replace(inferred, kind=Kind.SIDE, reason=reason, attempt=None)
+    identity = replace(inferred, surface=deps.owners.of(inferred.surface))
     writers_of = partial(
         attribute,
         surface=identity.surface,

@@ -162,6 +162,7 @@ def _clip_share(prepared: Prepared, report: StepReport) -> float | None:
             for a, now, then in zip(datum.advantages, row, datum.logprobs, strict=False):
                 ratio = math.exp(min(_LARGEST, now - then))
                 if a:
-                    low, high = one_pass.config.values()
+                    low = one_pass.config["clip_low_threshold"]
+                    high = one_pass.config["clip_high_threshold"]
                     cut.append(ratio > high if a > 0 else ratio < low)
     return fmean(cut) if cut else None

@@ -5,7 +5,7 @@ the right replies are and compares that, question by question, with the serving 
 reference: the base, or the version that the owner accepted last. A loss must be large enough to
 matter, and not chance.
 
-A version that has lost too much in one step is never published: its step is void, its batch is set
+A version that has lost too much in one step never serves: its step is void, its batch is set
 aside, and the previous version goes on serving. The next step starts from that one without the
 optimizer's moments, which may have carried the refused one too far, and at a quarter of the rate.
 After two refused batches in a row from such a state, learning is paused for an hour, and the next

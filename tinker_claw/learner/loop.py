@@ -1,9 +1,15 @@
 """The learner: sixteen samples or whole groups, one optimizer step, one new policy version.
 
-`Learner.run` waits for a batch (chosen by `batch`), and `_step_with_retry` for room in the budget. `_step_or_void`
-takes one step and returns its result: a version, or why the step is void. Its parts are `_score`,
-`_optimizer_step`, `publish`, the gate's `ask` and `_commit`. `_step_with_retry` does what the result asks for: a batch
-whose step fails twice for its own reason is set aside, and so is one whose version the gate
+`Learner.run` calls, each within the one above it:
+
+    _wait_for_work       until there may be a batch
+    _do_next             chooses a batch, or a practice that is due
+    _step_with_retry     waits for room in the budget, and does what the step's result asks for
+    _step_or_void        begins the step's row, and makes every error its result
+    _train_and_commit    trains, commits, and lets the version serve
+    _train_batch         `_score`, `_optimizer_step`, `publish`, the gate's `ask`
+
+A batch whose step fails twice for its own reason is set aside, and so is one whose version the gate
 refuses, which never serves.
 
 Rule: a step takes effect only with its commit: until then the samples are queued, the old policy
@@ -295,7 +301,8 @@ class Learner:
             await self.recovery.restore_if_suspect(None)
             return
         interruptions, ledger = self._interruptions, self._parts.ledger
-        for is_last in (False, True) if plan is None else (True,):
+        tries = 2 if plan is None else 1
+        for number in range(1, tries + 1):
             await self._parts.spending.room()
             async with self._one_step:
                 if not self._is_still_due(batch, interruptions):
@@ -309,7 +316,7 @@ class Learner:
                     self._parts.telemetry.sample("expired", count=len(batch))
                 case VoidStep(Void.REFUSED):
                     self._set_aside(batch)
-                case VoidStep(Void.FAILED, error) if is_last and plan is None:
+                case VoidStep(Void.FAILED, error) if number == tries and plan is None:
                     self._set_aside(batch)
                     self._count_failure(error)
                 case VoidStep(Void.DISAGREES, error):
@@ -347,7 +354,10 @@ class Learner:
             ) from error
 
     def _is_still_due(self, batch: Sequence[Sample], interruptions: int) -> bool:
-        """Return whether no hold came since `interruptions` were counted, and all samples are still queued.
+        """Return whether nothing has interrupted learning since, and all samples are still queued.
+
+        Args:
+            interruptions: their count then.
 
         Raises:
             LedgerError: a step that is over cannot be closed.
@@ -380,7 +390,7 @@ class Learner:
             result = VoidStep(void_of(error), error)
             self._void(step_id, str(error), result.why)
             if isinstance(error, OutageError | LedgerError):
-                return result
+                return result  # the outage goes on: only an answer ends it
         finally:
             self.stepping = False
         backend.over("learning")

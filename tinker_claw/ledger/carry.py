@@ -41,7 +41,7 @@ class CarriedRun:
     version: int
     """Newest version of the older ledger, which keeps its number."""
     step: int
-    """Its optimizer steps since the base."""
+    """Its committed steps since the base."""
     lessons: int
     candidates: int
     """Lessons of these that no user has kept yet."""

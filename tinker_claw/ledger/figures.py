@@ -115,7 +115,7 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
         "pinned": pinned(rows),
         # Why learning is paused; None: it is not, or for refusals, which `gate` has.
         "held": read_fallen(rows) or ((fallen := read_decline(rows)) and str(fallen)),
-        # Optimizer steps from the base to the newest version.
+        # Committed steps from the base to the newest version.
         "step": rows.one("SELECT step FROM versions ORDER BY id DESC LIMIT 1") or 0,
         # Queued samples that steps could take.
         "samples_waiting": ready(read_queue(rows), batch_size),

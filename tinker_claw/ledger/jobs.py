@@ -49,8 +49,8 @@ class JobTable(LedgerTable):
     """Turns to judge, and their failed tries."""
 
     def due(self) -> list[JudgingJob]:
-        """Return the turns that are neither samples nor refused: those never tried first, oldest
-        first, then those that are due earliest."""
+        """Return the turns in state `judging`: those never tried first, oldest first, then those
+        that are due earliest."""
         return [JudgingJob(*row) for row in self._db.rows(_JOBS)]
 
     def postpone(self, turn_id: int, tries: int, due_at: float, error: str) -> bool:

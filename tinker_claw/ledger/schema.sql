@@ -39,7 +39,7 @@ CREATE TABLE groups (
 CREATE TABLE versions (
   id          INTEGER PRIMARY KEY,
   parent      INTEGER REFERENCES versions (id),
-  step        INTEGER NOT NULL,          -- optimizer steps since the base, along the lineage
+  step        INTEGER NOT NULL,          -- committed steps since the base, along the lineage; a practice is one
   state_ref   TEXT NOT NULL,
   sampler_ref TEXT NOT NULL,
   created_at  REAL NOT NULL

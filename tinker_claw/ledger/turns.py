@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import secrets
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -222,13 +221,6 @@ class TurnTable(LedgerTable):
             unfiled_id,
             trace,
         )
-
-    @property
-    def secret(self) -> bytes:
-        """Key for digests, unique to this ledger."""
-        query = "INSERT INTO meta VALUES ('secret', ?) RETURNING value"
-        hex_secret = self._db.meta("secret") or self._db.written(query, secrets.token_hex(32))
-        return bytes.fromhex(hex_secret)
 
     def first_stranger(self, user: str, channel: str, sender: str, name: str) -> bool:
         """Record who wrote in a channel without being an owner; return whether they are the first

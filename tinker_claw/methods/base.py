@@ -156,8 +156,8 @@ class Method:
     def advantages(
         self, items: Sequence[BatchItem], cfg: Training, state: Any
     ) -> tuple[list[Advantages], Any]:
-        """Return all advantages of a batch, and the state after the step; see `reply_advantages`. A cut
-        reply is never reinforced."""
+        """Return all advantages of a batch, and the state after the step, as `reply_advantages`
+        does. A cut reply is never reinforced."""
         samples = [item.sample for item in items]
         per_sample, state = self.reply_advantages(samples, cfg, state)
         reward, distill = self.reward_weight * cfg.w_rl, self.distill_weight * cfg.w_opd
