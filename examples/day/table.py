@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tinker_claw.billing.prices import Price
-from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.database import open_read_only
 from tinker_claw.ledger.figures import read_live
 from tinker_claw.ledger.samples import JUDGED_BY
 from tinker_claw.types import Usage
@@ -74,7 +74,7 @@ class Day:
 
 def read(data: Path, seed: int, silences: Sequence[int], shared: int) -> Day:
     """Read a day's figures. `silences`: tokens sampled for each message."""
-    with reading(data / "ledger.sqlite3") as rows:
+    with open_read_only(data / "ledger.sqlite3") as rows:
         kinds = rows.pairs("SELECT kind, COUNT(*) FROM turns GROUP BY kind")
         judges = rows.pairs(f"SELECT by_tools, COUNT(*) FROM ({_SAMPLES}) GROUP BY by_tools")
         sums = rows.row("SELECT SUM(prefill), SUM(cached), SUM(sampled), SUM(trained) FROM spend")

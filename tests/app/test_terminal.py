@@ -23,7 +23,7 @@ from tinker_claw.app.terminal import Terminal as Shown
 from tinker_claw.billing.estimate import announce
 from tinker_claw.billing.prices import price_in_force
 from tinker_claw.config.load import load
-from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.database import FILE, open_read_only
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.samples import read_queue
 from tinker_claw.telemetry import configure, log
@@ -96,7 +96,7 @@ def test_the_bar_to_the_next_step_leaves_out_a_baseline_that_makes_none(tmp_path
         talk.say("What is 12 + 5?")
         talk.say("Great, thank you!")
         terminal.until(r"turn 1, verdict \+1")
-        with reading(tmp_path / FILE) as rows:
+        with open_read_only(tmp_path / FILE) as rows:
             assert terminal.shows(lambda: len(read_queue(rows)) == 1, PATIENCE_S)
         talk.say("Great, thank you!")
         judged = r"turn 2, verdict \+1.*next step \[\.{16}\] 0/16"

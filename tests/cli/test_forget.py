@@ -15,7 +15,7 @@ from tests.support.ledger import judgeable, new_turn, sample_counts, sql
 from tests.support.stories import METRICS, run
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import BLOCK, pack_ids, raw_ids
-from tinker_claw.ledger.database import WritingConnection, reading
+from tinker_claw.ledger.database import WritingConnection, open_read_only
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import forget, from_turn, in_session
@@ -239,7 +239,7 @@ def test_without_room_for_a_copy_it_is_forgotten_and_the_error_says_so(
 
 async def test_others_go_on_while_it_waits_for_a_reader(talk: Talk, tmp_path: Path) -> None:
     talk.turn("a")
-    with reading(talk.ledger.path) as outside:
+    with open_read_only(talk.ledger.path) as outside:
         with outside.moment():
             assert outside.one("SELECT COUNT(*) FROM turns") == 1
             found_it = in_session("a", None)

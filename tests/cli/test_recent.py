@@ -14,14 +14,14 @@ from tests.support.ledger import new_turn, sql
 from tests.support.lives import ROOT
 from tests.support.stories import run
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.database import SCHEMA_VERSION, reading
+from tinker_claw.ledger.database import SCHEMA_VERSION, open_read_only
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.turn_view import TurnView
 from tinker_claw.ledger.views import Filter, read_turns
 
 
 def newest(path: Path, limit: int) -> list[TurnView]:
-    with reading(path) as rows, rows.moment():
+    with open_read_only(path) as rows, rows.moment():
         return read_turns(rows, Filter(), limit)
 
 

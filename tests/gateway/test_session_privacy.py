@@ -25,7 +25,7 @@ from tinker_claw.cli.status import describe
 from tinker_claw.formats.chat import Chat, parse_chat
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.secrets import SecretSearch
-from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.database import open_read_only
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.ledger.samples import NO_GRADIENT
@@ -159,7 +159,7 @@ async def test_secret_in_the_system_prompt_does_not_silence_its_session(world: W
     assert ids_of(world, 1) == world.sampler.prompts[0], "to be trained it is needed whole"
     assert not sql(world.ledger).rows("SELECT * FROM prompt_blocks"), "no other turn shares its ids"
     assert SECRET.encode() not in written(world), "no text holds it"
-    with reading(world.ledger.path) as found:
+    with open_read_only(world.ledger.path) as found:
         assert read_prompt(found, 1) == (), "nobody is shown it"
 
 
@@ -524,8 +524,8 @@ def test_what_was_seen_of_a_history_is_not_searched_again() -> None:
     assert len(captured.encoded()) > 40_000
     redactor = Counting(["secrets"])
     search = SecretSearch(redactor, ComputeRounds())
-    assert search.holds(parse_chat(captured.encoded())) is None
+    assert search.secret_in(parse_chat(captured.encoded())) is None
     before = redactor.searched
     assert before > len(captured.body["messages"])
-    assert search.holds(parse_chat(captured.encoded())) is None  # strings of its own
+    assert search.secret_in(parse_chat(captured.encoded())) is None  # strings of its own
     assert redactor.searched == before

@@ -18,7 +18,7 @@ from tinker_claw.cli.explain import explained
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import INCLUDED, ask
-from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.database import open_read_only
 from tinker_claw.ledger.figures import read_figures
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.turn_state import Reason
@@ -179,7 +179,7 @@ async def test_owners_are_those_whom_the_settings_name(tmp_path: Path, renderer:
 
 
 def status(world: World) -> dict[str, str]:
-    with reading(world.ledger.path) as rows:
+    with open_read_only(world.ledger.path) as rows:
         return dict(run_fields(read_figures(rows, 16)))
 
 
@@ -199,7 +199,7 @@ async def test_an_unclear_message_teaches_nothing(world: World) -> None:
     assert (states[1], states[2]) == (None, NextState("user", "no, shorter"))
     assert sql(world.ledger).rows("SELECT * FROM feedback") == []
     assert status(world)["unclear"].startswith("1 message of clown taught")
-    with reading(world.ledger.path) as rows:
+    with open_read_only(world.ledger.path) as rows:
         text = "\n".join(explained(rows, 2, text=True))
     assert f"(unclear: {FRAMED})" in " ".join(text.split())
 
@@ -235,7 +235,7 @@ async def test_explain_names_the_writer_of_every_piece(world: World) -> None:
     world.say("A neighbour.", "ok")
     more = direct(QUOTED, words="No.")
     await hold(world, direct(words="Who is Eve?"), assistant("A neighbour."), more)
-    with reading(world.ledger.path) as rows:
+    with open_read_only(world.ledger.path) as rows:
         first, second = ([*explained(rows, turn, text=True)] for turn in (1, 2))
     pieces = " ".join("\n".join(second).split())
     assert "(Conversation info:)" in pieces

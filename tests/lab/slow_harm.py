@@ -26,7 +26,7 @@ from examples.personalize.scenario import of_demo, read
 from examples.personalize.users import USERS
 from tests.support.scripted_users import demo_run
 from tinker_claw.learner.gate import REFUSED
-from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.database import FILE, open_read_only
 
 STEPS = 16
 PROBLEMS = 128
@@ -45,7 +45,7 @@ def drawn(rng: Random, _: int) -> Skills:
 
 def losses(folder: Path) -> tuple[float, int]:
     """Return the newest version's loss since the base, and how many versions were refused."""
-    with reading(folder / FILE) as rows:
+    with open_read_only(folder / FILE) as rows:
         whole = rows.column(
             "SELECT metrics ->> '$.gate.whole' FROM steps WHERE status = 'committed' ORDER BY id"
         )

@@ -43,7 +43,7 @@ from tinker_claw.learner.gate import (
     loss,
 )
 from tinker_claw.learner.parts import LoopParts
-from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.database import open_read_only
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.versions import VoidStepError
 from tinker_claw.policy import Sampler
@@ -268,7 +268,7 @@ async def test_version_that_lost_something_answers_nobody_and_its_batch_is_set_a
         four(w)
         await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 4)
         assert w.policy.current is first
-        with reading(w.ledger.path) as rows:
+        with open_read_only(w.ledger.path) as rows:
             told = " ".join(" ".join(explained(rows, 1, text=False)).split())
         assert Reason.STEPS_FAILED in told
         (said,) = errors(w)

@@ -20,9 +20,9 @@ from tinker_claw.billing.prices import Price
 from tinker_claw.cli import main
 from tinker_claw.errors import JudgeError, OutageError
 from tinker_claw.judge.prompts import Schema
-from tinker_claw.learner.judging import UNREADABLE, Breaker
+from tinker_claw.learner.breaker import UNREADABLE, Breaker
 from tinker_claw.learner.rollback import RollbackOperations
-from tinker_claw.ledger.database import FILE, Rows, reading
+from tinker_claw.ledger.database import FILE, Rows, open_read_only
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.jobs import TRIES
 from tinker_claw.ledger.ledger import Ledger
@@ -374,7 +374,7 @@ async def test_a_denied_call_is_a_tool_s_rejection_and_no_judge_is_asked(tmp_pat
         assert [verdict and verdict.value for verdict in found] == [-1, 0]
         assert (w.says.asked, judgements.hints(no), w.ledger.lessons.of_user()) == (0, (), [])
         assert w.ledger.samples.queued() == 1
-        with reading(tmp_path / FILE) as rows:
+        with open_read_only(tmp_path / FILE) as rows:
             told = "\n".join(one for turn in (no, stopped) for one in verdict_of(rows, turn))
         assert told == "-1 by the agent's program\n0 by the agent's program"
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.ledger import judgeable, new_turn, queue, sql, sql_connection
 from tinker_claw.ledger import prune
-from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.database import open_read_only
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.views import turns_in_full
@@ -72,7 +72,7 @@ def test_a_decline_is_looked_for_from_the_newest_session_on(ledger: Ledger) -> N
 def test_an_export_without_ids_reads_no_prompt(ledger: Ledger, tokens: bool) -> None:
     ledger.turns.add(new_turn(ledger, prompt=tuple(range(3000))))
     asked = list[str]()
-    with reading(ledger.path) as rows:
+    with open_read_only(ledger.path) as rows:
         rows._connection.set_trace_callback(asked.append)
         (record,) = turns_in_full(rows, tokens=tokens)
     assert ("prompt" in record) == tokens

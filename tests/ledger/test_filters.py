@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.many_turns import fill
-from tinker_claw.ledger.database import FILE, Outside, reading
+from tinker_claw.ledger.database import FILE, Outside, open_read_only
 from tinker_claw.ledger.views import Filter, read
 
 TURNS, LIMIT = 1500, 51
@@ -19,7 +19,7 @@ TURNS, LIMIT = 1500, 51
 def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
     directory = tmp_path_factory.mktemp("filters")
     fill(directory, TURNS)
-    with reading(directory / FILE) as opened, opened.moment():
+    with open_read_only(directory / FILE) as opened, opened.moment():
         yield opened
 
 

@@ -27,7 +27,7 @@ from tinker_claw.cli.explain import explained
 from tinker_claw.config.settings import Keeping
 from tinker_claw.errors import ForgottenError, LedgerError
 from tinker_claw.ledger import prune
-from tinker_claw.ledger.database import WritingConnection, reading
+from tinker_claw.ledger.database import WritingConnection, open_read_only
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.turn_view import read_contents, read_turn
@@ -114,7 +114,7 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
     figures = (sample_counts(ledger), verdict_counts(ledger), step_counts(ledger))
     assert trim(ledger, before=time.time() + 1) == 1
     assert (sample_counts(ledger), verdict_counts(ledger), step_counts(ledger)) == figures
-    with reading(ledger.path) as rows, rows.moment():
+    with open_read_only(ledger.path) as rows, rows.moment():
         view, contents = read_turn(rows, turn), read_contents(rows, turn)
         text = " ".join(explained(rows, turn, text=True))
     assert view is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.database import FILE, SCHEMA_VERSION, reading
+from tinker_claw.ledger.database import FILE, SCHEMA_VERSION, open_read_only
 from tinker_claw.ledger.ledger import Ledger
 
 
@@ -19,7 +19,7 @@ def open_it(file: Path) -> None:
 
 
 def read_it(file: Path) -> None:
-    with reading(file):
+    with open_read_only(file):
         pass
 
 

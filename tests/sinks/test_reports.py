@@ -11,7 +11,7 @@ from tests.support.stories import SECRET, Told, every_state
 from tinker_claw import sinks
 from tinker_claw.config.load import load
 from tinker_claw.errors import ConfigError
-from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.database import FILE, open_read_only
 from tinker_claw.ledger.spend import Bill
 from tinker_claw.sinks import base
 from tinker_claw.sinks.base import Report, TrackedRun, read_reports, read_run
@@ -19,7 +19,7 @@ from tinker_claw.types import Usage
 
 
 def reports(directory: Path, after: int = 0) -> tuple[TrackedRun, list[Report]]:
-    with reading(directory / FILE) as ledger, ledger.moment():
+    with open_read_only(directory / FILE) as ledger, ledger.moment():
         return read_run(ledger), read_reports(ledger, after)
 
 

@@ -57,7 +57,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     "committing": ("tinker_claw.ledger.versions:_insert_version",),
     "committed": ("tinker_claw.ledger.versions:StepTable.commit",),
     "swapped": ("tinker_claw.policy:PolicyHolder.swap",),
-    "turn being written": ("tinker_claw.ledger.turns:store",),
+    "turn being written": ("tinker_claw.ledger.turns:store_prompt",),
     "turn written": ("tinker_claw.ledger.turns:TurnTable.add",),
     "judging": ("tinker_claw.judge.judge:Judge.judge",),
     "judged": ("tinker_claw.ledger.judgements:JudgementTable.add",),

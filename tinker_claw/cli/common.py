@@ -25,7 +25,7 @@ from tinker_claw.config.flags import wrong
 from tinker_claw.config.load import CONFIG, load_given, names_run
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError, LedgerError
-from tinker_claw.ledger.database import FILE, Outside, is_locked, reading
+from tinker_claw.ledger.database import FILE, Outside, is_locked, open_read_only
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.words import printable
 
@@ -104,7 +104,7 @@ class RunCommand(Command):
         alone = alone and not self._parsed.get(CONFIG)
         if not alone or not file.exists():
             return settings
-        with reading(file) as rows:
+        with open_read_only(file) as rows:
             held = rows.pairs("SELECT key, value FROM meta")
         own = {flag: held[key] for key, flag in _HELD.items() if key in held}
         return load_given({**self._parsed, **own})
@@ -136,7 +136,7 @@ class LedgerCommand(Command):
     @contextmanager
     def rows(self) -> Generator[Outside]:
         """Open the ledger at one moment, to be read."""
-        with reading(self.ledger) as ledger, ledger.moment():
+        with open_read_only(self.ledger) as ledger, ledger.moment():
             yield ledger
 
     def carry_out(

@@ -47,7 +47,7 @@ from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.formats import spoken
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.prompts import INCLUDED, Prompts, ask
-from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.database import FILE, open_read_only
 from tinker_claw.ledger.ledger import holds_run
 from tinker_claw.methods import METHODS, build
 from tinker_claw.methods.base import require, student_topk
@@ -313,7 +313,7 @@ class Checks:
             raise ConfigError(f"{there} has {free_gb:.1f} GB left; free some, or choose --data-dir")
         held = False
         if self.ledger.exists():
-            with reading(self.ledger) as rows:
+            with open_read_only(self.ledger) as rows:
                 held = holds_run(rows, self.settings.bound)
         state = "holds a run, which continues" if held else "is new"
         return Finding(f"{directory} {state}; {free_gb:.0f} GB free")

@@ -20,7 +20,7 @@ from tinker_claw.cli.common import LedgerCommand, room_beside, write
 from tinker_claw.cli.versions import AS_SHOWN, named
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import BackendError, ConfigError, UndoError
-from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.database import open_read_only
 from tinker_claw.ledger.lessons import NOT_TOLD, of_user
 from tinker_claw.ledger.turn_view import Record, run_of
 from tinker_claw.ledger.views import turns_in_full
@@ -85,7 +85,7 @@ class Export(LedgerCommand):
         _write(target, lines, "The lessons are")
 
     def _turns(self, target: Path) -> None:
-        with reading(self.ledger) as ledger:
+        with open_read_only(self.ledger) as ledger:
             records = turns_in_full(ledger, tokens=self.tokens)
             lines = (json.dumps(record, ensure_ascii=False) for record in records)
             _write(target, lines, "{} turns are")

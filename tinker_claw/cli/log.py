@@ -28,7 +28,7 @@ from tinker_claw.cli.common import (
 )
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import ConfigError
-from tinker_claw.ledger.database import Outside, reading
+from tinker_claw.ledger.database import Outside, open_read_only
 from tinker_claw.ledger.turn_view import Record, read_openings
 from tinker_claw.ledger.views import Filter, Table, in_full, read
 from tinker_claw.words import moment, step_word, vote
@@ -92,7 +92,7 @@ class Log(LedgerCommand):
 
     def run(self) -> int:
         limit = self.limit or (None if self.json_lines else ROWS)
-        with reading(self.ledger) as ledger:
+        with open_read_only(self.ledger) as ledger:
             # One row more shows whether there are more than a table holds.
             most = limit if limit is None or self.json_lines else limit + 1
             with ledger.moment():

@@ -181,7 +181,7 @@ class Generation:
         stops, sampled = self._job.params.stop_tokens, completion.tokens
         ended = sampled[-1:] and sampled[-1] in stops
         text = self._deps.renderer.decode(sampled[:-1] if ended else sampled).strip()
-        return self._deps.secrets.holds_text(text, self._job.kept.secrets)
+        return self._deps.secrets.secret_in_text(text, self._job.kept.secrets)
 
     def _untrained_because(self, completion: Completion, holds: str | None) -> TurnRefusal | None:
         if self._job.untrained_because is not None:

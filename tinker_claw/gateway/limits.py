@@ -132,7 +132,7 @@ class Limits:
             self._here[user, episode] -= 1
             self._bytes[user, episode] -= caller.bytes
 
-    def hold(self, caller: Caller, count: int) -> None:
+    def count_bytes(self, caller: Caller, count: int) -> None:
         """Count further bytes of a request's body.
 
         Raises:
@@ -207,7 +207,7 @@ async def read_body(
                 if len(received) + len(piece) > most:
                     raise too_long
                 if caller is not None:
-                    caller.limits.hold(caller, len(piece))
+                    caller.limits.count_bytes(caller, len(piece))
                 received += piece
                 more = message.get("more_body", False)
     except TimeoutError as error:
@@ -229,7 +229,7 @@ async def _decoded(body: bytes, coding: str, caller: Caller | None) -> bytes:
     except TooLongError as error:
         raise _too_large(MAX_BODY_BYTES) from error
     if caller is not None and len(decoded) > len(body):
-        caller.limits.hold(caller, len(decoded) - len(body))
+        caller.limits.count_bytes(caller, len(decoded) - len(body))
     return decoded
 
 

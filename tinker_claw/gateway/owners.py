@@ -46,8 +46,9 @@ class Owners:
             return replace(surface, belongs=Belongs.NOBODY, because=because)
         return surface
 
-    def has(self, user: str, sender: Sender) -> bool:
-        """Return whether the sender of a channel's message is an owner."""
+    def check_sender(self, user: str, sender: Sender) -> bool:
+        """Return whether the sender of a channel's message is an owner; of one who is not, say once
+        which line would name them."""
         if sender.id is None or sender.channel is None or sender.group:
             return False
         if f"{sender.channel}:{sender.id}".lower() in self._named:

@@ -242,7 +242,7 @@ def _identify(
     writers_of = partial(
         attribute,
         surface=identity.surface,
-        is_owner=partial(deps.owners.has, caller.user),
+        is_owner=partial(deps.owners.check_sender, caller.user),
         carried=carried(request.messages),
     )
     obeys = identity.kind is Kind.MAIN and _is_personal(identity)

@@ -40,7 +40,7 @@ class SecretSearch:
     def __init__(self, redactor: Redactor, compute: ComputeRounds) -> None:
         self._redactor = redactor
         self._compute = compute
-        self._held = LRUCache[_Key, str](TEXTS)
+        self._descriptions = LRUCache[_Key, str](TEXTS)
         self._lock = Lock()  # large requests are searched in a thread
 
     async def search(
@@ -49,47 +49,48 @@ class SecretSearch:
         """Search a request, much new text in a thread; then wait for a round of the event loop.
 
         Return None where it holds none; else the description of one in its words, results or tools
-        (None: there is none), and the secrets that stand before the conversation. The former ends
-        what its session teaches. The latter, in the system prompt or in files that a harness shows,
-        are in every prompt of an agent whose workspace has a key in it.
+        (None: there is none), and the secrets that stand before the conversation. A secret in the
+        words keeps this turn and the later ones of its session from being trained. Those before the
+        conversation, in the system prompt or in files that a harness shows, are in every prompt of
+        an agent whose workspace has a key in it, and are only redacted.
 
         Args:
             writers_of: gives every piece of a message its writer.
         """
-        new = (m for m in request.messages if not is_cached(self._held_by, m))
+        new = (m for m in request.messages if not is_cached(self._secret_in_message, m))
         size = sum(_EACH + len(text) for message in new for text in _texts(message))
-        tools = bool(request.tools) and not is_cached(self._held_by_tools, request.tools)
+        tools = bool(request.tools) and not is_cached(self._secret_in_tools, request.tools)
         if tools or size >= _LONG:
-            await self._compute.aside(lambda: self.holds(request))
+            await self._compute.aside(lambda: self.secret_in(request))
         await self._compute.own_round()
-        if self.holds(request) is None:
+        if self.secret_in(request) is None:
             return None
         before, others = _before_the_conversation(request.messages, writers_of)
-        each = map(self._redactor.values, filter(self.holds_text, before))
+        each = map(self._redactor.values, filter(self.secret_in_text, before))
         secrets = tuple(dict.fromkeys(value for value in chain(*each) if len(value) >= _BARE))
-        texts = (self.holds_text(text, secrets) for text in chain(request.stop, others))
+        texts = (self.secret_in_text(text, secrets) for text in chain(request.stop, others))
         return next(filter(None, chain(texts, self._in_tools(request))), None), secrets
 
-    def holds(self, request: GenerationRequest) -> str | None:
+    def secret_in(self, request: GenerationRequest) -> str | None:
         """Describe a secret or personal data in a request; None: there is none."""
-        stops = map(self.holds_text, request.stop)
-        messages = (cached(self._held_by, message) for message in request.messages)
+        stops = map(self.secret_in_text, request.stop)
+        messages = (cached(self._secret_in_message, message) for message in request.messages)
         return next(filter(None, chain(stops, messages, self._in_tools(request))), None)
 
-    def holds_text(self, text: str, secrets: Iterable[str] = ()) -> str | None:
+    def secret_in_text(self, text: str, secrets: Iterable[str] = ()) -> str | None:
         """Describe a secret or personal data in a text; None: there is none.
 
         Args:
             secrets: those of the system prompt, which may stand in it without their form.
         """
-        description = self._holds(_key(text), [text])
+        description = self._secret_in(_key(text), [text])
         if description is None and any(secret in text for secret in secrets):
             return OF_THE_SYSTEM
         return description
 
     def redact(self, text: str, secrets: Iterable[str] = ()) -> str:
         """Redact a text so that it may be kept. `secrets`: those of the system prompt."""
-        kept = text if self.holds_text(text) is None else self._redactor.redact(text)
+        kept = text if self.secret_in_text(text) is None else self._redactor.redact(text)
         return _without(kept, secrets)
 
     async def redact_any(self, text: str, secrets: Iterable[str] = ()) -> str:
@@ -106,13 +107,13 @@ class SecretSearch:
 
     def name(self, name: str) -> str:
         """Return a client's name for something as it may be kept, the same for the same name."""
-        return name if self.holds_text(name) is None else name_digest(name)
+        return name if self.secret_in_text(name) is None else name_digest(name)
 
     def identity(self, identity: Identity, headers: Mapping[str, str]) -> Identity:
         """Return an identity that may be kept: without secrets in what the client names."""
         name, attempt, surface = self.name, identity.attempt, identity.surface
         # The program's name is a piece of the header, which may be cut within a secret.
-        program = self.holds_text(headers.get("user-agent", ""))
+        program = self.secret_in_text(headers.get("user-agent", ""))
         return replace(
             identity,
             key=name(identity.key),
@@ -131,26 +132,26 @@ class SecretSearch:
             client=identity.client if program is None else "",
         )
 
-    def _held_by(self, message: Message) -> str | None:
-        return next(filter(None, map(self.holds_text, _texts(message))), None)
+    def _secret_in_message(self, message: Message) -> str | None:
+        return next(filter(None, map(self.secret_in_text, _texts(message))), None)
 
     def _in_tools(self, request: GenerationRequest) -> Iterator[str | None]:
         if request.tools:
-            yield cached(self._held_by_tools, request.tools)
+            yield cached(self._secret_in_tools, request.tools)
 
-    def _held_by_tools(self, tools: Sequence[Tool]) -> str | None:
+    def _secret_in_tools(self, tools: Sequence[Tool]) -> str | None:
         # This takes a tenth of what JSON takes.
         packed = marshal.dumps([dict(tool) for tool in tools], 2)
-        return self._holds((hash(packed), len(packed)), _strings(tools))
+        return self._secret_in((hash(packed), len(packed)), _strings(tools))
 
-    def _holds(self, key: _Key, texts: Iterable[str]) -> str | None:
+    def _secret_in(self, key: _Key, texts: Iterable[str]) -> str | None:
         with self._lock:
-            cached_description = self._held.get(key)
+            cached_description = self._descriptions.get(key)
         if cached_description is not None:
             return cached_description or None
         description = next(filter(None, map(self._redactor.holds, texts)), "")
         with self._lock:
-            self._held[key] = description
+            self._descriptions[key] = description
         return description or None
 
 

@@ -127,7 +127,7 @@ class Judge:
                 return wish, 0, number
             if outcome == AGAIN:
                 again.append(number)
-        # Whoever takes a wish for two earlier ones has understood none of them.
+        # A judge that takes a wish for two earlier ones is not believed about either.
         return wish, again[0] if len(again) == 1 else 0, 0
 
     async def _answers(self, question: JudgeQuestion, charge: Charge) -> list[str]:

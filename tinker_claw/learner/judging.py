@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from tinker_claw.conversation.outright import denied
@@ -33,6 +32,7 @@ from tinker_claw.errors import (
     RequestError,
 )
 from tinker_claw.judge.judge import Judge, Judgement
+from tinker_claw.learner.breaker import Breaker, UnreadError
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer, ends_apart
 from tinker_claw.ledger.jobs import TRIES, JudgingJob
@@ -50,76 +50,10 @@ RESTS = Backoff(first_s=60.0, longest_s=3600.0)
 """Waits between the tries of a turn whose answers cannot be read."""
 CONCURRENCY = 8
 """Turns judged at the same time: the samplers that judge also answer users."""
-LATELY = 8
-"""Number of latest tries that show whether the judge works."""
 SILENT_S = 600.0
 """Seconds after which a judge that has not answered a question is failing. It is waited for."""
-UNREADABLE = (
-    "most of the judge's latest answers could not be read: it does not answer in the form it is "
-    "asked for, refuses, or is cut off"
-)
-
 _NONE = Verdict(votes=(), value=None)
 """Verdict of a reply that nobody has rated."""
-
-
-class _Unread(JudgeError):
-    """Raised when the judge answered, and nothing can be read."""
-
-
-@dataclass(slots=True, eq=False)
-class Breaker:
-    """Latest answers of a service. While it fails as a whole, one turn at a time asks it."""
-
-    waits: Backoff
-    shares: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))
-    """Readable share of each of the latest answers, but those for which a turn is to blame."""
-    error: Exception | None = None
-    """Why the last try got no answer; None: it got one, or its turn is to blame."""
-    succeeded: bool = False
-    """Whether the last try succeeded."""
-    failures: int = 0
-    """Failures in a row that blame no turn; those under way at the same time count once."""
-    asks_at: float = 0.0
-    """When the next turn may ask while it fails, in seconds since 1970."""
-
-    @property
-    def trouble(self) -> str | None:
-        """Reason why it fails as a whole; None: it works, as far as known."""
-        if self.error is not None:
-            return str(self.error)
-        return UNREADABLE if 2 * sum(self.shares) < len(self.shares) else None
-
-    def lets(self, now: float, asking: int) -> bool:
-        """Return whether one more turn may ask beside `asking` others."""
-        return self.trouble is None or (now >= self.asks_at and not asking)
-
-    def answered(self, share: float = 1.0) -> None:
-        """Record an answer of which this share can be read."""
-        self.shares.append(share)
-        self.error, self.succeeded, self.failures, self.asks_at = None, True, 0, 0.0
-
-    def failed(self, error: Exception, now: float) -> bool:
-        """Record a failed try; return whether its turn is to blame: the service works, and another
-        turn has succeeded since the last failure."""
-        away = isinstance(error, OutageError | LedgerError)
-        blamed = self.succeeded and self.trouble is None and not away
-        self.succeeded = False
-        if not blamed:
-            self.error = None if isinstance(error, _Unread) else error
-            if not away:
-                self.shares.append(0.0)
-            if now >= self.asks_at:
-                self.failures += 1
-                self.asks_at = now + self.waits.after(self.failures)
-        return blamed
-
-    def end_outage(self) -> bool:
-        """Return whether it was away, and take it for well: no turn waits for it any more."""
-        away = isinstance(self.error, OutageError | LedgerError)
-        if away:
-            self.error, self.failures, self.asks_at = None, 0, 0.0
-        return away
 
 
 class Judging:
@@ -183,7 +117,7 @@ class Judging:
                 jobs = self._waiting(now)
                 for job in jobs:
                     if self._may_start(job, now):
-                        self._busy[job.turn_id] = self._asks(job)
+                        self._busy[job.turn_id] = self._breaker_of(job)
                         group.create_task(self._try(job))
                 self._left = any(job.turn_id not in self._busy for job in jobs)
                 with suppress(TimeoutError):
@@ -210,7 +144,7 @@ class Judging:
             self._wake_learner()
         return jobs
 
-    def _asks(self, job: JudgingJob) -> Breaker | None:
+    def _breaker_of(self, job: JudgingJob) -> Breaker | None:
         """Return what a turn waits for: the judge's verdict, or the teacher that was away."""
         if not job.judged and not (job.episode and self._by_outcome):
             return self.judge_breaker
@@ -218,7 +152,7 @@ class Judging:
 
     def _may_start(self, job: JudgingJob, now: float) -> bool:
         """Return whether a turn may be advanced beside those in hand."""
-        busy, asks = self._busy, self._asks(job)
+        busy, asks = self._busy, self._breaker_of(job)
         if job.turn_id in busy or len(busy) >= self._concurrency or job.due_at > now:
             return False
         if asks is self.judge_breaker and self._needs_none():
@@ -294,11 +228,11 @@ class Judging:
     async def _advance(self, turn_id: int) -> None:
         """Advance one turn as far as possible: to a sample, or to the reason why it is none."""
         ledger, judgements = self._parts.ledger, self._parts.ledger.judgements
-        self._check(turn_id)
+        self._check_open(turn_id)
         turn = ledger.turns.get(turn_id)
         verdict = self._verdict(turn)
         if verdict is None:
-            verdict = await self._ask(turn)
+            verdict = await self._judge_turn(turn)
         hints = judgements.hints(turn_id)
         if verdict.value == 1:
             self._show_to_corrected(turn_id)
@@ -308,7 +242,7 @@ class Judging:
             self._refuse(turn_id, TurnRefusal(reason))
             return
         teacher, untaught = await self._taught(turn, texts)
-        self._check(turn_id)
+        self._check_open(turn_id)
         now = self._verdict(turn) or _NONE, judgements.hints(turn_id)
         if (verdict, hints) != now:
             self.wake()  # feedback has changed them meanwhile
@@ -331,7 +265,7 @@ class Judging:
             return _NONE
         return self._parts.ledger.judgements.verdict(turn.id)
 
-    async def _ask(self, turn: Turn) -> Verdict:
+    async def _judge_turn(self, turn: Turn) -> Verdict:
         state = self._parts.ledger.turns.next_state(turn.id)
         if state is None:  # an episode's last step; its outcome is enough
             return _NONE
@@ -349,7 +283,7 @@ class Judging:
             judgement = await self._answered(turn, state, lessons)
         verdict, read = judgement.verdict, sum(v is not None for v in judgement.verdict.votes)
         if not read:
-            raise _Unread(judgement.answers[0])
+            raise UnreadError(judgement.answers[0])
         self._record(turn.id, judgement, lessons)
         self._parts.telemetry.verdict(
             turn=turn.id,
@@ -362,7 +296,7 @@ class Judging:
         return self._parts.ledger.judgements.verdict(turn.id) or verdict
 
     async def _answered(self, turn: Turn, state: NextState, lessons: Sequence[Lesson]) -> Judgement:
-        self._check(turn.id)  # forgotten while waiting for budget?
+        self._check_open(turn.id)  # forgotten while waiting for budget?
         redact = self._redact
         silent = asyncio.get_running_loop().call_later(self._silent_s, self._is_silent)
         try:
@@ -416,7 +350,7 @@ class Judging:
             self.wake()
 
     def _record(self, turn_id: int, judgement: Judgement, lessons: Sequence[Lesson]) -> None:
-        self._check(turn_id)
+        self._check_open(turn_id)
         verdict, redact = judgement.verdict, self._redact
         ids = [None, *(lesson.id for lesson in lessons)]
         candidate = self._parts.ledger.judgements.add(
@@ -453,7 +387,7 @@ class Judging:
         if self._doubts_hints and not self._parts.ledger.judgements.follows_hints(turn.id):
             return None, TurnRefusal(Reason.UNFOLLOWED_HINTS)
         await spending.room()
-        self._check(turn.id)  # forgotten while waiting for budget?
+        self._check_open(turn.id)  # forgotten while waiting for budget?
         fitting = self._scorer.fitting(turn, texts)
         if isinstance(fitting, TurnRefusal):
             return None, fitting
@@ -476,13 +410,13 @@ class Judging:
             return None, TurnRefusal(Reason.ENDLESS_HINT)
         return scores, None
 
-    def _check(self, turn_id: int) -> None:
+    def _check_open(self, turn_id: int) -> None:
         """Raise where the turn was forgotten meanwhile."""
         if not self._parts.ledger.turns.is_open(turn_id):
             raise ForgottenError
 
     def _refuse(self, turn_id: int, refusal: TurnRefusal) -> None:
-        self._check(turn_id)
+        self._check_open(turn_id)
         self._parts.ledger.turns.refuse(turn_id, refusal)
         self._parts.telemetry.sample("refused", turn=turn_id, reason=str(refusal))
         self._wake_learner()  # an episode may be complete without it

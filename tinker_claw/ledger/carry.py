@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.database import CARRIED_FROM, FILE, Database, Rows, insert, reading
+from tinker_claw.ledger.database import CARRIED_FROM, FILE, Database, Rows, insert, open_read_only
 from tinker_claw.ledger.lessons import State
 from tinker_claw.ledger.turns import hidden, mark_private
 from tinker_claw.ledger.versions import ACCEPTED, ANSWERS
@@ -62,7 +62,7 @@ def carry(old: Path, new: Path) -> CarriedRun:
         LedgerError: `old` is no ledger, too old or without a version, or `new` cannot be written.
         OSError: weights cannot be copied.
     """
-    with reading(old / FILE, oldest=CARRIED_FROM) as rows, rows.moment():
+    with open_read_only(old / FILE, oldest=CARRIED_FROM) as rows, rows.moment():
         line = _line(rows)
         versions = [version["id"] for version in line]
         lessons = [*_lessons(rows)]

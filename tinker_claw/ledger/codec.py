@@ -99,7 +99,7 @@ def rows_of(values: Sequence[_Number], k: int) -> tuple[tuple[_Number, ...], ...
     return tuple(zip(*[iter(values)] * k, strict=True)) if k else ()
 
 
-def store(tx: sqlite3.Connection, raw: bytes, *, shared: bool = True) -> tuple[bytes, bytes]:
+def store_prompt(tx: sqlite3.Connection, raw: bytes, *, shared: bool = True) -> tuple[bytes, bytes]:
     """Return the columns `blocks` and `prompt` for a prompt, and write its new blocks.
 
     Args:
@@ -123,7 +123,7 @@ def _block(tx: sqlite3.Connection, ids: bytes) -> int:
     return int(tx.execute(query, (digest, pack_raw(ids))).lastrowid or 0)
 
 
-def load(database: Rows, row: sqlite3.Row) -> tuple[int, ...]:
+def load_prompt(database: Rows, row: sqlite3.Row) -> tuple[int, ...]:
     """Return the prompt of a row of `turns`.
 
     Raises:

@@ -104,7 +104,7 @@ class Outside(Rows):
 
 
 @contextmanager
-def reading(path: Path, *, oldest: int = SCHEMA_VERSION) -> Generator[Outside]:
+def open_read_only(path: Path, *, oldest: int = SCHEMA_VERSION) -> Generator[Outside]:
     """Open the ledger file `path` for reading.
 
     Args:

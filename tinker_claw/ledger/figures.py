@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinker_claw.evidence import CLAIM, Rate, TwoRates, in_words, odds, record
-from tinker_claw.ledger.database import FILE, Rows, reading
+from tinker_claw.ledger.database import FILE, Rows, open_read_only
 from tinker_claw.ledger.decline import read_decline
 from tinker_claw.ledger.firsts import First, read_firsts
 from tinker_claw.ledger.samples import read_queue, ready
@@ -90,7 +90,7 @@ def read_overview(directory: Path, batch_size: int) -> Record:
     Raises:
         LedgerError: it holds no ledger, or one that cannot be read.
     """
-    with reading(directory / FILE) as ledger, ledger.moment():
+    with open_read_only(directory / FILE) as ledger, ledger.moment():
         return read_figures(ledger, batch_size)
 
 

@@ -13,7 +13,7 @@ from tinker_claw.ledger.database import Rows
 from tinker_claw.types import Images, PlacedImage
 
 
-def keep(tx: sqlite3.Connection, turn: int, images: Images) -> None:
+def store_images(tx: sqlite3.Connection, turn: int, images: Images) -> None:
     """Store the images of a new turn, and their positions in its prompt."""
     for image in images:
         digest = sha256(image.data).digest()
@@ -27,7 +27,7 @@ def keep(tx: sqlite3.Connection, turn: int, images: Images) -> None:
         )
 
 
-def kept(rows: Rows, turn: int) -> Images:
+def images_of(rows: Rows, turn: int) -> Images:
     """Return the images of a turn that were kept."""
     image_rows = rows.rows(
         "SELECT at, tokens, data, format FROM turn_images JOIN images ON images.id = image_id "

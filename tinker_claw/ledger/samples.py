@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tinker_claw.ledger.codec import (
     flat,
-    load,
+    load_prompt,
     pack_floats,
     pack_ids,
     rows_of,
@@ -25,7 +25,7 @@ from tinker_claw.ledger.codec import (
 )
 from tinker_claw.ledger.database import LedgerTable, Rows, insert
 from tinker_claw.ledger.groups import COMPARED, expire_mates
-from tinker_claw.ledger.images import kept
+from tinker_claw.ledger.images import images_of
 from tinker_claw.ledger.turns import STEP, check_kept, completion_of, set_state, told_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
@@ -152,14 +152,14 @@ class SampleTable(LedgerTable):
                 refusal=TurnRefusal(Reason.TOO_OLD),
             )
             expired += expire_left_behind(tx, read_line(self._db))
-            for column, kept in (("bare", KEPT_BARE), ("baseline", KEPT_BASELINE)):
+            for column, most in (("bare", KEPT_BARE), ("baseline", KEPT_BASELINE)):
                 older = (
                     "SELECT turn_id FROM samples JOIN turns ON turns.id = turn_id "
                     f"WHERE state = 'queued' AND {column} ORDER BY samples.id DESC "
                     "LIMIT -1 OFFSET ?"
                 )
                 expired += set_state(
-                    tx, TurnState.REFUSED, f"id IN ({older})", kept, refusal=NO_GRADIENT
+                    tx, TurnState.REFUSED, f"id IN ({older})", most, refusal=NO_GRADIENT
                 )
             return expired + expire_mates(tx)
 
@@ -183,7 +183,9 @@ class SampleTable(LedgerTable):
             ids,
             count,
         )
-        return [_sample(row, load(self._db, row), kept(self._db, row["id"])) for row in rows]
+        return [
+            _sample(row, load_prompt(self._db, row), images_of(self._db, row["id"])) for row in rows
+        ]
 
     def queued_of(self, version: int) -> list[int]:
         """Return the ids of queued samples whose replies this version sampled."""

@@ -57,7 +57,7 @@ class Spent:
         return Spent(self.usage + bill.usage, usd, self.unpriced + unpriced)
 
 
-def write(
+def write_bill(
     tx: sqlite3.Connection, bill: Bill, *, turn_id: int | None = None, step_id: int | None = None
 ) -> None:
     """Add a bill within a transaction; a turn forgotten meanwhile is left out."""
@@ -73,7 +73,7 @@ class SpendTable(LedgerTable):
 
     def add(self, bill: Bill, *, turn_id: int | None = None, step_id: int | None = None) -> None:
         with self._db.transaction() as tx:
-            write(tx, bill, turn_id=turn_id, step_id=step_id)
+            write_bill(tx, bill, turn_id=turn_id, step_id=step_id)
 
     def total(
         self,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tinker_claw.ledger.codec import load, unpack_floats
+from tinker_claw.ledger.codec import load_prompt, unpack_floats
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.lessons import read_runs
 from tinker_claw.ledger.turns import OUTCOME, completion_of, state_of
@@ -261,7 +261,7 @@ def read_openings(rows: Rows, turns: Iterable[int], most: int) -> dict[int, str]
 def read_prompt(rows: Rows, turn_id: int) -> tuple[int, ...]:
     """Return the prompt's token ids; () where they are gone, or hold a secret."""
     row = rows.row("SELECT id, blocks, prompt FROM turns WHERE id = ? AND NOT secret", turn_id)
-    return () if row is None else load(rows, row)
+    return () if row is None else load_prompt(rows, row)
 
 
 def run_of(rows: Rows) -> dict[str, str]:

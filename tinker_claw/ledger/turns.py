@@ -17,18 +17,18 @@ from typing import Any
 from tinker_claw.errors import ForgottenError
 from tinker_claw.ledger.codec import (
     flat,
-    load,
+    load_prompt,
     pack_floats,
     pack_ids,
     raw_ids,
     rows_of,
-    store,
+    store_prompt,
     unpack_floats,
     unpack_ids,
 )
 from tinker_claw.ledger.database import LedgerTable, insert
-from tinker_claw.ledger.images import keep, kept
-from tinker_claw.ledger.spend import Bill, write
+from tinker_claw.ledger.images import images_of, store_images
+from tinker_claw.ledger.spend import Bill, write_bill
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.served import Place, ServedTurn
 from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
@@ -301,7 +301,7 @@ class TurnTable(LedgerTable):
             if not keeps_ids:
                 prompt = replace(prompt, tokens=(), lesson_block=None)
                 done = replace(done, params=replace(done.params, stop=()), **_NO_TOKENS)
-            blocks, rest = store(tx, raw_ids(prompt.tokens), shared=not secret)
+            blocks, rest = store_prompt(tx, raw_ids(prompt.tokens), shared=not secret)
             values |= {
                 "state": TurnState.REFUSED if refusal else TurnState.WAITING,
                 "reason": refusal and refusal.reason,
@@ -315,9 +315,9 @@ class TurnTable(LedgerTable):
             }
             turn_id = insert(tx, "turns", values)
             if refusal is None:
-                keep(tx, turn_id, turn.images)
+                store_images(tx, turn_id, turn.images)
             if bill is not None:
-                write(tx, bill, turn_id=turn_id)
+                write_bill(tx, bill, turn_id=turn_id)
         return turn_id
 
     def latest(
@@ -368,7 +368,7 @@ class TurnTable(LedgerTable):
         )
         if row is None:
             raise KeyError(turn_id)
-        return _turn(row, load(self._db, row), kept(self._db, turn_id))
+        return _turn(row, load_prompt(self._db, row), images_of(self._db, turn_id))
 
     def next_state(self, turn_id: int) -> NextState | None:
         row = self._db.row("SELECT role, text, beside FROM next_states WHERE turn_id = ?", turn_id)
@@ -433,11 +433,11 @@ def check_kept(tx: sqlite3.Connection, turn_id: int) -> None:
     Raises:
         ForgottenError: it was forgotten meanwhile, or what followed it.
     """
-    kept = (
+    still_open = (
         "SELECT 1 FROM turns WHERE id = ? AND state <> 'forgotten' AND NOT dropped "
         "AND reason IS NOT ?"
     )
-    if tx.execute(kept, (turn_id, Reason.FORGOTTEN_NEXT)).fetchone() is None:
+    if tx.execute(still_open, (turn_id, Reason.FORGOTTEN_NEXT)).fetchone() is None:
         raise ForgottenError(f"turn {turn_id} was forgotten meanwhile")
 
 

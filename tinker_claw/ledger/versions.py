@@ -355,7 +355,7 @@ class StepTable(LedgerTable):
             VoidStepError: one of its samples was forgotten meanwhile, or its lesson was changed.
             LedgerError: the step is not open, or one of its samples is not queued any more.
         """
-        kept = to_json(metrics, inf_nan_mode="null").decode()
+        metrics_json = to_json(metrics, inf_nan_mode="null").decode()
         with self._db.transaction() as tx:
             version = _insert_version(
                 tx, PolicyVersion(0, parent.id, parent.step + 1, state_ref, sampler_ref)
@@ -363,7 +363,7 @@ class StepTable(LedgerTable):
             closed = tx.execute(
                 "UPDATE steps SET status = 'committed', version = ?, finished_at = ?, metrics = ? "
                 "WHERE id = ? AND status = 'intent'",
-                (version.id, time.time(), kept, step_id),
+                (version.id, time.time(), metrics_json, step_id),
             ).rowcount
             planned = tx.execute(
                 "SELECT COUNT(*) FROM step_samples WHERE step_id = ?", (step_id,)
@@ -395,7 +395,7 @@ class StepTable(LedgerTable):
         """Void a step, unless it is committed; its samples stay queued."""
         with self._db.transaction() as tx:
             _void(tx, error, why, json.dumps([step_id]))
-            _hear(tx)
+            _apply_late_feedback(tx)
 
     def void_unfinished(
         self, why: str = "the process ended before the step was committed"
@@ -404,7 +404,7 @@ class StepTable(LedgerTable):
         with self._db.transaction() as tx:
             void = self._db.column("SELECT id FROM steps WHERE status = 'intent'")
             _void(tx, why, Void.AWAY, json.dumps(void))
-            _hear(tx)
+            _apply_late_feedback(tx)
         return void
 
     def roll_back(self, to: PolicyVersion) -> PolicyVersion:
@@ -471,7 +471,7 @@ def _void(
     )
 
 
-def _hear(tx: sqlite3.Connection) -> None:
+def _apply_late_feedback(tx: sqlite3.Connection) -> None:
     """Apply feedback that came while a step trained its reply, now that the step is void."""
     turn_rows = tx.execute(
         "SELECT DISTINCT feedback.turn_id FROM feedback "

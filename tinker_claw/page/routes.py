@@ -36,7 +36,7 @@ from tinker_claw.gateway import errors
 from tinker_claw.gateway.auth import Keys, Principal
 from tinker_claw.gateway.limits import read_body
 from tinker_claw.learner.rollback import RollbackOperations
-from tinker_claw.ledger.database import Rows, reading
+from tinker_claw.ledger.database import Rows, open_read_only
 from tinker_claw.ledger.feedback import LONGEST_TEXT, About, Feedback, Given
 from tinker_claw.ledger.lessons import Rule
 from tinker_claw.ledger.views import Filter
@@ -316,7 +316,7 @@ class _Page:
 
     async def _read(self, look: Callable[[Rows], T]) -> T:
         def there() -> T:
-            with reading(self._deps.ledger) as ledger, ledger.moment():
+            with open_read_only(self._deps.ledger) as ledger, ledger.moment():
                 return look(ledger)
 
         try:

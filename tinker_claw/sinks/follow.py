@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tinker_claw.ledger.database import FILE, Outside, reading
+from tinker_claw.ledger.database import FILE, Outside, open_read_only
 from tinker_claw.sinks.base import Sink, read_reports, read_run, sink
 
 LOOK_S: Final = 1.0
@@ -32,7 +32,7 @@ ANSWER_S: Final = 120
 def main(name: str, directory: Path) -> None:
     """Report every step to the sink until standard input ends."""
     os.umask(0o077)
-    with reading(directory / FILE) as ledger:
+    with open_read_only(directory / FILE) as ledger:
         with ledger.moment():
             run = read_run(ledger)
         run.folder.mkdir(exist_ok=True)

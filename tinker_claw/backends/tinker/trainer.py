@@ -39,7 +39,7 @@ from tinker_claw.errors import (
     LearningEndedError,
     StepError,
 )
-from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.database import FILE, open_read_only
 from tinker_claw.policy import KEPT_SAMPLERS, KEPT_STATES
 from tinker_claw.types import (
     Adam,
@@ -106,7 +106,7 @@ def _has_begun(run: Run) -> bool:
     """Return whether the data directory holds a run of this model."""
     if not (file := run.directory / FILE).exists():
         return False
-    with reading(file) as rows:
+    with open_read_only(file) as rows:
         begun = rows.one("SELECT 1 FROM versions LIMIT 1") is not None
         return begun and rows.meta("model") == run.model_name
 
