@@ -3,6 +3,16 @@
 Rule: a message's known frames are cut from its two ends; what is left is a person's words if it is
 prose, and nobody's otherwise. Whose the person's words are, the session says, never the message.
 Feedback, judge, hints, privacy and histories read this; none of them parses a text by itself.
+
+Which message asks is a question with several answers. Volatile messages never count, and notes of a
+harness only where it is said:
+
+    request_indexes            all user messages that ask, from the first on
+    last_request_index         the newest of those, however long ago
+    asking                     those since the last reply; in a tool loop those that began it
+    newest_request             the newest since the last reply, attached files included; none where
+                               a tool's results ask
+    newest_message_with_words  the newest that holds a person's words
 """
 
 from __future__ import annotations

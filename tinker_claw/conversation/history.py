@@ -103,9 +103,11 @@ class Conversation:
         words are still about the last reply that they read.
         """
         kept: list[Message] = []
-        prompted, summarised = None, None
+        prompted = None  # where an automatic prompt stands that nobody has answered yet
+        summarised = None  # how many stand before the newest summary
         before: Message | None = None
-        answered = nudged = False
+        answered = False  # the harness writes the reply to the note before, too
+        nudged = False  # the reply is to a nudge
         for message in without_volatile(messages):
             if message["role"] == "user" and not is_result(message):
                 if is_volatile(message) or is_nudge(message, before):

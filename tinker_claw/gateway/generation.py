@@ -36,6 +36,7 @@ class Generation:
     def __init__(self, deps: GatewayDeps, job: Job) -> None:
         self._deps = deps
         self._job = job
+        # Not `spending.paying`: this bill is written in the transaction of its turn.
         self._account = Account(partial(deps.spending.record, "serve"))
         self.sampling = Sampling(deps, job, self._account.add)
         """Its version is the one that answers, a stand-in's where the job's own failed."""

@@ -155,7 +155,7 @@ class Job:
         return tuple(PlacedImage(*at, image.clean(), image.format) for at, image in pairs)
 
 
-# Step 1, beside `reading.parse`: the version
+# Step 1, beside `parsing.parse`: the version
 
 
 def is_current(deps: GatewayDeps, model: str) -> bool:
@@ -258,6 +258,7 @@ def _is_personal(who: Identity) -> bool:
     return not (tried or who.surface.group)
 
 
+# Step 3 is `privacy.SessionPrivacy.decide`
 # Step 4: its place in a conversation
 
 

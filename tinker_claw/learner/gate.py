@@ -200,8 +200,8 @@ async def _score(question: Question, reply: Tokens, sampler: Sampler, charge: Ch
 BOUND = 0.15
 """Nats by which right replies may become less likely from one version to the next, in the mean."""
 WHOLE_BOUND = 0.15
-"""The same since the reference: the base, or the version that the owner accepted last. A base of
-1.5 billion parameters that is told to answer in Spanish loses 0.105."""
+"""Nats that they may lose since the reference: the base, or the version that the owner accepted
+last. A base of 1.5 billion parameters that is told to answer in Spanish loses 0.105."""
 CERTAIN = math.log(0.8)
 """Least logprob of a right reply before, of a question that counts: others change by chance."""
 MOST, WHOLE_MOST = 5.0, 1.0

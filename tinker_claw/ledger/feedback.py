@@ -22,8 +22,9 @@ from tinker_claw.types import RatedBy
 ENDED = TurnRefusal(Reason.SESSION_DONE)
 """Why a turn is not trained, unless somebody rates it."""
 NO_EPISODE = "it is of how the session ended, and the session is no episode (X-Turn-Type: episode)"
+"""Why an outcome of a plain session trains no reply."""
 TOO_LATE = "the episode is over: it was queued already, or has expired"
-"""Reason why an outcome trains no reply."""
+"""Why an outcome that comes late trains no reply."""
 _OUTCOMES = (NO_EPISODE, None, TOO_LATE)
 """Reasons why an outcome trains no reply, by `sessions.episode`."""
 
