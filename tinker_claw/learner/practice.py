@@ -27,6 +27,7 @@ from random import Random
 from statistics import fmean, median
 from typing import Any
 
+from tinker_claw.evidence import Rate
 from tinker_claw.learner.gate import Gate
 from tinker_claw.learner.lesson_replies import FirstMessage, LessonReplies, LessonReply
 from tinker_claw.learner.parts import LoopParts
@@ -68,10 +69,13 @@ QUESTION = 500
 """Tokens of the question whether a reply follows the lesson, without that reply."""
 RUNS, DAYS = 3, 30
 """Most runs of a lesson in so many days."""
-JUDGED = 4
-"""Untold first replies, judged by the owner, after which a lesson is learned."""
-REJECTED = 2
-"""Rejections among them that bring the telling back."""
+JUDGED, MOST_JUDGED = 6, 12
+"""Fewest and most untold first replies, judged by the owner, after which a lesson is learned or
+told again."""
+BY_CHANCE = 0.05
+"""Least probability of so many rejections if the owner rejected as often as when it was told. A
+base that follows a told wish in .7 of its replies is rejected twice in four sessions in a third of
+cases, so two rejections alone say little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,26 @@ class PracticePlan:
         named = ("practised", self.practised), ("checked", self.held_out)
         for purpose, messages in named:
             yield from ((purpose, message.turn.id) for message in messages)
+
+
+def is_learned(accepted: Sequence[bool], when_told: Rate) -> bool | None:
+    """Return whether untold replies are accepted about as often as told ones were; None: it cannot
+    be told yet.
+
+    Args:
+        accepted: whether the owner accepted each untold first reply, oldest first.
+        when_told: of first replies that were told the lesson, those that were accepted.
+    """
+    share, n = (when_told.good + 1) / (when_told.of + 2), len(accepted)
+    rejections = accepted.count(False)
+    by_chance = sum(
+        math.comb(n, k) * (1 - share) ** k * share ** (n - k) for k in range(rejections, n + 1)
+    )
+    if by_chance < BY_CHANCE:
+        return False
+    if n >= JUDGED and n - rejections >= (share - FEWER) * n:
+        return True
+    return False if n >= MOST_JUDGED else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +197,15 @@ class Practice:
         """Learn from the owner's verdicts on untold replies; return whether the newest version of
         the ledger is an earlier one again, whose weights are to be loaded."""
         ledger, newest = self._parts.ledger, self._parts.policy.newest.version.id
-        for trial in ledger.practice.provisional(JUDGED):
-            if trial.accepted.count(False) >= REJECTED:
+        for trial in ledger.practice.provisional(MOST_JUDGED):
+            learned = is_learned(trial.accepted, trial.when_told)
+            if learned is False:
                 before = ledger.steps.version(trial.before) if trial.after == newest else None
                 ledger.steps.unlearn(trial.lesson.id, before)
                 back = {} if before is None else {"back_to": before.id}
                 log.warning("practice.rejected", lesson=trial.lesson.id, **back)
                 return before is not None
-            if len(trial.accepted) == JUDGED:
+            if learned:
                 ledger.practice.confirm(trial.lesson)
                 log.info("practice.learned", lesson=trial.lesson.id, version=trial.after)
         return False

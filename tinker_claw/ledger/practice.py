@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from tinker_claw.evidence import Rate
 from tinker_claw.ledger.database import LedgerTable
 from tinker_claw.ledger.firsts import ACCEPTED, FIRSTS
 from tinker_claw.ledger.lessons import VERDICTS, Lesson, State, lesson_of
@@ -25,6 +26,10 @@ SELECT * FROM lessons WHERE state = 'told'
   AND (SELECT SUM(good AND at >= changed_at) >= {TWICE} AND 2 * SUM(good) > COUNT(*)
     FROM {VERDICTS})
 ORDER BY created_at DESC, id DESC
+"""
+_WHEN_TOLD = f"""
+SELECT (SELECT TOTAL(good) FROM {VERDICTS}), (SELECT COUNT(*) FROM {VERDICTS})
+FROM lessons WHERE id = ?
 """
 _ASKED = f"""
 SELECT turns.id FROM sessions CROSS JOIN turns ON session_id = sessions.id
@@ -54,6 +59,8 @@ class ProvisionalLesson:
     after: int
     accepted: tuple[bool, ...]
     """Whether untold first turns since then were accepted, oldest first."""
+    when_told: Rate
+    """Accepted ones of the newest first turns that were told it."""
 
 
 class PracticeTable(LedgerTable):
@@ -100,7 +107,10 @@ class PracticeTable(LedgerTable):
             )
             since = lesson.user, lesson.changed_at, after, lesson.id, most
             accepted = map(bool, self._db.column(_JUDGED, *since))
-            practised.append(ProvisionalLesson(lesson, before, after, tuple(accepted)))
+            ((good, of),) = self._db.rows(_WHEN_TOLD, lesson.id)
+            practised.append(
+                ProvisionalLesson(lesson, before, after, tuple(accepted), Rate(good, of))
+            )
         return practised
 
     def confirm(self, lesson: Lesson) -> None:
