@@ -111,7 +111,7 @@ def is_learned(accepted: Sequence[bool], when_told: Rate) -> bool | None:
         accepted: whether the owner accepted each untold first reply, oldest first.
         when_told: of first replies that were told the lesson, those that were accepted.
     """
-    share, n = (when_told.good + 1) / (when_told.of + 2), len(accepted)
+    share, n = (when_told.good + 0.5) / (when_told.of + 1), len(accepted)  # Jeffreys
     rejections = accepted.count(False)
     by_chance = sum(
         math.comb(n, k) * (1 - share) ** k * share ** (n - k) for k in range(rejections, n + 1)
