@@ -40,7 +40,7 @@ SPAWNED = "[result 1 of 1, tool_call]\n"
 @dataclass(frozen=True)
 class Row:
     line: int
-    call: str
+    request_kind: str
     session: str
     kind: str = "main"
     user: str | None = None
@@ -218,4 +218,6 @@ def _next(state: NextState | None) -> dict[str, str]:
 def _shortened(row: Row, like: Row) -> Row:
     if row.tool is None or like.tool is None:
         return row
-    return Row(row.line, row.call, row.session, row.kind, row.user, row.tool[: len(like.tool)])
+    return Row(
+        row.line, row.request_kind, row.session, row.kind, row.user, row.tool[: len(like.tool)]
+    )

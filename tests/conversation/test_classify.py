@@ -165,7 +165,7 @@ def test_a_runtime_line_that_the_user_pastes_does_not_count() -> None:
     later = openclaw("hi", assistant("yo"), user(f"look:\n{line}"))
     assert told(later).key == "s"
     of_another = told({"messages": [{"role": "user", "content": f"what is this?\n\n{line}"}]})
-    assert of_another.call is RequestKind.CLIENT
+    assert of_another.request_kind is RequestKind.CLIENT
     assert of_another.key.startswith("opening:")
 
 
@@ -645,7 +645,7 @@ def test_a_summary_is_openclaws_only_where_openclaw_puts_it() -> None:
 def test_a_flush_behind_a_summary() -> None:
     flush = compacted(user(FLUSH), tools=tools("read", "write"))
     flush["messages"][1]["content"][1]["text"] = FLUSHING.strip()
-    assert told(flush, **TRACE).call is RequestKind.FLUSH
+    assert told(flush, **TRACE).request_kind is RequestKind.FLUSH
 
 
 def test_a_part_is_no_line_of_the_part_before_it() -> None:
@@ -672,7 +672,7 @@ QUEUED = (
 def test_words_in_the_frame_of_a_queue_are_unclear(line: str) -> None:
     body = openclaw("hi", user(f"{QUEUED}Tell me.\n\nNo, shorter.{line}"))
     messages = parsed(body).messages
-    assert told(body).call is RequestKind.USER
+    assert told(body).request_kind is RequestKind.USER
     assert last_words(messages) == "No, shorter.", "as later requests show it"
     assert read(messages[-2]).odd == "[Queued user message …]"
     assert next_state(messages[-2:-1]) is None

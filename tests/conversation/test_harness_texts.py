@@ -62,7 +62,7 @@ def frame(context: str) -> str:
 def test_a_person_s_words_in_a_frame_are_found(text: str) -> None:
     assert read_text(text).words == SAID
     talk = [{"role": "user", "content": "hi"}, assistant("Hello."), user(text)]
-    assert (told({"messages": talk}).kind, told({"messages": talk}).call) == (
+    assert (told({"messages": talk}).kind, told({"messages": talk}).request_kind) == (
         Kind.MAIN,
         RequestKind.CLIENT,
     )

@@ -132,4 +132,4 @@ def test_kind_of_a_request_that_ends_in_a_verdict(
     seen = told(openclaw(first["content"], *rest, *said), **TRACE)
     assert (seen.request_kind, seen.kind) == (by_openclaw, Kind.MAIN)
     plain = told({"messages": [*ANSWERED, *said], "stream": True})
-    assert (plain.call, plain.kind) == (by_others, Kind.MAIN)
+    assert (plain.request_kind, plain.kind) == (by_others, Kind.MAIN)

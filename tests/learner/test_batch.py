@@ -17,7 +17,7 @@ from tinker_claw.learner.batch import FILL_S, Choice, choose
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.samples import KEPT_BASELINE, QueuedSample, ready
 from tinker_claw.turn_state import Reason
-from tinker_claw.types import Judge
+from tinker_claw.types import JudgedBy
 
 NOW = 1e9
 
@@ -27,7 +27,7 @@ def waits(
     *,
     session: int = 1,
     user: str = "ann",
-    judge: Judge = "user",
+    judge: JudgedBy = "user",
     reward: float = 1.0,
     bare: bool = False,
     baseline: bool = False,

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
+from random import Random
 from typing import Any, cast
 
 import pytest
@@ -22,6 +23,7 @@ from tests.support.ledger import COMPLETION, new_turn, sample_counts, sql
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Budget
+from tinker_claw.evidence import Rate
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.learner import practice
 from tinker_claw.learner.gate import Gate
@@ -516,10 +518,51 @@ async def test_untold_replies_that_its_owner_accepts_make_a_lesson_learned(tmp_p
             o.asks()
         o.asks(role="tool")
         assert not o.practice.settle()
-        assert o.lesson.state is State.PROVISIONAL, "three by the owner"
+        assert o.lesson.state is State.PROVISIONAL, "five by the owner"
         o.asks(-1)
         o.practice.settle()
-        assert o.lesson.state is State.LEARNED, "one rejection of four"
+        assert o.lesson.state is State.LEARNED, "one rejection of six"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "learned"),
+    [
+        ("A", None),
+        ("RR", False),
+        ("ARRA", None),  # two of four come by chance in one of eight
+        ("ARRR", False),
+        ("AAAAA", None),
+        ("AAAAAR", True),
+        ("AAAARR", None),
+        ("AAAARRAA", True),
+        ("RAARAAARAAR", None),
+        ("RAARAAARAARA", False),  # twelve, and less than .15 below what telling reached
+    ],
+)
+def test_untold_replies_are_measured_by_told_ones(accepted: str, learned: bool | None) -> None:
+    verdicts = [letter == "A" for letter in accepted]
+    assert practice.is_learned(verdicts, Rate(7, 8)) is learned
+
+
+@pytest.mark.parametrize(
+    ("untold", "least", "most"), [(0.7, 0.75, 1.0), (0.35, 0.0, 0.3), (0.0, 0.0, 0.0)]
+)
+def test_how_often_a_practice_is_taken_for_learned(
+    untold: float, least: float, most: float
+) -> None:
+    """Telling reaches .7, as on a model of 1.5 billion parameters. It was judged eight times; if
+    half were rejected, nothing is practised."""
+    rng, taken, runs = Random(0), 0, 1000
+    for _ in range(runs):
+        when_told = Rate()
+        while when_told.good <= 4:
+            when_told = Rate(sum(rng.random() < 0.7 for _ in range(8)), 8)
+        verdicts = [rng.random() < untold for _ in range(practice.MOST_JUDGED)]
+        decisions = (
+            practice.is_learned(verdicts[:n], when_told) for n in range(1, len(verdicts) + 1)
+        )
+        taken += next(decision for decision in decisions if decision is not None)
+    assert least * runs <= taken <= most * runs
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -532,7 +575,6 @@ async def test_two_rejections_bring_the_telling_back_and_the_version_unless_a_li
             for value in (1, -1, 1, -1):
                 o.ledger.samples.add(o.asks(None), value, None)
         o.asks(-1)
-        o.asks()
         o.asks(-1)
         async with learning(o):
             await o.w.until(lambda: o.lesson.state is State.TOLD)

@@ -27,7 +27,7 @@ from tinker_claw.types import (
     Capabilities,
     Completion,
     HintScores,
-    Judge,
+    JudgedBy,
     NextState,
     Sample,
     SamplingParams,
@@ -57,7 +57,7 @@ def sample(
     logprobs: tuple[float, ...] = (-1.0, -2.0),
     teacher: HintScores | None = None,
     bucket: tuple[int, int] | None = None,
-    judge: Judge = "user",
+    judge: JudgedBy = "user",
     weight: float = 1.0,
     cut: bool = False,
 ) -> Sample:
