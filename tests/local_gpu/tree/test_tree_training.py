@@ -72,7 +72,7 @@ def computed(learning: LoraOptimizer) -> list[int]:
 
 def test_a_batch_with_a_shared_prefix_computes_it_once(base: BaseModel) -> None:
     learning = learner(base)
-    sequences = [(*words(400), *(i, *words(49))) for i in range(8)]
+    sequences = [(*words(400), i, *words(49)) for i in range(8)]
     counts = computed(learning)
     datums = tuple(datum(tokens) for tokens in sequences)
     learning.step([LossPass("ppo", datums)], Adam(1e-3))
@@ -194,7 +194,7 @@ async def test_many_who_ask_at_once_are_scored_in_one_pass(
 ) -> None:
     trainer = await start_local(tmp_path)
     sampler = await trainer.publish()
-    sequences = [(*words(300), *(i, *words(39))) for i in range(9)]
+    sequences = [(*words(300), i, *words(39)) for i in range(9)]
     one_by_one = [await sampler.logprobs(s, start=300, top_k=2) for s in sequences]
     passes: list[int] = []
     hidden = Body.hidden
