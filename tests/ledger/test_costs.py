@@ -49,7 +49,7 @@ def test_a_look_at_the_queue_reads_the_turns_in_it_alone(ledger: Ledger) -> None
 def test_a_turn_that_waits_for_ever_costs_a_look_at_its_next_state_alone(ledger: Ledger) -> None:
     """The last turn of every session is one, and the judge looks whenever a reply is answered."""
     open_turns = [ledger.turns.add(new_turn(ledger, f"s{n}")) for n in range(200)]
-    assert steps_of(ledger, ledger.jobs.waiting) < 16 * len(open_turns)
+    assert steps_of(ledger, ledger.jobs.due) < 16 * len(open_turns)
     ledger.turns.add_next_state(open_turns[7], NextState("user", "no"))
     ledger.feedback.give("me", About("turn", open_turns[3]), Feedback(1.0))
     assert judgeable(ledger) == [open_turns[3], open_turns[7]]

@@ -31,7 +31,7 @@ _MOST_LEFT_OUT = 30
 HALF = "half an emoji, or the like, which was read as U+FFFD"
 
 
-class Notices:
+class UnmetRequests:
     """Features that requests asked for in vain: each kind once in the log, and in `status`."""
 
     def __init__(self, event: str = "request.left_out") -> None:
@@ -77,8 +77,8 @@ class GatewayDeps:
     """Called when a turn got its next state or its verdict, and can be judged or scored."""
     lessons: LessonChooser | None = None
     """None: nothing is told in prompts."""
-    left_out: Notices = field(default_factory=Notices)
-    unfit: Notices = field(default_factory=lambda: Notices("request.unfit"))
+    left_out: UnmetRequests = field(default_factory=UnmetRequests)
+    unfit: UnmetRequests = field(default_factory=lambda: UnmetRequests("request.unfit"))
     """Clients whose own temperature keeps their replies from being trained."""
     refused: LRUCache[tuple[str, str], int] = field(default_factory=lambda: LRUCache(4096))
     """Hash of the message in which something was refused first, by user and its digest."""

@@ -1,4 +1,4 @@
-"""Whether a service that judging asks works: the judge, the teacher, the ledger."""
+"""Circuit breakers of the services that judging asks: the judge, the teacher, the ledger."""
 
 from __future__ import annotations
 
