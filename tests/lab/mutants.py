@@ -239,7 +239,7 @@ class Cover:
     """Plugin of pytest that records which test runs which line of the rooms."""
 
     def __init__(self, data: Path, files: Sequence[str]) -> None:
-        import coverage
+        import coverage  # pyright: ignore[reportMissingImports]
 
         worker = str(os.getpid())  # one for each process that covers a part of the tests
         self._cover = coverage.Coverage(
@@ -269,7 +269,7 @@ class Cover:
 
 def _covering(data: Path) -> dict[str, dict[int, list[str]]]:
     """Which tests run which line, the quickest first; tests that failed are left out."""
-    import coverage
+    import coverage  # pyright: ignore[reportMissingImports]
 
     seconds = dict[str, float]()
     for file in data.glob("seconds-*.tsv"):
@@ -437,7 +437,7 @@ def _draw(data: Path, count: int, seed: int) -> list[Mutant]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("command", choices=("cover", "draw", "run"))
     parser.add_argument("tests", nargs="*", default=["tests"])
     parser.add_argument("--data", type=Path, default=ROOT / "runs" / "mutants")

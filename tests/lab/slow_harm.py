@@ -74,9 +74,10 @@ async def learn(name: str, seed: int) -> None:
                 score = await score_version(run.client, run.step, exam)
                 shares = " | ".join(f"{score.shares[of]:.2f}" for of in ("lists", "other", "work"))
                 whole, refused = losses(folder)
+                pause = run.parts.ledger.reference.fallen()
                 print(
                     f"| {Path(name).stem} {seed} | {run.step} | {whole:.3f} | {refused} | "
-                    f"{score.accepted:.2f} | {shares} | {run.parts.ledger.reference.spent() or ''}",
+                    f"{score.accepted:.2f} | {shares} | {pause or ''}",
                     flush=True,
                 )
 

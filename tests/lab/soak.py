@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -117,7 +117,7 @@ class Answers(FakeSampler):
         self._flag = flag
         tokenizer = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
         self._words = tokenizer.encode("the sum is seven and the list is long").ids
-        self._end: int = tokenizer.token_to_id("<|im_end|>")
+        self._end = tokenizer.token_to_id("<|im_end|>") or 0
         self._rng = random.Random(ref)
 
     async def logprobs(self, *args: Any, **kwargs: Any) -> TokenLogprobs:
@@ -168,7 +168,7 @@ def _reach(flag: Path) -> None:
 
 
 @asynccontextmanager
-async def open_learns(settings: Any, *_: Any, **__: Any) -> AsyncIterator[Trainer]:
+async def open_learns(settings: Any, *_: Any, **__: Any) -> AsyncGenerator[Trainer]:
     """Replaces the product's function that opens a backend."""
     yield Learns(_flag(settings.run.directory))
 

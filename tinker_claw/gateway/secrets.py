@@ -51,8 +51,8 @@ class SecretSearch:
         Return None where it holds none; else the description of one in its words, results or tools
         (None: there is none), and the secrets that stand before the conversation. A secret in the
         words keeps this turn and the later ones of its session from being trained. Those before the
-        conversation, in the system prompt or in files that a harness shows, are in every prompt of
-        an agent whose workspace has a key in it, and are only redacted.
+        conversation are only redacted: an agent whose workspace has a key in it shows it in every
+        prompt.
 
         Args:
             writers_of: gives every piece of a message its writer.

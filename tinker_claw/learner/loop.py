@@ -2,12 +2,12 @@
 
 `Learner.run` calls, each within the one above it:
 
-    _wait_for_work       until there may be a batch
-    _do_next             chooses a batch, or a practice that is due
-    _step_with_retry     waits for room in the budget, and does what the step's result asks for
-    _step_or_void        begins the step's row, and makes every error its result
-    _train_and_commit    trains, commits, and lets the version serve
-    _train_batch         `_score`, `_optimizer_step`, `publish`, the gate's `ask`
+- `_wait_for_work`: until there may be a batch.
+- `_do_next`: chooses a batch, or a practice that is due.
+- `_step_with_retry`: waits for room in the budget, and does what the step's result asks for.
+- `_step_or_void`: begins the step's row, and makes every error its result.
+- `_train_and_commit`: trains, commits, and lets the version serve.
+- `_train_batch`: `_score`, `_optimizer_step`, `publish`, the gate's `ask`.
 
 A batch whose step fails twice for its own reason is set aside, and so is one whose version the gate
 refuses, which never serves.
