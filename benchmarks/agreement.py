@@ -50,12 +50,12 @@ class Faults:
 RIGHT = Faults()
 
 
+@torch.no_grad()  # adapters are switched, never trained
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=MODEL_DIR, help="folder of a model")
     folder = parser.parse_args().model
     torch.set_num_threads(1)
-    torch.set_grad_enabled(False)  # adapters are switched, never trained
     bench = Bench(folder)
     print("| sampler | moved | tokens | k3 | |\n|---|---|---|---|---|")
     full, half = bench.full, bench.half
