@@ -299,3 +299,11 @@ async def test_the_newest_of_the_baseline_are_kept(tmp_path: Path) -> None:
             (turn, Reason.NOTHING_BETTER) for turn in turns[:44]
         }
         assert w.trainer.steps == []
+
+
+def test_bare_rejections_need_a_better_reply_that_is_none_itself() -> None:
+    """A rating of -0.5 is better than a verdict of -1, and says no more about what is right."""
+    queue = [waits(n, session=n, reward=-1.0, bare=True) for n in range(16)]
+    queue.append(waits(16, session=16, reward=-0.5, bare=True))
+    assert ready(queue, 4) == 0
+    assert choose(queue, batch_size=4, most=16, now=NOW).ids == ()

@@ -544,6 +544,15 @@ def test_untold_replies_are_measured_by_told_ones(accepted: str, learned: bool |
     assert practice.is_learned(verdicts, Rate(7, 8)) is learned
 
 
+def test_one_rejection_alone_undoes_no_practice() -> None:
+    assert practice.is_learned([False], Rate(24, 24)) is None
+    assert practice.is_learned([False, False], Rate(24, 24)) is False
+
+
+def test_half_rejected_is_not_learned_where_the_told_verdicts_are_forgotten() -> None:
+    assert practice.is_learned([False, True] * 3, Rate()) is None
+
+
 @pytest.mark.parametrize(
     ("untold", "least", "most"), [(0.7, 0.75, 1.0), (0.35, 0.0, 0.3), (0.0, 0.0, 0.0)]
 )

@@ -41,8 +41,8 @@ class Lessons(LedgerCommand):
     New sessions are told the newest. Candidate: the judge takes it for a wish that lasts, and it is
     told once you keep it. turn: where you said it; first told: the first turn that was told it.
     Aside: you said otherwise since; keep brings it back. Provisional: practised, and no longer
-    told; four of your verdicts make it learned, or bring it back. A drop acts at once; what the
-    model has learned stays until a rollback.
+    told; your next six to twelve verdicts make it learned, or bring it back. A drop acts at once;
+    what the model has learned stays until a rollback.
     """
 
     do: Annotated[Literal["list", "keep", "edit", "drop", "add"], WORD] = "list"

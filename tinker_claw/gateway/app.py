@@ -1,9 +1,10 @@
 """Routes, and the path of a turn through them.
 
-A turn: `_caller` authenticates the client; `Limits.place` holds a place for it until its answer is
-complete; `read_body` reads the body; `admit` (request.py) parses it, ties it to the turn before
-and renders its prompt. A `ReplyResponse` (respond.py) runs a `Generation` (generation.py): it waits
-for a slot, gets the tokens from a `Sampling` (sampling.py) and writes the turn to the ledger.
+A turn: `_principal` authenticates the client; `Limits.admission` holds a place for it until its
+answer is complete; `read_body` reads the body; `admit` (request.py) parses it, ties it to the turn
+before and renders its prompt. A `ReplyResponse` (respond.py) runs a `Generation` (generation.py):
+it waits for a slot, gets the tokens from a `Sampling` (sampling.py) and writes the turn to the
+ledger.
 
 Rule: no body is read before its sender is authenticated, is known to be no web page, and has a
 place.

@@ -75,7 +75,7 @@ class Judging:
         """Set up judging for a run.
 
         Args:
-            on_sample: called when a sample has been queued or held, or a turn was refused.
+            wake_learner: called when a sample has been queued or held, or a turn was refused.
             redact: removes secrets from a text for the judge and for storage; older turns were
                 stored unredacted.
         """

@@ -69,13 +69,16 @@ QUESTION = 500
 """Tokens of the question whether a reply follows the lesson, without that reply."""
 RUNS, DAYS = 3, 30
 """Most runs of a lesson in so many days."""
-JUDGED, MOST_JUDGED = 6, 12
-"""Fewest and most untold first replies, judged by the owner, after which a lesson is learned or
-told again."""
+JUDGED = 6
+"""Fewest untold first replies, judged by the owner, after which a lesson is learned."""
+MOST_JUDGED = 12
+"""Most of them, after which one that is not learned is told again."""
 BY_CHANCE = 0.05
-"""Least probability of so many rejections if the owner rejected as often as when it was told. A
-base that follows a told wish in .7 of its replies is rejected twice in four sessions in a third of
-cases, so two rejections alone say little."""
+"""Least probability of so many rejections, if the owner rejected as often as when it was told;
+below it the lesson is told again. A base that follows a told wish in .7 of its replies is rejected
+twice in four sessions in a third of cases, so two rejections alone say little."""
+_LEAST_TOLD = Rate(3, 4)
+"""What telling is taken to have reached where its verdicts are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +114,14 @@ def is_learned(accepted: Sequence[bool], when_told: Rate) -> bool | None:
         accepted: whether the owner accepted each untold first reply, oldest first.
         when_told: of first replies that were told the lesson, those that were accepted.
     """
+    if not when_told.of:
+        when_told = _LEAST_TOLD
     share, n = (when_told.good + 0.5) / (when_told.of + 1), len(accepted)  # Jeffreys
     rejections = accepted.count(False)
     by_chance = sum(
         math.comb(n, k) * (1 - share) ** k * share ** (n - k) for k in range(rejections, n + 1)
     )
-    if by_chance < BY_CHANCE:
+    if rejections > 1 and by_chance < BY_CHANCE:
         return False
     if n >= JUDGED and n - rejections >= (share - FEWER) * n:
         return True

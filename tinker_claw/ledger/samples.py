@@ -8,6 +8,7 @@ enter it when their group is complete (`groups`).
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import time
 from collections import Counter
@@ -232,16 +233,17 @@ def read_queue(rows: Rows) -> list[QueuedSample]:
 
 def usable(waiting: Iterable[QueuedSample]) -> list[QueuedSample]:
     """Return the samples that a step may take now. Verdicts are compared with those of the same
-    judge: a bare rejection needs a better reply, and the baseline a sample that is not of it."""
+    judge: a bare rejection needs a better reply that is none, and the baseline a sample that is not
+    of it."""
     waiting = list(waiting)
     best = dict[JudgedBy, float]()
     for sample in waiting:
-        if sample.group is None and sample.reward is not None:
+        if sample.group is None and not sample.bare and sample.reward is not None:
             best[sample.judge] = max(sample.reward, best.get(sample.judge, sample.reward))
     able = [
         sample
         for sample in waiting
-        if not sample.bare or (sample.reward or 0.0) < best[sample.judge]
+        if not sample.bare or (sample.reward or 0.0) < best.get(sample.judge, -math.inf)
     ]
     judges = {sample.judge for sample in able if not sample.baseline}
     return [sample for sample in able if sample.judge in judges]
