@@ -334,7 +334,7 @@ async def open_local(
         config = local_config(settings, folder, arranged, urls)
         try:
             trainer = await LocalTrainer.start(
-                config, lambda message: log.info("local", told=message), away, hung
+                config, lambda message: log.info("local", message=message), away, hung
             )
         except OutageError as error:
             if not settings.local.urls:
@@ -350,7 +350,7 @@ async def open_local(
 async def _running(launched: Sequence[Launch]) -> AsyncGenerator[Servers]:
     from local_gpu.sample.supervisor import Servers
 
-    servers = Servers(launched, lambda message: log.info("servers", told=message))
+    servers = Servers(launched, lambda message: log.info("servers", message=message))
     try:
         await servers.ready()
         log.info("servers.ready", urls=servers.urls)

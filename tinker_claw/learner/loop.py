@@ -281,7 +281,7 @@ class Learner:
             return None  # `between_steps` wakes the loop
         async with self._one_step:
             self.recovery.suspect |= self._practice.settle()
-        await self.recovery.restore_if_suspect(None)
+        await self.recovery.restore_if_suspect()
         return self._practice.due()
 
     async def _step_with_retry(
@@ -298,7 +298,7 @@ class Learner:
                 do harm.
         """
         if self.recovery.suspect:
-            await self.recovery.restore_if_suspect(None)
+            await self.recovery.restore_if_suspect()
             return
         interruptions, ledger = self._interruptions, self._parts.ledger
         tries = 2 if plan is None else 1

@@ -147,7 +147,7 @@ class Recovery:
         self.suspect = False
         """Whether the trainer's weights may differ from the newest version's."""
 
-    async def restore_if_suspect(self, error: ClawError | None) -> None:
+    async def restore_if_suspect(self, error: ClawError | None = None) -> None:
         """Wait out an outage, and load the newest committed state, retrying as often as needed. Do
         nothing where another has loaded it meanwhile, or nothing was touched.
 
