@@ -127,7 +127,7 @@ def gateway_app(directory: Path, vocabulary: Path, context_tokens: int) -> FastA
     renderer = Renderer.load(str(vocabulary), "qwen3")
     tokenizer = Tokenizer.from_file(str(vocabulary / "tokenizer.json"))
     replies = [tokenizer.encode(f"{text}<|im_end|>").ids for text in (TEXT, CALL)]
-    version = ledger.steps.add_first_version(state_ref="none", sampler_ref="none")
+    version = ledger.versions.add_first(state_ref="none", sampler_ref="none")
     sampler = AtOnce(replies)
     policy = PolicyHolder(Policy(version, sampler))
     telemetry, health = Telemetry(None), Health()

@@ -135,7 +135,7 @@ class Talk:
 def measure(directory: Path, turns: int) -> Result:
     """Write this many turns and measure; the ledger stays in the directory."""
     ledger = Ledger(directory)
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    ledger.versions.add_first(state_ref="s0", sampler_ref="p0")
     talk, seconds, prompts, replies = Talk(ledger), list[float](), 0, 0
     before = 0
     for number in range(turns):

@@ -133,7 +133,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
     """Ledger of a run that has its first version."""
     ledger = Ledger(tmp_path)
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    ledger.versions.add_first(state_ref="s0", sampler_ref="p0")
     yield ledger
     ledger.close()
 

@@ -14,7 +14,7 @@
     - SamplerError: one generation failed; the request may be tried again
       - GoneError: the service has these weights no more
     - StepError: an optimizer step failed: it is void
-      - VoidStepError (ledger/versions.py): it is void for another reason than a failure
+      - VoidStepError (ledger/steps.py): it is void for another reason than a failure
     - LearningEndedError: steps fail again and again: learning ends until a restart
     - OutageError: the service is away or refuses for a time: wait, then go on
 

@@ -196,7 +196,7 @@ async def test_a_strangers_port_is_sent_neither_token_nor_key_nor_words(
             if held:
                 for words in COMMANDS:
                     await asyncio.to_thread(main.main, [*words, *flags])
-            assert made.ledger.pin.version is None
+            assert made.ledger.versions.pinned is None
         if not held:
             (tmp_path / CONTROL_FILE).write_text(kept)
             for words in COMMANDS:

@@ -120,8 +120,8 @@ def test_killed_at_any_point_a_practice_is_whole_or_nothing(
 
 
 UNDONE = {
-    "unlearning": Fate("tinker_claw.ledger.versions:_go_on_from", constants=SHORT),
-    "unlearned": Fate("tinker_claw.ledger.versions:StepTable.unlearn", constants=SHORT),
+    "unlearning": Fate("tinker_claw.ledger.practice:go_on_from", constants=SHORT),
+    "unlearned": Fate("tinker_claw.ledger.practice:PracticeTable.unlearn", constants=SHORT),
     "loaded": Fate("state loaded", 1, constants=SHORT),  # the start loads one, too
 }
 

@@ -87,7 +87,7 @@ def test_carry_leaves_versions_that_a_rollback_left_behind(old: Path, tmp_path: 
     assert read(empty, "SELECT id, parent FROM versions") == [(0, None), (2, 0)]
     assert read(empty, "SELECT * FROM steps") == []
     with closing(Ledger(empty)) as new:
-        assert new.reference.version == new.steps.version(0), "v1 was accepted, and is left behind"
+        assert new.reference.version == new.versions.get(0), "v1 was accepted, and is left behind"
 
 
 def test_carry_keeps_a_lesson_that_its_user_kept_and_leaves_what_was_set_aside(
@@ -127,7 +127,7 @@ def test_carry_keeps_the_version_that_its_owner_accepted(old: Path, tmp_path: Pa
     with closing(Ledger(tmp_path / "paused")) as paused, closing(Ledger(tmp_path / "new")) as new:
         assert "chess" in (paused.reference.fallen() or "")
         assert new.reference.fallen() is None
-        assert new.reference.version == new.steps.version(1)
+        assert new.reference.version == new.versions.get(1)
 
 
 def test_new_lesson_has_no_number_of_one_that_the_carried_version_has_practised(

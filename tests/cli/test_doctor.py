@@ -35,7 +35,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def ledger(tmp_path: Path) -> Iterator[Ledger]:
     ledger = Ledger(tmp_path / "data")
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    ledger.versions.add_first(state_ref="s0", sampler_ref="p0")
     yield ledger
     ledger.close()
 
@@ -77,7 +77,7 @@ def test_settings_are_those_of_the_run_in_the_data_directory(
     data = tmp_path / "data"
     ledger = Ledger(data)
     ledger.bind({"model": "demo", "method": "opd", "backend": "local", "lora_rank": "8"})
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    ledger.versions.add_first(state_ref="s0", sampler_ref="p0")
     ledger.close()
     main.main(["doctor", "--data-dir", str(data), "--port", "0"])
     report = capsys.readouterr().out

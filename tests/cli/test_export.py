@@ -47,7 +47,7 @@ async def trained(tmp_path: Path) -> AsyncIterator[Trained]:
     ledger = Ledger(data)
     ledger.bind({"model": "demo", "method": "combine", "backend": "local", "lora_rank": "4"})
     state, first = await trainer.save_state("start"), await trainer.publish()
-    version = ledger.steps.add_first_version(state_ref=state, sampler_ref=first.ref)
+    version = ledger.versions.add_first(state_ref=state, sampler_ref=first.ref)
     passes = [LossPass("cross_entropy", (Datum((1, 2, 3, 4), 1, weights=((1.0,),) * 3),))]
     for _ in range(2):
         await trainer.train_step(passes, Adam(learning_rate=0.02))

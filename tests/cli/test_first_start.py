@@ -83,7 +83,7 @@ class Newcomer:
         """Have a data directory of another method."""
         ledger = Ledger(self.home / "data")
         ledger.bind({"model": "demo", "method": "opd", "backend": "local", "lora_rank": "32"})
-        ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")  # else nobody is held up
+        ledger.versions.add_first(state_ref="s0", sampler_ref="p0")  # else nobody is held up
         ledger.close()
         return DEMO
 

@@ -79,7 +79,7 @@ class Talk:
         return self.ledger.samples.add(turn, 1, teacher)
 
     def step(self, *samples: int) -> int:
-        parent = self.ledger.steps.newest_version()
+        parent = self.ledger.versions.newest()
         assert parent is not None
         step = self.ledger.steps.begin(parent.id, samples)
         self.ledger.steps.commit(
@@ -92,7 +92,7 @@ class Talk:
 def talk(tmp_path: Path) -> Iterator[Talk]:
     ledger = Ledger(tmp_path)
     ledger.bind({"model": "demo", "method": "combine", "backend": "tinker"})
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    ledger.versions.add_first(state_ref="s0", sampler_ref="p0")
     talk = Talk(ledger)
     yield talk
     ledger.close()

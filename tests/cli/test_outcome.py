@@ -89,7 +89,7 @@ def states_after_a_rollback(directory: Path) -> dict[str, int]:
     turns["trained, forgotten"], second = told.sampled("f", -1, TEACHER)
     told.step(first, second)
     turns["expired, left behind"], _ = told.sampled("e", 1)
-    told.version = ledger.steps.roll_back(base)
+    told.version = ledger.versions.roll_back(base)
     ledger.forget(prune.from_turn(turns["trained, forgotten"]))
     turns["followed by what was forgotten"] = told.followed("unsaid")
     ledger.forget(prune.from_turn(told.turn("unsaid")))

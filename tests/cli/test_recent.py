@@ -35,7 +35,7 @@ def test_reading_takes_no_lock_and_does_not_stop_the_writer(tmp_path: Path) -> N
     script = (
         "import pathlib, sys; from tests.support.ledger import *\n"
         "ledger = Ledger(pathlib.Path(sys.argv[1]))\n"
-        "ledger.steps.add_first_version(state_ref='s', sampler_ref='p')\n"
+        "ledger.versions.add_first(state_ref='s', sampler_ref='p')\n"
         "while True: print(ledger.turns.add(new_turn(ledger)), flush=True)\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]

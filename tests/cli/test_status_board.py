@@ -58,7 +58,7 @@ def test_a_judge_that_hears_nothing_is_told(
     tmp_path: Path, rejections: int, hints: int, says: str | None
 ) -> None:
     with closing(Ledger(tmp_path)) as ledger:
-        ledger.steps.add_first_version(state_ref="s", sampler_ref="a")
+        ledger.versions.add_first(state_ref="s", sampler_ref="a")
         judged = story_of(ledger)
         for _ in range(9):
             judged(-1, "an old hint")
@@ -98,13 +98,13 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path) -> N
 
 def test_hold_is_told_until_a_rollback(tmp_path: Path) -> None:
     with closing(Ledger(tmp_path)) as ledger:
-        version = ledger.steps.add_first_version(state_ref="s", sampler_ref="a")
+        version = ledger.versions.add_first(state_ref="s", sampler_ref="a")
         judged = story_of(ledger)
         for number in range(2 * SIZE):
             judged(1 if number < SIZE else -1, key=str(number))
         (hold,) = [line for line in board(read_overview(tmp_path, 16)) if line.startswith("paused")]
         assert "learning is paused: 0% of the newest 32 first judged tu" in hold
-        ledger.steps.roll_back(version)
+        ledger.versions.roll_back(version)
         assert read_overview(tmp_path, 16)["held"] is None
 
 
@@ -147,7 +147,7 @@ def test_a_pin_and_bills_are_told_and_versions_left_behind_do_not_count(tmp_path
         return report["pinned"], [(row["version"], row["share"]) for row in report["accepted"]]
 
     assert accepted() == (None, [(0, 40 / 41), (1, 0)])
-    story.ledger.pin.to(0)
+    story.ledger.versions.pin(0)
     assert accepted()[0] == 0
     story.ledger.spend.add(Bill("serve", Usage(1), 0.25))
     for usd in (0.5, None):
@@ -155,7 +155,7 @@ def test_a_pin_and_bills_are_told_and_versions_left_behind_do_not_count(tmp_path
     text = run("status", directory=tmp_path).stdout
     assert "policy     v1, 1 step from the base · v0 answers, which is pinned" in text
     assert "spent      $0.7500 · judge $0.5000, serve $0.2500 · 1 bills without a price" in text
-    story.ledger.steps.roll_back(base)
+    story.ledger.versions.roll_back(base)
     assert accepted() == (None, [(0, 40 / 41)])
     story.ledger.close()
 

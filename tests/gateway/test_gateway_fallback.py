@@ -37,7 +37,7 @@ def broken(renderer: Renderer) -> FakeSampler:
 def learned(directory: Path, *refs: str) -> None:
     """Make a ledger with a version for each step, after version 0."""
     ledger = Ledger(directory)
-    version = ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    version = ledger.versions.add_first(state_ref="s0", sampler_ref="p0")
     for ref in refs:
         step = ledger.steps.begin(version.id, [])
         version = ledger.steps.commit(step, version, state_ref="s", sampler_ref=ref, metrics={})

@@ -156,7 +156,7 @@ async def test_a_version_that_answers_nan_is_replaced_by_the_one_before(
     second = await trainer.publish()
     spoil(second)
     ledger = Ledger(tmp_path / "data")
-    version = ledger.steps.add_first_version(state_ref="s0", sampler_ref=first.ref)
+    version = ledger.versions.add_first(state_ref="s0", sampler_ref=first.ref)
     step = ledger.steps.begin(version.id, [])
     ledger.steps.commit(step, version, state_ref="s1", sampler_ref=second.ref, metrics={})
     ledger.close()

@@ -40,7 +40,7 @@ async def test_an_earlier_version_answers_as_a_side_turn(
 ) -> None:
     old = FakeSampler(spell(renderer, "as before"), ref="fake:old")
     async with gateway(tmp_path, renderer) as world:
-        world.ledger.steps.roll_back(world.policy.current.version)  # version 1 serves now
+        world.ledger.versions.roll_back(world.policy.current.version)  # version 1 serves now
     async with gateway(tmp_path, renderer, versions={0: old}) as world:
         response = await world.ask("hi", model=f"{MODEL}@v0")
         assert response.json()["choices"][0]["message"]["content"] == "as before"
@@ -109,7 +109,7 @@ async def test_a_reply_in_flight_stays_with_its_version(tmp_path: Path, renderer
 
         async def swap_and_ask() -> dict[str, Any]:
             await slow.holding.wait()
-            version = world.ledger.steps.roll_back(world.policy.current.version)
+            version = world.ledger.versions.roll_back(world.policy.current.version)
             world.policy.swap(Policy(version, new))
             answer = (await world.ask("hello")).json()
             slow.go_on.set()

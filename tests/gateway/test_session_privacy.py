@@ -179,7 +179,7 @@ async def test_ids_of_a_prompt_with_a_secret_go_with_the_end_of_its_turn(
         sample = ledger.samples.add(1, 1.0, None)
         assert ids_of(world, 1) == world.sampler.prompts[0], "it is in the queue"
         if end == "trained":
-            step, base = ledger.steps.begin(0, [sample]), ledger.steps.newest_version()
+            step, base = ledger.steps.begin(0, [sample]), ledger.versions.newest()
             assert base is not None
             ledger.steps.commit(step, base, state_ref="s1", sampler_ref="p1", metrics={})
         elif end == "expired":

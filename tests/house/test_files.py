@@ -42,7 +42,7 @@ def umask(mask: int) -> Iterator[None]:
 def test_ledger_its_log_and_its_index_are_closed_from_the_start(tmp_path: Path, mask: int) -> None:
     with umask(mask):
         ledger = Ledger(tmp_path / "data")
-        ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+        ledger.versions.add_first(state_ref="s0", sampler_ref="p0")
         assert len(modes(tmp_path / "data")) == 5
         assert_closed(tmp_path / "data")
         ledger.close()

@@ -29,7 +29,7 @@ from tinker_claw.learner import practice
 from tinker_claw.learner.lesson_replies import FirstMessage, LessonReplies
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.lessons import Lesson, State
-from tinker_claw.ledger.versions import Void, VoidStepError
+from tinker_claw.ledger.steps import Void, VoidStepError
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import (

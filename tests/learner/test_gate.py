@@ -45,7 +45,7 @@ from tinker_claw.learner.gate import (
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.database import open_read_only
 from tinker_claw.ledger.figures import read_overview
-from tinker_claw.ledger.versions import VoidStepError
+from tinker_claw.ledger.steps import VoidStepError
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.switches import Decides

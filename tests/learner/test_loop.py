@@ -222,7 +222,7 @@ async def test_sampler_that_is_gone_is_published_anew_and_no_sample_is_blamed(
         for _ in range(3):
             w.turn("GOOD")
         await w.version(2)
-        published, made = (w.ledger.steps.version(n) for n in (1, 2))
+        published, made = (w.ledger.versions.get(n) for n in (1, 2))
         assert published is not None
         assert made is not None
         assert (published.parent, made.parent, made.step) == (0, 1, 2)

@@ -31,7 +31,7 @@ from tinker_claw.learner.practice import Behaviour, lacks
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import Lesson, State
 from tinker_claw.ledger.prune import from_turn
-from tinker_claw.ledger.versions import Void, VoidStepError
+from tinker_claw.ledger.steps import Void, VoidStepError
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Adam,

@@ -57,7 +57,7 @@ async def test_rollback_answers_and_learns_on_from_that_state_as_a_new_version(
     async with world(tmp_path) as w:
         await learn(w, 3)
         new = await undoing(w).roll_back(1)
-        first = w.ledger.steps.version(1)
+        first = w.ledger.versions.get(1)
         assert first is not None
         assert (new.id, new.parent, new.step) == (4, 1, 1)
         assert (new.state_ref, new.sampler_ref) == (first.state_ref, first.sampler_ref)
@@ -151,7 +151,7 @@ async def test_rollback_that_fails_leaves_all_as_it_was(
         getattr(w.trainer, fault)[what] = 1
         with pytest.raises(error, match="v0 cannot be loaded" if error is UndoError else "away"):
             await undoing(w).roll_back(0)
-        assert (w.policy.current.version.id, w.ledger.pin.version) == (1, 1)
+        assert (w.policy.current.version.id, w.ledger.versions.pinned) == (1, 1)
         assert w.trainer.weights == 2
         await learn(w, 3)
         assert w.policy.newest.version.parent == 2
@@ -166,7 +166,7 @@ async def test_pinned_version_answers_while_learning_goes_on(tmp_path: Path) -> 
         assert w.policy.current.version.id == 0
         await learn(w, 3)
         assert w.policy.current.version.id == 0
-        assert w.ledger.steps.newest_version() == w.policy.newest.version
+        assert w.ledger.versions.newest() == w.policy.newest.version
         assert await undo.unpin() == 3
         assert w.policy.current.version.id == 3
 
@@ -181,7 +181,7 @@ async def test_pin_outlives_the_process_and_a_rollback_ends_it(tmp_path: Path) -
     assert pinned is not None
     assert pinned.version.id == 1
     assert (await restore(ledger, trainer)).version.id == 2
-    ledger.steps.roll_back(pinned.version)
+    ledger.versions.roll_back(pinned.version)
     assert await restore_pin(ledger, trainer) is None
     assert (await restore(ledger, trainer)).version.id == 3
     assert trainer.weights == 1
@@ -213,13 +213,13 @@ async def test_start_whose_state_is_gone_says_how_to_go_on_from_an_earlier_one(
     async with world(tmp_path, trainer=trainer) as w:
         await learn(w, 2)
     ledger = Ledger(tmp_path)
-    first, newest = ledger.steps.version(1), ledger.steps.newest_version()
+    first, newest = ledger.versions.get(1), ledger.versions.newest()
     assert first is not None
     assert newest is not None
     del trainer.states[str(newest.state_ref)]
     with pytest.raises(BackendError, match="`tinker-claw rollback vN` continues from an earlier"):
         await restore(ledger, trainer)
-    ledger.steps.roll_back(first)
+    ledger.versions.roll_back(first)
     assert (await restore(ledger, trainer)).version.parent == first.id
     assert trainer.weights == 1
     ledger.close()

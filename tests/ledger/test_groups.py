@@ -87,7 +87,7 @@ class Told:
 
 def open_ledger(path: Path) -> Told:
     ledger = Ledger(path)
-    return Told(ledger, ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0"))
+    return Told(ledger, ledger.versions.add_first(state_ref="s0", sampler_ref="p0"))
 
 
 @pytest.fixture

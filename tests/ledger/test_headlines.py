@@ -92,7 +92,7 @@ def test_versions_that_a_rollback_has_left_behind_do_not_count(story: Story) -> 
     story.step(story.sampled("s", -1)[1])
     rated(story, 0, 16, policy_version=1)
     assert ": worse (evidence" in said(story)[0]
-    story.ledger.steps.roll_back(base)
+    story.ledger.versions.roll_back(base)
     assert said(story) != only_base, "the one that was trained has come to the base's"
     assert said(story)[0].endswith("of 17 by the base model: too few to compare")
 
@@ -159,7 +159,7 @@ def test_after_a_rollback_the_shares_that_are_compared_are_shown(story: Story) -
     story.step(story.sampled("b", -1)[1])
     rated(story, 40, 40, policy_version=2, call="second")
     assert ": better (evidence" in said(story)[0]
-    story.ledger.steps.roll_back(kept)
+    story.ledger.versions.roll_back(kept)
     (line,) = said(story)
     assert " of 11 by the base model; 49% (26% to 72%) of 41 by later versions" in line
     assert line.endswith(", 94% of the newest 16: no clear change")

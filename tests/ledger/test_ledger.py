@@ -93,7 +93,7 @@ def test_first_next_state_stays(ledger: Ledger) -> None:
 
 def test_a_verdicts_weight_is_kept_and_explicit_feedback_weighs_1(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    ledger.versions.add_first(state_ref="s0", sampler_ref="p0")
     turns = [ledger.turns.add(new_turn(ledger, key)) for key in "ab"]
     for turn in turns:
         ballots = [Ballot("goes on", 1)]
@@ -140,7 +140,7 @@ def test_a_turn_is_a_sample_at_most_once(ledger: Ledger) -> None:
 
 
 def test_step_that_was_left_open_is_void_before_the_next_one_begins(ledger: Ledger) -> None:
-    version = ledger.steps.newest_version()
+    version = ledger.versions.newest()
     assert version is not None
     samples = queue(ledger, 2)
     done: dict[str, Any] = {"state_ref": "s", "sampler_ref": "p", "metrics": {}}
@@ -248,7 +248,7 @@ def test_floats_come_back_exactly_in_half_the_room_where_that_is_enough(
 
 
 def test_a_figure_that_is_not_finite_leaves_a_steps_metrics_readable(ledger: Ledger) -> None:
-    first = ledger.steps.newest_version()
+    first = ledger.versions.newest()
     assert first is not None
     figures = {"k3": math.nan, "gate": {"asked": 2, "loss": -math.inf}}
     step = ledger.steps.begin(first.id, [])

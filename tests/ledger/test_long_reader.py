@@ -61,7 +61,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> int:
 
 async def test_the_log_is_emptied_when_its_reader_lets_go(small: int, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    ledger.versions.add_first(state_ref="s0", sampler_ref="p0")
     log = tmp_path / f"{FILE}-wal"
     with reader(ledger):
         write(ledger, 400)
@@ -76,7 +76,7 @@ async def test_the_log_is_emptied_when_its_reader_lets_go(small: int, tmp_path: 
 
 def test_writing_alone_cuts_the_log_when_its_reader_has_let_go(small: int, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    ledger.versions.add_first(state_ref="s0", sampler_ref="p0")
     with reader(ledger):
         write(ledger, 400)
     write(ledger, 400)

@@ -63,7 +63,7 @@ def step(ledger: Ledger, parent: PolicyVersion, turns: list[int]) -> PolicyVersi
     marks = ", ".join("?" * len(turns))
     found = sql(ledger).rows(f"SELECT id FROM samples WHERE turn_id IN ({marks})", *turns)
     number = ledger.steps.begin(parent.id, [row["id"] for row in found])
-    ledger.steps.keep(number, [(row["id"], -1.0, (-0.5,) * 3) for row in found], None)
+    ledger.steps.store_advantages(number, [(row["id"], -1.0, (-0.5,) * 3) for row in found], None)
     return ledger.steps.commit(
         number, parent, state_ref=f"s{number}", sampler_ref="p", metrics={"samples": len(found)}
     )
@@ -79,7 +79,7 @@ def full(ledger: Ledger) -> set[int]:
 
 
 def test_what_is_done_with_goes_and_what_may_be_trained_stays(ledger: Ledger) -> None:
-    parent = ledger.steps.newest_version()
+    parent = ledger.versions.newest()
     assert parent is not None
     trained = [sampled(ledger, f"t{n}") for n in range(2)]
     step(ledger, parent, trained)
@@ -107,7 +107,7 @@ def test_what_is_done_with_goes_and_what_may_be_trained_stays(ledger: Ledger) ->
 
 
 def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
-    parent = ledger.steps.newest_version()
+    parent = ledger.versions.newest()
     assert parent is not None
     turn = sampled(ledger, "t")
     step(ledger, parent, [turn])
@@ -129,7 +129,7 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
 def test_nothing_follows_a_turn_whose_words_are_gone(ledger: Ledger) -> None:
     trained = sampled(ledger, "a")
     step = ledger.steps.begin(0, [sample.id for sample in ledger.samples.oldest(1)])
-    ledger.steps.commit(step, ledger.steps.version(0), state_ref="s1", sampler_ref="p1", metrics={})
+    ledger.steps.commit(step, ledger.versions.get(0), state_ref="s1", sampler_ref="p1", metrics={})
     ledger.forget(prune.in_session("a", None))
     assert sql(ledger).one("SELECT state FROM turns WHERE id = ?", trained) == "forgotten"
     gone = add(ledger, "b")

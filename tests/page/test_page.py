@@ -32,7 +32,7 @@ from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.versions import Void
+from tinker_claw.ledger.steps import Void
 from tinker_claw.methods import BatchItem
 from tinker_claw.methods.base import BINARY
 from tinker_claw.page import read, routes
@@ -124,12 +124,12 @@ class Page:
 async def page(tmp_path: Path, *users: User) -> AsyncIterator[Page]:
     ledger = Ledger(tmp_path)
     ledger.bind({"model": XSS[0], "method": "binary", "backend": "local"})
-    version = ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    version = ledger.versions.add_first(state_ref="s0", sampler_ref="p0")
     turns = [write(ledger, user, f"{name}{user}") for name in XSS for user in ("anna", "ben")]
     samples = [ledger.samples.add(turn, 1 - turn % 2 * 2, None) for turn in turns[:4]]
     step = ledger.steps.begin(0, samples)
     taken = [BatchItem(one) for one in ledger.samples.oldest(4)]
-    ledger.steps.keep(step, BINARY.prepare(taken, Training()).stored, None)
+    ledger.steps.store_advantages(step, BINARY.prepare(taken, Training()).stored, None)
     metrics = {"reward_mean": 0.25, "rule": {"method": "binary"}, "gate": GATE}
     ledger.steps.commit(step, version, state_ref="s1", sampler_ref="p1", metrics=metrics)
     ledger.steps.void(ledger.steps.begin(1, []), f"{REFUSED}: {XSS[3]}", Void.REFUSED)
@@ -340,7 +340,7 @@ async def test_a_rollback_says_first_what_it_drops_and_versions_lead_back(
     opened: Page, tmp_path: Path
 ) -> None:
     ledger = opened.ledger
-    first, second = ledger.steps.version(0), ledger.steps.version(1)
+    first, second = ledger.versions.get(0), ledger.versions.get(1)
     assert first is not None
     assert second is not None
     for name in ("states/s0", "states/s1", "adapters/p0", "adapters/p1"):
@@ -357,9 +357,9 @@ async def test_a_rollback_says_first_what_it_drops_and_versions_lead_back(
     assert lost.startswith("v1 will be left behind, with what 4 samples taught; 3 samples")
     assert lost.endswith("rolling back to v1")
     assert "Roll back to v1" not in told(await opened.get("/versions")), "it learns from there"
-    ledger.steps.roll_back(first)
+    ledger.versions.roll_back(first)
     assert "0 samples taught" in await drops(1)
-    ledger.steps.roll_back(second)
+    ledger.versions.roll_back(second)
     assert "v3 from v1" in told(await opened.get("/versions"))
     assert sample_counts(ledger)["expired"] == 3, "as it was said"
 
@@ -505,7 +505,7 @@ async def test_share_accepted_stands_beside_roll_back(opened: Page) -> None:
         turn = ledger.turns.add(new_turn(ledger, f"new {n}", policy_version=1))
         ledger.turns.add_next_state(turn, NextState("user", "so it is"))
         ledger.judgements.add(turn, value=1 if n else -1, ballots=(), hints=())
-    ledger.steps.roll_back(ledger.steps.version(0))
+    ledger.versions.roll_back(ledger.versions.get(0))
     shown = told(await opened.get("/versions"))
     newest, behind, first = re.split(r" v[10] (?:from|,)", shown)
     assert "No first turn was judged" in newest
@@ -577,10 +577,10 @@ async def test_gate_is_told_of_where_one_looks(opened: Page) -> None:
 
 
 async def test_long_list_of_versions_has_pages(opened: Page) -> None:
-    newest = opened.ledger.steps.newest_version()
+    newest = opened.ledger.versions.newest()
     assert newest is not None
     for _ in range(read.ROWS):
-        opened.ledger.steps.roll_back(newest)
+        opened.ledger.versions.roll_back(newest)
     first = (await opened.get("/versions")).text
     (rest,) = re.findall(r"/ui/versions\?(before=\d+)", first)
     second = (await opened.get(f"/versions?{rest}")).text

@@ -100,11 +100,11 @@ async def test_batch_that_is_set_aside_leaves_the_state_as_it_was(tmp_path: Path
     trainer = FakeTrainer(refuse=has_token(666))
     async with world(tmp_path, method=NAME, trainer=trainer) as w:
         await batch(w, 1, "NO", "NO", "YES", "YES")
-        then = w.ledger.steps.method_state(1)
+        then = w.ledger.steps.method_state()
         w.turn("NO", user="ben", tokens=(666, 7))
         await batch(w, 1, "NO", "YES", "YES")
         await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 4)
-        assert w.ledger.steps.method_state(w.policy.newest.version.id) == then
+        assert w.ledger.steps.method_state() == then
         await batch(w, 2, "NO", "YES", "NO", "YES")
         assert len(checked(tmp_path)) == 8
 
@@ -112,13 +112,13 @@ async def test_batch_that_is_set_aside_leaves_the_state_as_it_was(tmp_path: Path
 async def test_rollback_goes_on_from_the_state_of_its_version(tmp_path: Path) -> None:
     async with world(tmp_path, method=NAME) as w:
         await batch(w, 1, "NO", "NO", "YES", "YES")
-        then = w.ledger.steps.method_state(1)
+        then = w.ledger.steps.method_state()
         await batch(w, 2, "NO", "NO", "NO", "YES")
-        assert w.ledger.steps.method_state(2) != then
+        assert w.ledger.steps.method_state() != then
         await undoing(w).pin(1)
-        assert w.ledger.steps.method_state(w.policy.newest.version.id) != then, "a pin learns on"
+        assert w.ledger.steps.method_state() != then, "a pin learns on"
         await undoing(w).roll_back(1)
-        assert w.ledger.steps.method_state(3) == then
+        assert w.ledger.steps.method_state() == then
         await batch(w, 4, "YES", "NO", "YES", "NO")
         assert {row["step"] for row in checked(tmp_path)} == {1, 3}
 

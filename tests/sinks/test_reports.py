@@ -61,7 +61,7 @@ def test_a_run_keeps_its_id_whatever_its_user_does(tmp_path: Path) -> None:
     told = Told(tmp_path)
     told.step(told.sampled("a", 1)[1])
     before = reports(tmp_path)[0]
-    told.ledger.pin.to(0)
+    told.ledger.versions.pin(0)
     assert reports(tmp_path)[0] == before, "a tracker would begin a second run, with every step"
     told.ledger.close()
 

@@ -194,9 +194,9 @@ async def gateway(
     """
     sampler = sampler or FakeSampler(spell(renderer, "fine"))
     ledger = Ledger(directory)
-    version = ledger.steps.newest_version()
+    version = ledger.versions.newest()
     if version is None:
-        version = ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+        version = ledger.versions.add_first(state_ref="s0", sampler_ref="p0")
     paid = spending(ledger) if spending else Spending(Price(), ledger.spend, Telemetry(None))
     parts = health or Health()
     policy, observer, woken = PolicyHolder(Policy(version, sampler)), Observer(), list[str]()
@@ -236,7 +236,7 @@ async def gateway(
             serving=ServingDeps(
                 open_version,
                 parts.backend,
-                lineage(ledger.steps.version, open_version, base) if base else lambda _: (),
+                lineage(ledger.versions.get, open_version, base) if base else lambda _: (),
                 waits=Backoff(first_s=0.05, longest_s=0.2),
                 retries=Backoff(first_s=0.02, longest_s=0.1, attempts=3),
                 stand_in_s=stand_in_s,

@@ -312,7 +312,7 @@ def queue(ledger: Ledger, count: int, version: int = 0) -> list[int]:
 def write_turns_for_ever(directory: Path) -> None:
     """Write turns for ever, in a process of its own; print a dot for every turn that is durable."""
     ledger = Ledger(directory)
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    ledger.versions.add_first(state_ref="s0", sampler_ref="p0")
     for number in range(1_000_000):
         ledger.turns.add(new_turn(ledger, str(number % 7)))
         os.write(1, b".")

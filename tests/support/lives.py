@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 START_S = 240
 LOCAL = ("--backend", "local")
 POINTS: dict[str, tuple[str, ...]] = {
-    "intent": ("tinker_claw.ledger.versions:StepTable.begin",),
+    "intent": ("tinker_claw.ledger.steps:StepTable.begin",),
     "trained": (
         "local_gpu.trainer:LocalTrainer.train_step",
         "tinker_claw.backends.tinker.trainer:TinkerTrainer.train_step",
@@ -54,8 +54,8 @@ POINTS: dict[str, tuple[str, ...]] = {
     ),
     "asking": ("tinker_claw.learner.gate:_score",),
     "asked": ("tinker_claw.learner.gate:Gate.ask",),
-    "committing": ("tinker_claw.ledger.versions:_insert_version",),
-    "committed": ("tinker_claw.ledger.versions:StepTable.commit",),
+    "committing": ("tinker_claw.ledger.steps:insert_version",),
+    "committed": ("tinker_claw.ledger.steps:StepTable.commit",),
     "swapped": ("tinker_claw.policy:PolicyHolder.swap",),
     "turn being written": ("tinker_claw.ledger.turns:store_prompt",),
     "turn written": ("tinker_claw.ledger.turns:TurnTable.add",),

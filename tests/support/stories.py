@@ -15,7 +15,7 @@ from tinker_claw.config.settings import Training
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.versions import Void
+from tinker_claw.ledger.steps import Void
 from tinker_claw.methods import COMBINE, BatchItem
 from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import HintScores, Kind, NextState, PolicyVersion, Vote
@@ -65,7 +65,7 @@ class Told:
     def __init__(self, directory: Path) -> None:
         self.ledger = Ledger(directory)
         self.ledger.bind({"model": "demo", "method": "combine", "backend": "local"})
-        self.version = self.ledger.steps.newest_version() or self.ledger.steps.add_first_version(
+        self.version = self.ledger.versions.newest() or self.ledger.versions.add_first(
             state_ref="s0", sampler_ref="p0"
         )
 
@@ -101,7 +101,7 @@ class Told:
     def step(self, *samples: int) -> tuple[int, PolicyVersion]:
         step = self.ledger.steps.begin(self.version.id, samples)
         taken = [BatchItem(one) for one in self.ledger.samples.oldest(len(samples), samples)]
-        self.ledger.steps.keep(step, COMBINE.prepare(taken, CFG).stored, None)
+        self.ledger.steps.store_advantages(step, COMBINE.prepare(taken, CFG).stored, None)
         self.version = self.ledger.steps.commit(
             step,
             self.version,

@@ -286,7 +286,7 @@ def _deps(
         serving=ServingDeps(
             versions.open,
             parts.health.backend,
-            lineage(parts.ledger.steps.version, versions.open, parts.base),
+            lineage(parts.ledger.versions.get, versions.open, parts.base),
         ),
         ledger=parts.ledger,
         index=index,
@@ -364,7 +364,7 @@ class VersionSamplers:
         """
         # One lock per version: a version that is slow to open blocks no other.
         async with self._opening.setdefault(version_id, asyncio.Lock()):
-            version = self._ledger.steps.version(version_id)
+            version = self._ledger.versions.get(version_id)
             if version is None:
                 raise KeyError(version_id)
             opened = self._open.get(version_id)

@@ -123,7 +123,9 @@ class Pin(_AnswerCommand):
     def run(self) -> int:
         with self.rows() as ledger:
             pinned: int = named(ledger, self.version)["id"]
-        _, now = self.carry_out("pin", {"version": pinned}, lambda ledger: ledger.pin.to(pinned))
+        _, now = self.carry_out(
+            "pin", {"version": pinned}, lambda ledger: ledger.versions.pin(pinned)
+        )
         write([f"v{pinned} {_answers(now)}; learning continues."])
         return 0
 
@@ -132,7 +134,7 @@ class Unpin(_AnswerCommand):
     """Let the newest version answer again."""
 
     def run(self) -> int:
-        newest, now = self.carry_out("unpin", {}, lambda ledger: ledger.pin.end())
+        newest, now = self.carry_out("unpin", {}, lambda ledger: ledger.versions.pin(None))
         write([f"The newest version{f', v{newest},' if now else ''} {_answers(now)}."])
         return 0
 
@@ -154,10 +156,10 @@ class Rollback(_AnswerCommand):
             kept = named(ledger, self.version, with_state=True)
 
         def offline(ledger: Ledger) -> dict[str, Any]:
-            to = ledger.steps.version(kept["id"])
+            to = ledger.versions.get(kept["id"])
             assert to is not None
             ledger.steps.void_unfinished()
-            return asdict(ledger.steps.roll_back(to))
+            return asdict(ledger.versions.roll_back(to))
 
         new_version, now = self.carry_out("rollback", {"version": kept["id"]}, offline)
         write(

@@ -26,7 +26,7 @@ from statistics import fmean
 from typing import Any
 
 from tinker_claw.learner.health import Health
-from tinker_claw.ledger.versions import Void, VoidStepError
+from tinker_claw.ledger.steps import Void, VoidStepError
 from tinker_claw.methods.passes import Prepared
 from tinker_claw.types import StepReport
 

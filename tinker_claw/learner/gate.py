@@ -35,7 +35,7 @@ from tinker_claw.config.canaries import Canary
 from tinker_claw.errors import BackendError, ConfigError, OutageError, same_length
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import settled, side_by_side
-from tinker_claw.ledger.versions import Void, VoidStepError
+from tinker_claw.ledger.steps import Void, VoidStepError
 from tinker_claw.policy import Sampler
 from tinker_claw.render.begun import common
 from tinker_claw.render.renderer import Renderer
@@ -362,7 +362,9 @@ class Gate:
         before = reference = await completed(serving.ref, serving)
         if accepted.sampler_ref != serving.ref:  # its weights may be gone, and the base's are not
             reference = await completed(accepted.sampler_ref, self._parts.base)
-        table.keep({candidate.ref: answers, serving.ref: before, accepted.sampler_ref: reference})
+        table.store_answers(
+            {candidate.ref: answers, serving.ref: before, accepted.sampler_ref: reference}
+        )
         return answers, before, reference
 
     def pause(self) -> Pause | None:

@@ -51,7 +51,7 @@ from tinker_claw.learner.practice import BATCH, BETA1, RATE, Practice, PracticeP
 from tinker_claw.learner.recovery import WAITS, Recovery, accidents_are_failures
 from tinker_claw.learner.scoring import batch_items
 from tinker_claw.ledger.samples import NO_GRADIENT, ready
-from tinker_claw.ledger.versions import LEFT_OPEN, Void, VoidStepError
+from tinker_claw.ledger.steps import LEFT_OPEN, Void, VoidStepError
 from tinker_claw.methods.passes import Prepared
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.retry import Backoff
@@ -413,7 +413,7 @@ class Learner:
                 trained = await self._practise(step_id, plan, rate, account.add)
         metrics = {"rate": rate} | trained.metrics | parts.spending.figures(account.usage)
         with self._closed_on_failure(trained.sampler):  # the next attempt publishes anew
-            version = await self._commit(step_id, trained.sampler, metrics, plan)
+            version = await self._commit(step_id, trained.sampler, metrics)
         self.retire(parts.policy.swap(Policy(version, trained.sampler)))
         self.recovery.suspect = plan is not None  # its moments are not the next step's
         seconds = trained.published_at - started
@@ -480,9 +480,9 @@ class Learner:
         parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
         fresh = self._score_fresh
         items = await batch_items(samples, policy, cfg, charge, score_fresh=fresh)
-        state = parts.ledger.steps.method_state(policy.version.id)
+        state = parts.ledger.steps.method_state()
         prepared = parts.method.prepare(items, cfg, state, parts.reply_tokens)
-        parts.ledger.steps.keep(step_id, prepared.stored, prepared.state)
+        parts.ledger.steps.store_advantages(step_id, prepared.stored, prepared.state)
         if not prepared.passes:
             raise VoidStepError(Void.EMPTY, "no sample of the batch carries a gradient")
         return prepared
@@ -502,7 +502,7 @@ class Learner:
         return report
 
     async def _commit(
-        self, step_id: int, sampler: Sampler, metrics: dict[str, Any], plan: PracticePlan | None
+        self, step_id: int, sampler: Sampler, metrics: dict[str, Any]
     ) -> PolicyVersion:
         """Save the state, and commit step, samples and version."""
         parts, parent = self._parts, self._parts.policy.newest.version
@@ -514,7 +514,6 @@ class Learner:
             state_ref=state_ref,
             sampler_ref=sampler.ref,
             metrics=metrics | {"rule": rule},
-            practised=plan is not None,
         )
 
     def _void(self, step_id: int, error: str, why: Void) -> None:

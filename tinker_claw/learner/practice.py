@@ -32,7 +32,7 @@ from tinker_claw.learner.gate import Gate
 from tinker_claw.learner.lesson_replies import FirstMessage, LessonReplies, LessonReply
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.lessons import Lesson, State
-from tinker_claw.ledger.versions import Void, VoidStepError
+from tinker_claw.ledger.steps import Void, VoidStepError
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
 from tinker_claw.types import Charge, Datum, LossPass, StepReport, Usage
@@ -205,8 +205,8 @@ class Practice:
         for trial in ledger.practice.provisional(MOST_JUDGED):
             learned = is_learned(trial.accepted, trial.when_told)
             if learned is False:
-                before = ledger.steps.version(trial.before) if trial.after == newest else None
-                ledger.steps.unlearn(trial.lesson.id, before)
+                before = ledger.versions.get(trial.before) if trial.after == newest else None
+                ledger.practice.unlearn(trial.lesson.id, before)
                 back = {} if before is None else {"back_to": before.id}
                 log.warning("practice.rejected", lesson=trial.lesson.id, **back)
                 return before is not None

@@ -71,18 +71,18 @@ async def restore(ledger: Ledger, trainer: Trainer, *, learns: bool = True) -> P
     """
     if unfinished := ledger.steps.void_unfinished():
         log.warning("steps.void", step_ids=unfinished, reason="never committed")
-    saved = ledger.steps.newest_version()
+    saved = ledger.versions.newest()
     if saved is None:
         state_ref = await trainer.save_state("start")
         sampler = await trainer.publish()
-        version = ledger.steps.add_first_version(state_ref=state_ref, sampler_ref=sampler.ref)
+        version = ledger.versions.add_first(state_ref=state_ref, sampler_ref=sampler.ref)
         return Policy(version, sampler)
     if not learns:
         return Policy(saved, await trainer.open(saved.sampler_ref))
     await load(ledger, trainer, saved.state_ref)
     sampler = await _reopened(trainer, saved)
     if sampler.ref != saved.sampler_ref:
-        saved = ledger.steps.republish(saved, sampler.ref)
+        saved = ledger.versions.republish(saved, sampler.ref)
     log.info("resumed", version=saved.id, step=saved.step, waiting=ledger.samples.queued())
     return Policy(saved, sampler)
 
@@ -104,14 +104,14 @@ async def restore_pin(ledger: Ledger, trainer: Trainer) -> Policy | None:
     Raises:
         BackendError: it cannot be opened now, though it may be there.
     """
-    number = ledger.pin.version
-    if number is None or (version := ledger.steps.version(number)) is None:
+    number = ledger.versions.pinned
+    if number is None or (version := ledger.versions.get(number)) is None:
         return None
     try:
         return Policy(version, await trainer.open(version.sampler_ref))
     except GoneError as error:
         log.warning("pin.gone", version=version.id, error=str(error))
-        ledger.pin.end()
+        ledger.versions.pin(None)
         return None
     except OutageError:
         raise
@@ -237,7 +237,7 @@ class Recovery:
         await load(ledger, trainer, lost.version.state_ref)
         sampler = await trainer.publish()
         if policy.pinned is lost:
-            version = ledger.steps.republish(lost.version, sampler.ref)
+            version = ledger.versions.republish(lost.version, sampler.ref)
             policy.reopen(lost, Policy(version, sampler))
             self._retire(lost)
         else:
@@ -257,7 +257,7 @@ class Recovery:
         return None
 
     async def _restore(self, *, sampler_gone: bool) -> None:
-        saved = self._ledger.steps.newest_version()
+        saved = self._ledger.versions.newest()
         if saved is None:
             raise StepError("there is no committed state to go back to")
         await load(self._ledger, self._parts.trainer, saved.state_ref)
@@ -268,7 +268,7 @@ class Recovery:
         sampler = await (trainer.publish() if sampler_gone else _reopened(trainer, saved))
         try:
             lost = policy.newest
-            now = Policy(self._ledger.steps.republish(saved, sampler.ref), sampler)
+            now = Policy(self._ledger.versions.republish(saved, sampler.ref), sampler)
             if saved.id == lost.version.id:
                 policy.reopen(lost, now)
             else:  # committed, and stopped before it could serve

@@ -48,14 +48,14 @@ class RollbackOperations:
         """
         async with self._lock:
             policy = await self._opened(version_id)
-            self.ledger.pin.to(version_id)
+            self.ledger.versions.pin(version_id)
             self._answer_with(policy)
             log.info("pinned", version=version_id)
 
     async def unpin(self) -> int:
         """Serve the newest version again; return its number."""
         async with self._lock:
-            self.ledger.pin.end()
+            self.ledger.versions.pin(None)
             self._answer_with(None)
             newest = self._policy.current.version.id
             log.info("unpinned", version=newest)
@@ -132,12 +132,12 @@ class RollbackOperations:
         except BackendError as error:
             raise UndoError(f"the state of v{version.id} cannot be loaded: {error}") from error
         self._learner.recovery.suspect = True  # until the ledger has the version of these weights
-        new = self.ledger.steps.roll_back(version)
+        new = self.ledger.versions.roll_back(version)
         self._learner.recovery.suspect = False
         return new
 
     async def _opened(self, version_id: int) -> Policy:
-        version = self.ledger.steps.version(version_id)
+        version = self.ledger.versions.get(version_id)
         if version is None:
             raise UndoError(f"there is no v{version_id}; `tinker-claw versions` lists them")
         try:

@@ -18,8 +18,8 @@ from typing import Any, Final
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import CARRIED_FROM, FILE, Database, Rows, insert, open_read_only
 from tinker_claw.ledger.lessons import State
+from tinker_claw.ledger.reference import ACCEPTED, ANSWERS
 from tinker_claw.ledger.turns import hidden, mark_private
-from tinker_claw.ledger.versions import ACCEPTED, ANSWERS
 
 _VAIN: Final = "vain"
 _LESSON: Final = ("id", "user", "text", "words", "created_at", "changed_at")

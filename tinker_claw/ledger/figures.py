@@ -15,10 +15,11 @@ from tinker_claw.evidence import CLAIM, Rate, TwoRates, in_words, odds, record
 from tinker_claw.ledger.database import FILE, Rows, open_read_only
 from tinker_claw.ledger.decline import read_decline
 from tinker_claw.ledger.firsts import First, read_firsts
+from tinker_claw.ledger.reference import gate_of, read_fallen
 from tinker_claw.ledger.samples import read_queue, ready
 from tinker_claw.ledger.turn_view import Record, count_outcomes, run_of
 from tinker_claw.ledger.turns import OUTCOME
-from tinker_claw.ledger.versions import gate_of, pinned, read_fallen, read_line, read_versions
+from tinker_claw.ledger.versions import pinned, read_line, read_versions
 from tinker_claw.ledger.views import Filter, read
 
 _COUNTS: Mapping[str, str] = {

@@ -36,10 +36,12 @@ from tinker_claw.ledger.prune import (
     live_bytes,
     sweep,
 )
+from tinker_claw.ledger.reference import Reference
 from tinker_claw.ledger.samples import SampleTable
 from tinker_claw.ledger.spend import SpendTable
+from tinker_claw.ledger.steps import StepTable
 from tinker_claw.ledger.turns import TurnTable
-from tinker_claw.ledger.versions import PinTable, Reference, StepTable
+from tinker_claw.ledger.versions import VersionTable
 
 
 def holds_run(rows: Rows, run: Mapping[str, str]) -> bool:
@@ -79,7 +81,7 @@ class Ledger:
         self.groups = GroupTable(self._db)
         self.steps = StepTable(self._db)
         self.spend = SpendTable(self._db)
-        self.pin = PinTable(self._db)
+        self.versions = VersionTable(self._db)
         self.reference = Reference(self._db)
 
     def watch(self, on_write: Callable[[str | None], None]) -> None:

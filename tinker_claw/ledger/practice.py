@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from tinker_claw.evidence import Rate
 from tinker_claw.ledger.database import LedgerTable
 from tinker_claw.ledger.firsts import ACCEPTED, FIRSTS
-from tinker_claw.ledger.lessons import VERDICTS, Lesson, State, lesson_of
-from tinker_claw.ledger.versions import Void
+from tinker_claw.ledger.lessons import VERDICTS, Lesson, State, lesson_of, tell_again
+from tinker_claw.ledger.steps import Void
+from tinker_claw.ledger.versions import go_on_from
 from tinker_claw.turn_state import Reason
+from tinker_claw.types import PolicyVersion
 
 TWICE = 2
 """Told replies that the owner must have accepted since they said the lesson, or since it was told
@@ -122,3 +124,12 @@ class PracticeTable(LedgerTable):
             lesson.id,
             State.PROVISIONAL,
         )
+
+    def unlearn(self, lesson: int, back_to: PolicyVersion | None) -> None:
+        """Tell a practised lesson again; go on from the version before its practice, unless that
+        is None. A pin stays."""
+        with self._db.transaction() as tx:
+            (newest,) = tx.execute("SELECT MAX(id) FROM versions").fetchone()
+            tell_again(tx, newest, lesson)
+            if back_to is not None:
+                go_on_from(tx, back_to)

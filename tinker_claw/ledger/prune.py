@@ -23,6 +23,7 @@ from tinker_claw.ledger.codec import load_prompt, raw_ids, store_prompt, unraw_i
 from tinker_claw.ledger.database import PAUSE_S, Rows, WritingConnection
 from tinker_claw.ledger.images import let_go, move
 from tinker_claw.ledger.lessons import UNTOLD, orphans, taught_by, unlearn
+from tinker_claw.ledger.steps import withdraw_from_step
 from tinker_claw.ledger.turns import (
     NO_IDS,
     OPEN,
@@ -31,7 +32,7 @@ from tinker_claw.ledger.turns import (
     set_state,
     told_of,
 )
-from tinker_claw.ledger.versions import read_line, withdraw_from_step
+from tinker_claw.ledger.versions import read_line
 from tinker_claw.privacy.redact import name_digest
 from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 

@@ -28,7 +28,7 @@ from tinker_claw.ledger.database import LedgerTable, Rows, insert
 from tinker_claw.ledger.groups import COMPARED, expire_mates
 from tinker_claw.ledger.images import images_of
 from tinker_claw.ledger.turns import STEP, check_kept, completion_of, set_state, told_of
-from tinker_claw.ledger.versions import expire_left_behind, read_line
+from tinker_claw.ledger.versions import expire_left_behind
 from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 from tinker_claw.types import HintScores, Images, JudgedBy, Sample
 
@@ -152,7 +152,7 @@ class SampleTable(LedgerTable):
                 max_staleness,
                 refusal=TurnRefusal(Reason.TOO_OLD),
             )
-            expired += expire_left_behind(tx, read_line(self._db))
+            expired += expire_left_behind(tx)
             for column, most in (("bare", KEPT_BARE), ("baseline", KEPT_BASELINE)):
                 older = (
                     "SELECT turn_id FROM samples JOIN turns ON turns.id = turn_id "

@@ -17,6 +17,7 @@ from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.decline import read_decline
 from tinker_claw.ledger.figures import read_figures, read_headlines, read_kept, read_live
 from tinker_claw.ledger.lessons import read_lessons
+from tinker_claw.ledger.reference import gate_of
 from tinker_claw.ledger.turn_view import (
     Contents,
     Record,
@@ -25,7 +26,7 @@ from tinker_claw.ledger.turn_view import (
     read_turn,
     run_of,
 )
-from tinker_claw.ledger.versions import Line, gate_of, read_line
+from tinker_claw.ledger.versions import Line, read_line
 from tinker_claw.ledger.views import Filter, read
 from tinker_claw.page.charts import Point, curve
 from tinker_claw.sinks.base import figures_of
