@@ -66,7 +66,7 @@ def turn_fields(turn: TurnView, contents: Contents) -> Iterator[Field]:
     key = contents.session_key
     session = f"session {turn.session}" + f" ({key})" * (not key.startswith(OPENING))
     at, kind = moment(turn.created_at), f"{turn.kind} turn {turn.index}"
-    yield Field("turn", _joined(turn.id, kind, session, turn.user, at, turn.call))
+    yield Field("turn", _joined(turn.id, kind, session, turn.user, at, turn.request_kind))
     if turn.state is TurnState.FORGOTTEN:
         yield _outcome(turn, contents)
         return

@@ -18,9 +18,9 @@ from tests.support.terminals import on_a_terminal
 from tinker_claw.cli import main
 
 KEYS = {
-    "turns": "id session user index task group kind kind_reason call policy_version fallback "
-    "prompt_tokens completion_tokens created_at next_role judged verdict verdict_by hints state "
-    "reason detail trained_in_step in_step outcome",
+    "turns": "id session user index task group kind kind_reason request_kind policy_version "
+    "fallback prompt_tokens completion_tokens created_at next_role judged verdict verdict_by hints "
+    "state reason detail trained_in_step in_step outcome",
     "verdicts": "turn session user policy_version created_at verdict verdict_by judge score votes "
     "hints",
     "feedback": "id turn session user policy_version created_at score source final task group "

@@ -190,13 +190,13 @@ async def test_conversations_are_followed(
             )
             assert response.status_code == 200, response.text
         rows = sql(world.ledger).rows(
-            "SELECT turns.id, call, kind, key, trace FROM turns "
+            "SELECT turns.id, request_kind, kind, key, trace FROM turns "
             "JOIN sessions ON sessions.id = session_id ORDER BY turns.id"
         )
         got = [
             Row(
                 one.line,
-                row["call"],
+                row["request_kind"],
                 row["key"],
                 row["kind"],
                 **_next(world.ledger.turns.next_state(row["id"])),

@@ -119,13 +119,19 @@ def _holds(day: Day, data: Path) -> None:
     # Where a tool's result fills the window, OpenClaw asks for the reply in a pass of its own,
     # outside of the conversation: what the person says of that reply finds no turn.
     ((rescued,),) = rows(
-        "SELECT COUNT(*) FROM turns WHERE call = 'unknown' OR (kind = 'main' AND client = 'OpenAI')"
+        "SELECT COUNT(*) FROM turns WHERE request_kind = 'unknown' "
+        "OR (kind = 'main' AND client = 'OpenAI')"
     )
     ((lost,),) = rows("SELECT COUNT(*) FROM turns WHERE lost IS NOT NULL")
     assert lost <= rescued
     replies = sum(len(message.steps) for message in said)
     assert replies - 12 * rescued <= day.main <= replies + 15, "a compaction may begin one anew"
-    kinds = dict(rows("SELECT call, kind FROM turns WHERE call IN ('compaction', 'memory flush')"))
+    kinds = dict(
+        rows(
+            "SELECT request_kind, kind FROM turns "
+            "WHERE request_kind IN ('compaction', 'memory flush')"
+        )
+    )
     assert kinds["compaction"] == "side"
     assert {*kinds.values()} == {"side"}
     # `/new` begins a session, a compaction does not.

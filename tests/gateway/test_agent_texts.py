@@ -256,7 +256,7 @@ async def test_the_title_that_hermes_asks_for_is_no_turn(
         with agent.at_a_terminal() as typist:
             await asyncio.to_thread(type_all, typist, world, world.sampler, talk)
 
-        calls = zip(world.turns(), world.column("kind"), world.column("call"), strict=True)
+        calls = zip(world.turns(), world.column("kind"), world.column("request_kind"), strict=True)
         side = [(turn.reply_text, call) for turn, kind, call in calls if kind == Kind.SIDE]
         assert side == [("A sum", "title")]
         turns = trainable(world)

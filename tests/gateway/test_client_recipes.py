@@ -54,7 +54,7 @@ async def test_ten_messages_to_claude_code_need_no_compaction(
             refused = "Unknown command"
             await asyncio.to_thread(typist.types, TYPED, lambda: refused in typist.screen)
 
-        assert RequestKind.COMPACTION not in world.column("call")
+        assert RequestKind.COMPACTION not in world.column("request_kind")
         asked = [turn.request_text for turn in world.turns() if turn.kind is Kind.MAIN]
         assert asked == [HELLO, READ, *talk[1:]]
         assert ratings(world) == []

@@ -84,7 +84,7 @@ async def test_a_coding_agent_asks_calls_and_is_corrected(
         heard = [await asyncio.to_thread(agent.say, said) for said in (HELLO, READ, CORRECTED)]
         assert heard == ["I am Claw.", "It says forty-one.", "Forty-two, of course."]
 
-        kinds = zip(world.column("kind"), world.column("call"), strict=True)
+        kinds = zip(world.column("kind"), world.column("request_kind"), strict=True)
         assert [call for kind, call in kinds if kind == Kind.SIDE] == sides
         turns = [turn for turn in world.turns() if turn.kind is Kind.MAIN]
         assert len({turn.session_id for turn in turns}) == 1
@@ -137,7 +137,7 @@ async def test_a_sub_agent_is_a_side_call_and_its_prompt_another_agent_s(
 
         turns = world.turns()
         of_sides = [turn for turn in turns if turn.kind is Kind.SIDE]
-        calls = dict(zip((turn.id for turn in turns), world.column("call"), strict=True))
+        calls = dict(zip((turn.id for turn in turns), world.column("request_kind"), strict=True))
         assert sorted({calls[turn.id] for turn in of_sides}) == sides
         (part,) = (turn for turn in of_sides if calls[turn.id] == "subagent")
         assert part.asked_by is Writer.MEMBER, "nobody's of whom something is learned"

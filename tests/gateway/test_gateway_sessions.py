@@ -83,7 +83,7 @@ async def test_side_calls_neither_judge_nor_are_judged(world: World) -> None:
     assert world.column("reason") == [None, Reason.SIDE, Reason.SIDE]
     details = world.column("detail")[1:]
     assert [detail.split(": ")[0] for detail in details] == ["heartbeat", "recap"]
-    assert world.column("call") == ["user turn", "heartbeat", "recap"]
+    assert world.column("request_kind") == ["user turn", "heartbeat", "recap"]
     assert [params.student_topk for params in world.sampler.params] == [2, 0, 0]
     # The user's answer still finds the main turn.
     await talk(world, "hi", "fine", "great")
@@ -230,7 +230,7 @@ async def test_a_retry_that_rewrites_the_users_message_changes_nothing(world: Wo
     await talk(world, "hi", "one", "more")
     await talk(world, "hi", "one", retried("more"))
     assert world.next_states() == {1: NextState("user", "more"), 2: None, 3: None}
-    assert world.column("call") == ["user turn", "user turn", "retry"]
+    assert world.column("request_kind") == ["user turn", "user turn", "retry"]
     assert [turn.request_text for turn in world.turns()] == ["hi", "more", "more"]
     await talk(world, "hi", "one", "more", "two", "ok")
     assert world.next_states()[3] == NextState("user", "ok")
@@ -248,7 +248,7 @@ async def test_a_re_ask_is_no_next_state_and_its_tools_are_followed(world: World
     loop = (replied, tool(call_id, "BANANA"))
     await talk(world, "look", user(NUDGE), *loop)
     await talk(world, "look", *loop, "done", "thanks")
-    assert world.column("call") == ["user turn", "re-ask", "tool loop", "user turn"]
+    assert world.column("request_kind") == ["user turn", "re-ask", "tool loop", "user turn"]
     assert world.next_states() == {
         1: None,
         2: NextState("tool", "[result 1 of 1, read]\nBANANA"),

@@ -212,7 +212,7 @@ async def test_compactions_lose_neither_the_session_nor_a_turn(
         entry = named(affinity=affinity) | {"contextWindow": SMALL}
         assert await converse(world, home, *messages, **entry) == heard
         assert spoken(world) == in_order(messages), "before a compaction, too"
-        assert RequestKind.COMPACTION in world.column("call")
+        assert RequestKind.COMPACTION in world.column("request_kind")
 
 
 async def test_large_tool_result_keeps_its_turn_its_answer(
@@ -406,7 +406,7 @@ async def test_thumbs_and_commands_judge_the_reply_before(
             **{"bees": 1.0, "wasps": -1.0, "bad": 1.0},
         }
         assert world.ledger.judgements.hints(turn["wasps"]) == ("too long, please",)
-        calls = dict(zip(said, world.column("call"), strict=True))
+        calls = dict(zip(said, world.column("request_kind"), strict=True))
         bare = {name for name, call in calls.items() if call == RequestKind.VERDICT}
         assert bare == {"thumb", "good"}
         untrained = dict(zip(said, world.column("reason"), strict=True))
@@ -468,7 +468,7 @@ async def test_an_agent_without_tools_and_without_a_trace_talks_in_main_turns(
         assert heard == ["I am Claw.", "It is seven.", "third", "Gladly."]
         assert set(world.column("trace")) == {None}
         assert spoken(world) == in_order(messages)
-        assert RequestKind.COMPACTION in world.column("call")
+        assert RequestKind.COMPACTION in world.column("request_kind")
 
 
 def named(*, affinity: bool) -> dict[str, Any]:
@@ -512,7 +512,7 @@ def in_order(messages: Sequence[str]) -> list[tuple[str, str | None]]:
 
 def called(world: World) -> list[tuple[str, str]]:
     """Kind and trace of every turn."""
-    return list(zip(world.column("call"), world.column("trace"), strict=True))
+    return list(zip(world.column("request_kind"), world.column("trace"), strict=True))
 
 
 def story(world: World, session: int) -> list[tuple[Turn, NextState | None]]:

@@ -127,7 +127,7 @@ def test_told_turns_count_without_their_words_and_without_their_lesson(story: St
     assert len(before) == 10
     assert asyncio.run(ledger.trim(time() + 1)) == 9
     assert read_live(rows) == before
-    rated(story, 4, 4, told=told, call="later")
+    rated(story, 4, 4, told=told, request_kind="later")
     ledger.forget(in_session("source", "me"))
     assert len(read_live(rows)) == 13
 
@@ -155,9 +155,9 @@ def test_after_a_rollback_the_shares_that_are_compared_are_shown(story: Story) -
     """The first turns were not all the base's: two good versions, the second left behind."""
     rated(story, 2, 10)
     kept = story.step(story.sampled("a", -1)[1])[1]
-    rated(story, 20, 40, policy_version=1, call="first")
+    rated(story, 20, 40, policy_version=1, request_kind="first")
     story.step(story.sampled("b", -1)[1])
-    rated(story, 40, 40, policy_version=2, call="second")
+    rated(story, 40, 40, policy_version=2, request_kind="second")
     assert ": better (evidence" in said(story)[0]
     story.ledger.versions.roll_back(kept)
     (line,) = said(story)

@@ -155,7 +155,12 @@ async def opened(tmp_path: Path) -> AsyncIterator[Page]:
 
 def write(ledger: Ledger, user: str, text: str) -> int:
     """Add a judged turn whose texts are all this one."""
-    told: Any = {"kind_reason": text, "request_text": text, "reply_text": text, "call": text}
+    told: Any = {
+        "kind_reason": text,
+        "request_text": text,
+        "reply_text": text,
+        "request_kind": text,
+    }
     session = ledger.turns.session(user, text)
     turn = ledger.turns.add(new_turn(ledger, session_id=session, **told))
     ledger.turns.add_next_state(turn, NextState("user", text))

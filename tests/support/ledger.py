@@ -264,7 +264,7 @@ def outcome(
     place = {n: more.pop(n) for n in ("lost", "voices", "asked_by") if n in more}
     if isinstance(reason := more.get("untrained_because"), str):
         more["untrained_because"] = TurnRefusal(reason)
-    identity = Identity("key", kind, kind_reason, more.pop("call", ""), **who)
+    identity = Identity("key", kind, kind_reason, more.pop("request_kind", ""), **who)
     return ServedTurn(
         Place(identity, session_id, history, request_text, **place),
         more.pop("user", "me"),

@@ -72,7 +72,9 @@ class Told:
     def turn(self, key: str = "s", **changes: object) -> int:
         """Capture a turn, and no more."""
         texts = {"request_text": f"{SECRET} request", "reply_text": f"{SECRET} reply"}
-        changes = {"policy_version": self.version.id, "call": "plain request"} | texts | changes
+        changes = (
+            {"policy_version": self.version.id, "request_kind": "plain request"} | texts | changes
+        )
         return self.ledger.turns.add(new_turn(self.ledger, key, **changes))
 
     def followed(self, key: str = "s", **changes: object) -> int:

@@ -182,7 +182,7 @@ _SHOWN: Mapping[str, Column] = {
     for column in (
         Column("when", _ended),
         Column("user", show=partial(short, 14)),
-        Column("for", "call", partial(short, 16)),
+        Column("for", "request_kind", partial(short, 16)),
         Column("by", _version),
         Column("prompt", "prompt_tokens"),
         Column("reply", "completion_tokens"),

@@ -75,7 +75,7 @@ _ASKED = (
 )
 """Columns with the texts and ids of a turn."""
 _NAMES = (
-    "kind_reason = '', call = '', trace = NULL, response_id = NULL, fallback = NULL, "
+    "kind_reason = '', request_kind = '', trace = NULL, response_id = NULL, fallback = NULL, "
     "client = '', voices = '[]', told = NULL"
 )
 """Columns that may quote or name a client, or name its lessons."""

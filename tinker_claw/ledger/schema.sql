@@ -86,7 +86,7 @@ CREATE TABLE turns (
   hint_at           INTEGER,
   told              TEXT,                -- JSON of the lessons in the prompt: their ids (none: they were forgotten), where they begin, how many tokens, the ids that stand there without them; NULL: none
   stop_reason       TEXT NOT NULL,
-  call              TEXT NOT NULL DEFAULT '', -- what the request was for: user turn, tool loop, recap ...
+  request_kind      TEXT NOT NULL DEFAULT '', -- what the request was for: user turn, tool loop, recap ...
   kind_reason       TEXT NOT NULL,
   fallback          TEXT,                -- why a version other than the current one answered; NULL: the current one did
   lost              INTEGER,             -- 1: it could not be tied to a reply, though a turn waits for its next state; NULL otherwise

@@ -38,7 +38,7 @@ TURNS = (
 """SQL joining turns with their sessions, groups, next states, verdicts and samples."""
 _TURN = f"""
 SELECT turns.id, turns.session_id AS session, sessions.user, turns.idx AS "index", sessions.task,
-  groups.name AS "group", turns.kind, turns.kind_reason, turns.call, turns.policy_version,
+  groups.name AS "group", turns.kind, turns.kind_reason, turns.request_kind, turns.policy_version,
   turns.fallback, turns.prompt_tokens, turns.completion_tokens, turns.created_at,
   next_states.role AS next_role, verdicts.turn_id IS NOT NULL AS judged, value AS verdict,
   verdicts.source AS verdict_by,
@@ -63,7 +63,7 @@ class TurnView:
     group: str | None
     kind: Kind
     kind_reason: str
-    call: str
+    request_kind: str
     policy_version: int
     fallback: str | None
     prompt_tokens: int

@@ -272,7 +272,7 @@ class TurnTable(LedgerTable):
             "created_at": time.time(),
             "kind": who.kind,
             "kind_reason": who.reason,
-            "call": who.request_kind,
+            "request_kind": who.request_kind,
             "trace": who.trace,
             "client": who.client,
             "policy_version": turn.version,
@@ -379,7 +379,7 @@ class TurnTable(LedgerTable):
         ask it."""
         return self._db.one(
             "SELECT SUBSTR(request_text, 1, ?) FROM turns WHERE id = ? AND kind = 'main' "
-            "AND asked_by = 'owner' AND call <> 'tool loop' AND request_text <> ''",
+            "AND asked_by = 'owner' AND request_kind <> 'tool loop' AND request_text <> ''",
             most,
             turn_id,
         )
