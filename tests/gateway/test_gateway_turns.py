@@ -41,6 +41,8 @@ async def test_an_earlier_version_answers_as_a_side_turn(
     old = FakeSampler(spell(renderer, "as before"), ref="fake:old")
     async with gateway(tmp_path, renderer) as world:
         world.ledger.versions.roll_back(world.policy.current.version)  # version 1 serves now
+        shown = await world.http.get(f"/models/{MODEL}@v1")
+        assert shown.status_code == 200, "it is a row, and no weights are opened"
     async with gateway(tmp_path, renderer, versions={0: old}) as world:
         response = await world.ask("hi", model=f"{MODEL}@v0")
         assert response.json()["choices"][0]["message"]["content"] == "as before"

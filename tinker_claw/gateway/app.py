@@ -29,7 +29,7 @@ from tinker_claw.gateway import errors, feedback
 from tinker_claw.gateway.auth import Principal
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.limits import MAX_QUEUE, Limits, read_body
-from tinker_claw.gateway.request import admit, count, open_named_version
+from tinker_claw.gateway.request import admit, count, version_named
 from tinker_claw.gateway.respond import StreamedAnswer, WholeAnswer
 from tinker_claw.gateway.wires import Wires
 from tinker_claw.origin import is_loopback, refuse_forms, refuse_pages
@@ -100,7 +100,7 @@ class _Endpoints:
         name = request.path_params["name"]
         if name != served:  # a folder's name may end in a slash
             name = name.rstrip("/")
-        await open_named_version(self._deps, name)
+        version_named(self._deps, name)
         return JSONResponse(wire.model(name, self._since))
 
     async def _feedback(self, request: Request) -> Response:

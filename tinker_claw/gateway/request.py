@@ -168,29 +168,17 @@ def _current(deps: GatewayDeps) -> Answering:
     return Answering(policy.version.id, policy.sampler)
 
 
-async def open_named_version(deps: GatewayDeps, model: str) -> Answering | None:
+def version_named(deps: GatewayDeps, model: str) -> int | None:
     """Return the version that a request asks for by name; None: it asks for the current one.
 
     Raises:
         RequestError: the model is not served here.
-        BackendError: the version cannot be opened.
     """
     if is_current(deps, model):
         return None
     name, _, number = model.rpartition("@v")
-    if name == deps.served_name and _ID.fullmatch(number):
-        current, version = _current(deps), int(number)
-        if version == current.id:
-            return current
-        try:
-            sampler = await deps.serving.open_version(version)
-            await deps.compute.own_round()
-            return Answering(version, sampler)
-        except OutageError as error:
-            deps.serving.outages.seen("serving", error)
-            raise
-        except LookupError:
-            pass
+    if name == deps.served_name and _ID.fullmatch(number) and deps.ledger.versions.get(int(number)):
+        return int(number)
     newest = deps.policy.newest.version.id
     raise RequestError(
         f"The model {shorten_name(model)!r} is not served here; ask for {deps.served_name!r}, or "
@@ -200,6 +188,28 @@ async def open_named_version(deps: GatewayDeps, model: str) -> Answering | None:
         code="model_not_found",
         param="model",
     )
+
+
+async def open_named_version(deps: GatewayDeps, model: str) -> Answering | None:
+    """Open the version that a request asks for by name; None: it asks for the current one.
+
+    Raises:
+        RequestError: the model is not served here.
+        BackendError: the version cannot be opened.
+    """
+    version = version_named(deps, model)
+    if version is None:
+        return None
+    current = _current(deps)
+    if version == current.id:
+        return current
+    try:
+        sampler = await deps.serving.open_version(version)
+    except OutageError as error:
+        deps.serving.outages.seen("serving", error)
+        raise
+    await deps.compute.own_round()
+    return Answering(version, sampler)
 
 
 # Step 2: who asks
@@ -498,6 +508,6 @@ async def count(
         RequestError: it could not be served as asked.
     """
     request = await parse(deps, wire, route, body, caller)
-    await open_named_version(deps, request.model)
+    version_named(deps, request.model)
     prompt = await build_prompt(deps, request, None, forget=True, large=is_large(body))
     return len(prompt.tokens)
