@@ -10,7 +10,7 @@ FROM source AS packages
 RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir -c constraints.txt .
 
 FROM source AS gpu-packages
-RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir -c constraints.txt '.[local,cuda]'
+RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir -c constraints.txt '.[local]'
 
 # What both have. Nothing is written but to /data, so that the root may be mounted read-only.
 FROM python:3.11-slim-trixie AS base

@@ -57,7 +57,7 @@ _SPARE: Final = 1.25
 _LOSS_SHARE: Final = 0.1
 _ROUNDING: Final = 1e-5
 """Relative error of a gradient that float32 explains by itself."""
-_PACKAGES: Final = ("transformers", "liger-kernel", "flash-attn-3", "bitsandbytes", "vllm")
+_PACKAGES: Final = ("transformers", "flash-attn-3", "bitsandbytes", "vllm")
 
 
 @dataclass(frozen=True, slots=True)

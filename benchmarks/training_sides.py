@@ -93,7 +93,7 @@ class Ours:
 
     def gradients(self, datums: Sequence[Datum]) -> Gradients:
         self._step(datums, ECHO)
-        moments = self._optimizer.state().moments
+        moments = self._optimizer.masters.state().moments
         return {name: moments[f"{name}.exp_avg"] for name in self._settings.adapter}
 
     def _step(self, datums: Sequence[Datum], adam: Adam) -> Work:

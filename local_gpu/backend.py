@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from secrets import token_hex
@@ -32,8 +33,8 @@ from local_gpu.sample.embedded import EmbeddedServing, EngineSize
 from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer, connect
-from local_gpu.tasks import together
 from tinker_claw.errors import BackendError, ConfigError, OutageError
+from tinker_claw.tasks import together
 from tinker_claw.types import TokenLogprobs
 
 T = TypeVar("T")
@@ -42,10 +43,6 @@ _PROBE = "probe-"
 """Prefix of the refs of randomly drawn probe adapters."""
 _FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
 """errno values of a full disk: no step is to blame, and waiting helps once somebody makes room."""
-
-
-def ignore(sentence: str) -> None:
-    """Ignore a progress message: the default of `say`."""
 
 
 class LocalBackend:
@@ -76,9 +73,7 @@ class LocalBackend:
         cls,
         config: LocalConfig,
         adapter: Callable[[str], Path],
-        say: Say = ignore,
-        away: Callable[[Sequence[str]], object] = len,
-        hung: Callable[[str], object] = len,
+        options: PoolOptions | None = None,
     ) -> LocalBackend:
         """Load the base model, here or on ranks, and connect it to the samplers.
 
@@ -86,9 +81,7 @@ class LocalBackend:
 
         Args:
             adapter: returns the folder of a published ref.
-            say: called with sentences on what is waited for, what was chosen, what goes wrong.
-            away: called with the servers out of rotation, and why, whenever that changes.
-            hung: called with the URL of a server that hangs.
+            options: of the samplers; `say` hears of the trainer, too.
 
         Raises:
             ConfigError: a setting or a server does not fit.
@@ -100,6 +93,7 @@ class LocalBackend:
                 "On a GPU vLLM samples: start a server and name it by --sampler-urls, or learn on "
                 "the CPU with --device cpu."
             )
+        options = options or PoolOptions()
         # Before the base is loaded, which takes minutes: an address may be wrong.
         servers = await connect(config.sampler_urls, config.sampler_api_key)
         executor = ThreadPoolExecutor(1, thread_name_prefix="tinker-claw-torch")
@@ -107,18 +101,22 @@ class LocalBackend:
         started: LocalBackend | None = None
         try:
             try:
-                base, learning = await loop.run_in_executor(executor, _learning, config, say)
+                base, learning = await loop.run_in_executor(
+                    executor, _learning, config, options.say
+                )
             except RuntimeError as error:  # e.g. another process has taken the memory
                 raise BackendError(
                     f"{config.model} cannot be loaded on device {config.device!r}: {error}"
                 ) from error
             started = cls(config, learning, executor, adapter)
             for note in learning.facts.notes:
-                say(note)
-            await started._serve(base, servers, say, away, hung)
+                options.say(note)
+            await started._serve(base, servers, options)
             offered, learned = started.serving.context_tokens, learning.facts.context_tokens
             if offered < learned:
-                say(f"Samplers hold {offered:,} tokens of prompt and reply, not {learned:,}.")
+                options.say(
+                    f"Samplers hold {offered:,} tokens of prompt and reply, not {learned:,}."
+                )
             return started
         except BaseException:
             await together(server.aclose() for server in servers)
@@ -166,21 +164,12 @@ class LocalBackend:
         await asyncio.to_thread(shutil.rmtree, self._probes, ignore_errors=True)
 
     async def _serve(
-        self,
-        base: BaseModel | None,
-        servers: Sequence[VllmServer],
-        say: Say,
-        away: Callable[[Sequence[str]], object],
-        hung: Callable[[str], object],
+        self, base: BaseModel | None, servers: Sequence[VllmServer], options: PoolOptions
     ) -> None:
         config, self.score = self.config, ScoreQueue(self._score_all).score
         if base is None:
-            options = PoolOptions(
-                student_topk=config.student_topk,
-                steps=lambda: self._steps > 0,
-                say=say,
-                away=away,
-                hung=hung,
+            options = replace(
+                options, student_topk=config.student_topk, steps=lambda: self._steps > 0
             )
             facts = self.learning.facts
             text = await asyncio.to_thread(real_text, config.model, facts.vocabulary)

@@ -12,6 +12,12 @@ from tinker_claw.policy import KEPT_SAMPLERS, KEPT_STATES
 
 Say = Callable[[str], None]
 """Called with a sentence for the user: what is waited for, what was chosen, what goes wrong."""
+
+
+def ignore(sentence: str) -> None:
+    """Ignore a sentence: the default of a `Say`."""
+
+
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 

@@ -11,20 +11,13 @@ Rule: a folder passed here is complete, and its name was never used before.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tinker_claw.errors import (
-    AlignmentError,
-    ContextLengthError,
-    RequestError,
-    SamplerError,
-    same_length,
-)
-from tinker_claw.policy import Sampler
+from tinker_claw.errors import SamplerError
+from tinker_claw.policy import Sampler, check_sampling, check_scoring
 from tinker_claw.types import (
     Adam,
     Charge,
@@ -85,15 +78,8 @@ class ScoreAsk:
     ) -> ScoreAsk:
         """Make a checked request. Raises AlignmentError, ContextLengthError or SamplerError naming
         what does not fit."""
-        if not 1 <= start < len(tokens):
-            raise AlignmentError(f"logprobs: start {start} outside 1..{len(tokens) - 1}")
-        if len(tokens) > facts.context_tokens:
-            raise ContextLengthError(len(tokens), 0, facts.context_tokens)
+        check_scoring(tokens, start, targets, facts.context_tokens)
         wanted = None if targets is None else tuple(tuple(row) for row in targets)
-        if wanted is not None:
-            same_length("logprobs", tail=tokens[start:], targets=wanted)
-            if len({len(row) for row in wanted}) != 1:
-                raise AlignmentError("logprobs: rows of targets differ in length")
         ids = (*tokens, *(i for row in wanted or () for i in row))
         if min(ids) < 0 or max(ids) >= facts.vocabulary:
             raise SamplerError(f"logprobs: an id lies outside 0..{facts.vocabulary - 1}")
@@ -103,25 +89,8 @@ class ScoreAsk:
 def check_request(
     prompt: Tokens, params: SamplingParams, *, context_tokens: int, vocabulary: int
 ) -> None:
-    """Raise RequestError, ContextLengthError or SamplerError for what no sampler can serve. Servers
-    would cut the reply short without an error, or crash."""
-    p = params
-    rules = (
-        ("messages", len(prompt) >= 1, "The prompt is empty; it needs at least one token."),
-        ("max_tokens", p.max_tokens >= 1, f"max_tokens is {p.max_tokens}, not at least 1."),
-        (
-            "temperature",
-            0 <= p.temperature < math.inf,
-            f"temperature is {p.temperature:g}, not in [0, inf).",
-        ),
-        ("top_p", 0 < p.top_p <= 1, f"top_p is {p.top_p:g}, not in (0, 1]."),
-        ("top_k", p.top_k is None or p.top_k >= 1, f"top_k is {p.top_k}, not at least 1."),
-    )
-    for name, kept, sentence in rules:
-        if not kept:
-            raise RequestError(sentence, param=name)
-    if len(prompt) + p.max_tokens > context_tokens:
-        raise ContextLengthError(len(prompt), p.max_tokens, context_tokens)
+    """Raise like `check_sampling`, or SamplerError for another model's tokens."""
+    check_sampling(prompt, params, context_tokens)
     if min(prompt) < 0 or max(prompt) >= vocabulary:
         raise SamplerError(
             f"The prompt has a token outside 0..{vocabulary - 1}: another model's tokenizer made "
@@ -195,16 +164,13 @@ class Learning(Protocol):
         """Write weights and moments as a new folder."""
         ...
 
-    def read_state(self, folder: Path) -> None:
-        """Load weights and moments.
+    def read_state(self, folder: Path, moments: bool = True) -> None:
+        """Load weights and moments; without `moments` these start anew, and a published adapter is
+        enough.
 
         Raises:
             BackendError: the files are missing, damaged, or of another base or shape.
         """
-        ...
-
-    def read_adapter(self, folder: Path) -> None:
-        """Load weights without moments, which start anew: a published adapter is enough."""
         ...
 
     def close(self) -> None: ...

@@ -3,9 +3,9 @@
     root/states/<ref>      float32, with the optimizer's moments
     root/adapters/<ref>    versions that serve or have served, in PEFT's format and the base's type
 
-Rule: what is open, being opened or loaded stays, however old. Of the rest `policy.kept` stays; but
-a version that answered no request is removed first, or a long outage of the servers would push out
-every version to go back to.
+Rule: what is open, being opened or loaded stays, however old. Of the rest `policy.to_keep` says
+what stays; but a version that answered no request is removed first, or a long outage of the servers
+would push out every version to go back to.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from local_gpu.backend import LocalBackend, ignore
-from local_gpu.config import LocalConfig, Say
+from local_gpu.backend import LocalBackend
+from local_gpu.config import LocalConfig
 from local_gpu.halves import BASE_REF
 from local_gpu.learn.losses import LOSSES
 from local_gpu.model.files import entries, remove, slug, stamp, sweep, written
+from local_gpu.sample.member import PoolOptions
 from tinker_claw.errors import BackendError
-from tinker_claw.policy import Sampler, kept
+from tinker_claw.policy import Sampler, to_keep
 from tinker_claw.types import Adam, Capabilities, Charge, LossPass, StepReport, uncharged
 
 
@@ -29,21 +30,15 @@ class LocalTrainer:
 
     def __init__(self, config: LocalConfig) -> None:
         self._config = config
-        self._keeping = KeptFiles(config, lambda: self._backend.serving.live())
+        self._files = VersionFiles(config, lambda: self._backend.serving.live())
         self._backend: LocalBackend
 
     @classmethod
-    async def start(
-        cls,
-        config: LocalConfig,
-        say: Say = ignore,
-        away: Callable[[Sequence[str]], object] = len,
-        hung: Callable[[str], object] = len,
-    ) -> LocalTrainer:
+    async def start(cls, config: LocalConfig, options: PoolOptions | None = None) -> LocalTrainer:
         """Start the trainer. For arguments and errors see `LocalBackend.start`."""
         trainer = cls(config)
-        adapter = trainer._keeping.adapter
-        trainer._backend = await LocalBackend.start(config, adapter, say, away, hung)
+        adapter = trainer._files.adapter
+        trainer._backend = await LocalBackend.start(config, adapter, options)
         return trainer
 
     async def capabilities(self) -> Capabilities:
@@ -62,16 +57,16 @@ class LocalTrainer:
         self, passes: Sequence[LossPass], adam: Adam, charge: Charge = uncharged
     ) -> StepReport:
         def step() -> StepReport:
-            self._keeping.stepping()
+            self._files.stepping()
             return self._backend.learning.step(passes, adam)
 
         return await self._backend.step(step)
 
     async def publish(self) -> Sampler:
         def write() -> str:
-            folder = self._keeping.new_adapter()
+            folder = self._files.new_adapter()
             self._backend.learning.write_adapter(folder)
-            self._keeping.published(folder.name)
+            self._files.published(folder.name)
             return folder.name
 
         return await self.open(await self._backend.run(write))
@@ -79,7 +74,7 @@ class LocalTrainer:
     async def open(self, ref: str) -> Sampler:
         if ref == BASE_REF:
             return await self.base()
-        with self._keeping.opening(ref) as folder:
+        with self._files.opening(ref) as folder:
             return await self._backend.serving.open(ref, folder)
 
     async def base(self) -> Sampler:
@@ -87,21 +82,17 @@ class LocalTrainer:
 
     async def save_state(self, name: str) -> str:
         def write() -> str:
-            ref = f"{self._keeping.new_state()}-{slug(name)}"
-            self._backend.learning.write_state(self._keeping.state(ref))
-            self._keeping.saved(ref)
+            ref = f"{self._files.new_state()}-{slug(name)}"
+            self._backend.learning.write_state(self._files.state(ref))
+            self._files.saved(ref)
             return ref
 
         return await self._backend.run(write)
 
     async def load_state(self, ref: str, *, moments: bool = True) -> None:
         def read() -> None:
-            learning, folder = self._backend.learning, self._keeping.state(ref)
-            if moments:
-                learning.read_state(folder)
-            else:
-                learning.read_adapter(folder)
-            self._keeping.loaded(ref)
+            self._backend.learning.read_state(self._files.state(ref), moments)
+            self._files.loaded(ref)
 
         await self._backend.run(read)
 
@@ -116,7 +107,7 @@ class LocalTrainer:
         await self._backend.aclose()
 
 
-class KeptFiles:
+class VersionFiles:
     """The folders of a trainer's versions and states, and which of them stay.
 
     The trainer reports what happens to its weights. Methods that change folders block.
@@ -190,7 +181,7 @@ class KeptFiles:
 
 
 def _prune(folder: Path, keep: int, spare: Callable[[str], bool]) -> None:
-    """Remove the entries that `kept` does not keep, except those for which `spare` is true.
+    """Remove the entries that `to_keep` leaves out, except those for which `spare` is true.
 
     `spare` is called right before each removal: an entry may be opened meanwhile.
 
@@ -198,7 +189,7 @@ def _prune(folder: Path, keep: int, spare: Callable[[str], bool]) -> None:
         keep: how many of the newest stay.
     """
     times = {name: at for name in entries(folder) if (at := written(name)) is not None}
-    remove(folder / name for name in sorted(times.keys() - kept(times, keep)) if not spare(name))
+    remove(folder / name for name in sorted(times.keys() - to_keep(times, keep)) if not spare(name))
 
 
 def _inside(folder: Path, ref: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tinker_claw.policy import KEPT_DAYS, KEPT_STATES, kept
+from tinker_claw.policy import KEPT_DAYS, KEPT_STATES, to_keep
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
@@ -19,7 +19,7 @@ def live(days: int, seed: int, newest: int = KEPT_STATES) -> tuple[list[float], 
             at += rng.random() * DAY_S / 220
             times.append(at)
             left[f"v{len(times) - 1}"] = at
-            stays = kept(left, newest)
+            stays = to_keep(left, newest)
             left = {name: one for name, one in left.items() if name in stays}
     return times, left
 
@@ -37,5 +37,5 @@ def test_a_week_can_be_undone_whatever_was_learned_in_it() -> None:
 
 
 def test_a_young_run_keeps_all() -> None:
-    assert kept({"a": 1.0, "b": 2.0}, 8) == {"a", "b"}
-    assert kept({}, 8) == set()
+    assert to_keep({"a": 1.0, "b": 2.0}, 8) == {"a", "b"}
+    assert to_keep({}, 8) == set()

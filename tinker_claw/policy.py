@@ -6,11 +6,13 @@ keep the sampler that they read. Nothing in this file knows any backend.
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from tinker_claw.errors import AlignmentError, ContextLengthError, RequestError, same_length
 from tinker_claw.types import (
     Adam,
     Capabilities,
@@ -34,7 +36,7 @@ KEPT_STATES, KEPT_SAMPLERS = 8, 32
 _DAY_S = 86_400
 
 
-def kept(written: Mapping[str, float], newest: int) -> set[str]:
+def to_keep(written: Mapping[str, float], newest: int) -> set[str]:
     """Return which states or samplers of a run stay: the first, the last of each day, and the
     newest, so that a bad week can be undone as well as a bad hour.
 
@@ -46,6 +48,42 @@ def kept(written: Mapping[str, float], newest: int) -> set[str]:
     last_of_day = {written[name] // _DAY_S: name for name in order}
     days = sorted(last_of_day)[-KEPT_DAYS:]
     return {*order[:1], *(last_of_day[day] for day in days), *order[-newest:]}
+
+
+def check_sampling(prompt: Tokens, params: SamplingParams, context_tokens: int) -> None:
+    """Raise RequestError or ContextLengthError for what no sampler can serve. Servers would cut the
+    reply short without an error, or crash."""
+    p = params
+    rules = (
+        ("messages", len(prompt) >= 1, "The prompt is empty; it needs at least one token."),
+        ("max_tokens", p.max_tokens >= 1, f"max_tokens is {p.max_tokens}, not at least 1."),
+        (
+            "temperature",
+            0 <= p.temperature < math.inf,
+            f"temperature is {p.temperature:g}, not in [0, inf).",
+        ),
+        ("top_p", 0 < p.top_p <= 1, f"top_p is {p.top_p:g}, not in (0, 1]."),
+        ("top_k", p.top_k is None or p.top_k >= 1, f"top_k is {p.top_k}, not at least 1."),
+    )
+    for name, holds, sentence in rules:
+        if not holds:
+            raise RequestError(sentence, param=name)
+    if len(prompt) + p.max_tokens > context_tokens:
+        raise ContextLengthError(len(prompt), p.max_tokens, context_tokens)
+
+
+def check_scoring(
+    tokens: Tokens, start: int, targets: Sequence[Sequence[int]] | None, context_tokens: int
+) -> None:
+    """Raise AlignmentError or ContextLengthError for what `Sampler.logprobs` cannot score."""
+    if not 1 <= start < len(tokens):
+        raise AlignmentError(f"logprobs: start {start} outside 1..{len(tokens) - 1}")
+    if len(tokens) > context_tokens:
+        raise ContextLengthError(len(tokens), 0, context_tokens)
+    if targets is not None:
+        same_length("logprobs", tail=tokens[start:], targets=targets)
+        if len({len(row) for row in targets}) != 1:
+            raise AlignmentError("logprobs: rows of targets differ in length")
 
 
 @runtime_checkable

@@ -24,7 +24,7 @@ from examples.demo.judge import Case, Opinion, answer
 from local_gpu.backend import LocalBackend
 from local_gpu.config import LocalConfig
 from local_gpu.halves import Facts
-from local_gpu.learn.losses import RecordPass, Scored
+from local_gpu.learn.losses import LossRecord, Scored
 from local_gpu.model.lora import LoraShape
 from local_gpu.tinker.app import create_app
 from local_gpu.tinker.checkpoints import Store
@@ -247,8 +247,8 @@ class Learning:
 
     def discard(self) -> None: ...
 
-    def forward_backward(self, wanted: RecordPass) -> list[Scored]:
-        return [Scored(0.0, record.ids.float() * 0 + LOGPROB) for record in wanted.records]
+    def forward_backward(self, records: Sequence[LossRecord]) -> list[Scored]:
+        return [Scored(0.0, record.ids.float() * 0 + LOGPROB) for record in records]
 
     forward = forward_backward
 

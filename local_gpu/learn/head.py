@@ -78,8 +78,8 @@ def _elements(device: torch.device) -> int:
     if device.type != "cuda":
         return _CHUNK_ELEMENTS
     try:
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + kept
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + cached
     except (RuntimeError, AssertionError):  # the driver gives no figures
         return _CHUNK_ELEMENTS
     fitting = max(1, free // _SHARE // _BYTES)

@@ -19,7 +19,7 @@ from cachetools import LRUCache
 
 from local_gpu.config import LocalConfig, Say
 from local_gpu.halves import Facts, ScoreAsk
-from local_gpu.learn.losses import RecordPass, Scored
+from local_gpu.learn.losses import LossRecord, Scored
 from local_gpu.learn.memory import free_bytes, passes_in_memory, release_free
 from local_gpu.learn.passes import PassBudget, Passes
 from local_gpu.learn.scores import score
@@ -27,7 +27,6 @@ from local_gpu.learn.step import LoraOptimizer, copy_adapter
 from local_gpu.learn.world import Alone, Sharding, World
 from local_gpu.model.files import (
     SavedAdapter,
-    SavedState,
     export_adapter,
     new_folder,
     read_adapter,
@@ -35,7 +34,6 @@ from local_gpu.model.files import (
     write_adapter,
     write_state,
 )
-from local_gpu.model.fused import fuse
 from local_gpu.model.load import image_token
 from local_gpu.model.lora import (
     BaseModel,
@@ -50,12 +48,7 @@ from local_gpu.plan.memory import counted
 from local_gpu.tree.body import Body
 from local_gpu.tree.choice import Heads, choose
 from local_gpu.tree.kernels import Kernel, SdpaKernel
-from tinker_claw.errors import (
-    BackendError,
-    ClawError,
-    ConfigError,
-    ModelFileError,
-)
+from tinker_claw.errors import ClawError, ModelFileError
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 
 T = TypeVar("T")
@@ -121,8 +114,6 @@ class LearningCore:
             mixture=bool(fused_experts(base.module)),
             trains_images=self.vision is not None,
         )
-        if base.device.type == "cuda":
-            fuse(base.module, dtype=base.dtype, say=say)
         body = Body(self._kernel(say), base.device, packs=base.packs)
         self._passes = Passes(
             body, PassBudget(tokens), self._world, self.vision, together=shards is not None
@@ -156,19 +147,19 @@ class LearningCore:
     def create_from(self, folder: Path, *, moments: bool) -> LoraShape:
         """Begin a policy from a saved state or a published adapter, in its shape; return that."""
         shape = read_adapter(folder, self._base).shape
-        state = self._read_saved(folder, shape) if moments else self._read_published(folder, shape)
+        state = read_state(folder, self._base, shape, moments=moments)
         policy = self._new_policy(shape, seed=0)
         policy.load(state)
         self._policy, self._present = policy, None
         return shape
 
-    def forward_backward(self, record_pass: RecordPass) -> list[Scored]:
+    def forward_backward(self, records: Sequence[LossRecord]) -> list[Scored]:
         """Add the gradients of the records to those that the next `optim_step` takes."""
-        return self._restored_policy().forward_backward(record_pass)
+        return self._restored_policy().forward_backward(records)
 
-    def forward(self, record_pass: RecordPass) -> list[Scored]:
+    def forward(self, records: Sequence[LossRecord]) -> list[Scored]:
         """Compute the same numbers without gradients; accumulated ones are left alone."""
-        return self._restored_policy().forward(record_pass)
+        return self._restored_policy().forward(records)
 
     def optim_step(self, adam: Adam) -> float:
         """Take one AdamW step with the accumulated gradients; return their norm before clipping."""
@@ -190,7 +181,7 @@ class LearningCore:
         def write() -> None:
             # In the base's format, to which serving and scoring would round it anyway: half the
             # bytes to write and load. States, from which training resumes, keep float32.
-            weights = {name: w.to(self._base.dtype) for name, w in policy.adapter().items()}
+            weights = {name: w.to(self._base.dtype) for name, w in policy.masters.adapter().items()}
             with new_folder(folder) as draft:
                 write_adapter(draft, self._base, policy.shape, weights)
 
@@ -209,30 +200,24 @@ class LearningCore:
 
     def export_adapter(self, folder: Path) -> None:
         policy = self._policy
-        self._first_rank(lambda: export_adapter(folder, self._base, policy.shape, policy.adapter()))
+        self._first_rank(
+            lambda: export_adapter(folder, self._base, policy.shape, policy.masters.adapter())
+        )
 
     def write_state(self, folder: Path) -> None:
         policy = self._policy
-        self._first_rank(lambda: write_state(folder, self._base, policy.shape, policy.state()))
-
-    def read_state(self, folder: Path) -> None:
-        self._policy_to_change().load(
-            self._first_rank(lambda: self._read_saved(folder, self._policy.shape))
+        self._first_rank(
+            lambda: write_state(folder, self._base, policy.shape, policy.masters.state())
         )
 
-    def read_adapter(self, folder: Path) -> None:
-        self._policy_to_change().load(
-            self._first_rank(lambda: self._read_published(folder, self._policy.shape))
+    def read_state(self, folder: Path, moments: bool = True) -> None:
+        policy = self._policy_to_change()
+        policy.load(
+            self._first_rank(lambda: read_state(folder, self._base, policy.shape, moments=moments))
         )
 
     def close(self) -> None:
         """Do nothing: everything is freed with the object."""
-
-    def _read_saved(self, folder: Path, shape: LoraShape) -> SavedState:
-        return read_state(folder, self._base, shape)
-
-    def _read_published(self, folder: Path, shape: LoraShape) -> SavedState:
-        return SavedState(read_adapter(folder, self._base).of(shape).tensors, {}, 0)
 
     def _new_policy(self, shape: LoraShape, seed: int) -> LoraOptimizer:
         return LoraOptimizer(
@@ -248,7 +233,7 @@ class LearningCore:
     def _restored_policy(self) -> LoraOptimizer:
         """Return the policy, after copying its weights into its module if another's are there."""
         if self._scores_another:
-            self._policy.restore_weights()
+            self._policy.masters.write_copies()
             self._scores_another = False
         return self._policy
 
@@ -272,15 +257,10 @@ class LearningCore:
             return self._base.module
         module = self._scored.get(adapter)
         if module is None:
-            module = self._scored[adapter] = self._build_module(adapter)
+            saved = self._read(adapter)
+            module = with_lora(self._base, saved.shape, saved.tensors)
+            self._scored[adapter] = module
         return module
-
-    def _build_module(self, adapter: Path) -> Any:
-        saved = self._read(adapter)
-        try:
-            return with_lora(self._base, saved.shape, saved.tensors)
-        except ConfigError as error:
-            raise BackendError(str(error)) from error
 
     def _read(self, adapter: Path) -> SavedAdapter:
         return self._first_rank(lambda: read_adapter(adapter, self._base))

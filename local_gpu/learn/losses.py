@@ -34,8 +34,11 @@ from tinker_claw.types import Datum, Images, LossPass
 
 @dataclass(frozen=True, slots=True)
 class LossRecord:
-    """Tokens in, ids to score after each of the last R of them, and what the loss needs."""
+    """Tokens in, ids to score after each of the last R of them, and their loss."""
 
+    loss: Loss
+    config: Config
+    """Checked and complete, by `Loss.config`."""
     inputs: Tensor
     """(N,) int64."""
     ids: Tensor
@@ -56,17 +59,6 @@ class LossRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordPass:
-    """Records of one loss. Gradients of all passes of a step add up."""
-
-    loss: str
-    """A key of `LOSSES`."""
-    records: tuple[LossRecord, ...]
-    config: Mapping[str, float]
-    """Checked and complete, by `Loss.config`."""
-
-
-@dataclass(frozen=True, slots=True)
 class Scored:
     """Loss and logprobs of one record."""
 
@@ -77,31 +69,30 @@ class Scored:
 
 def records_of(
     passes: Sequence[LossPass], *, vocabulary: int, context_tokens: int
-) -> list[RecordPass]:
-    """Check the passes of a step and convert them.
+) -> list[list[LossRecord]]:
+    """Check the passes of a step and convert them; return the records of each.
 
     Raises:
         StepError, AlignmentError: naming what is wrong.
     """
     if not any(loss_pass.datums for loss_pass in passes):
         raise StepError("The step has no datums.")
-    record_passes: list[RecordPass] = []
-    for name, datums, settings in ((p.loss, p.datums, p.config) for p in passes):
-        check_loss(name)
-        config = LOSSES[name].config(name, settings)
-        for datum in datums:
-            LOSSES[name].check(name, datum)
+    records = list[list[LossRecord]]()
+    for loss_pass in passes:
+        loss = loss_named(loss_pass.loss)
+        config = loss.config(loss_pass.config)
+        for datum in loss_pass.datums:
+            loss.check(datum)
             _check_ids(datum, vocabulary, context_tokens)
-        record_passes.append(
-            RecordPass(name, tuple(_record(name, datum) for datum in datums), config)
-        )
-    return record_passes
+        records.append([_record(loss, config, datum) for datum in loss_pass.datums])
+    return records
 
 
-def check_loss(name: str) -> None:
-    """Raise StepError for a loss that is not computed here."""
+def loss_named(name: str) -> Loss:
+    """Return a loss. Raises StepError for one that is not computed here."""
     if name not in LOSSES:
         raise StepError(f"Unknown loss {name!r}; there are {', '.join(sorted(LOSSES))}.")
+    return LOSSES[name]
 
 
 def _check_ids(datum: Datum, vocabulary: int, context_tokens: int) -> None:
@@ -114,18 +105,20 @@ def _check_ids(datum: Datum, vocabulary: int, context_tokens: int) -> None:
         )
 
 
-def _record(loss: str, datum: Datum) -> LossRecord:
+def _record(loss: Loss, config: Config, datum: Datum) -> LossRecord:
     """The sampled tokens are column 0, because the report gives their logprobs."""
     tokens = torch.tensor(datum.tokens)
     ids = tokens[datum.start :, None]
     if datum.targets:
         ids = torch.cat([ids, torch.tensor(datum.targets)], dim=1)
     return LossRecord(
+        loss,
+        config,
         inputs=tokens[:-1],
         ids=ids,
         learns_from=0,
         inputs_of_loss=LossInputs.of(datum),
-        loss_column=1 if loss == "cross_entropy" and datum.targets else 0,
+        loss_column=1 if loss.by_candidate and datum.targets else 0,
         images=datum.images,
     )
 
@@ -163,6 +156,7 @@ class LossInputs:
 class Loss:
     """A loss together with what it needs, so that a mistake is named before any forward pass."""
 
+    name: str
     compute: Callable[[Tensor, LossInputs, Config], Tensor]
     """(M,) logprobs, or (M, K) at the targets for cross_entropy -> scalar sum."""
     arrays: tuple[str, ...]
@@ -170,7 +164,12 @@ class Loss:
     defaults: Config = field(default_factory=dict[str, float])
     """Keys that the config may have, with their values unless it has others."""
 
-    def config(self, name: str, settings: Config) -> Config:
+    @property
+    def by_candidate(self) -> bool:
+        """Return whether it has a weight for each candidate, not one for each token."""
+        return "weights" in self.arrays
+
+    def config(self, settings: Config) -> Config:
         """Return a config with the defaults of what it lacks.
 
         Raises:
@@ -178,7 +177,9 @@ class Loss:
         """
         if unknown := sorted(set(settings) - set(self.defaults)):
             keys = ", ".join(sorted(self.defaults)) or "no settings"
-            raise StepError(f"loss {name}: unknown config key {unknown[0]!r}; it takes {keys}.")
+            raise StepError(
+                f"loss {self.name}: unknown config key {unknown[0]!r}; it takes {keys}."
+            )
         config = {**self.defaults, **settings}
         if _LOW in config and not 0.0 <= config[_LOW] <= config[_HIGH]:
             raise StepError(
@@ -187,15 +188,17 @@ class Loss:
             )
         return config
 
-    def check(self, name: str, datum: Datum) -> None:
+    def check(self, datum: Datum) -> None:
         """Raise StepError naming a missing array."""
         if missing := [a for a in self.arrays if not getattr(datum, a, ())]:
-            raise StepError(f"loss {name}: the datum has no {missing[0]}.")
-        if "weights" in self.arrays:
+            raise StepError(f"loss {self.name}: the datum has no {missing[0]}.")
+        if self.by_candidate:
             widths = {len(row) for row in datum.weights}
             wanted = {len(row) for row in datum.targets} or {1}
             if widths != wanted or len(widths) != 1:
-                raise AlignmentError(f"loss {name}: weights {widths} and targets {wanted} wide")
+                raise AlignmentError(
+                    f"loss {self.name}: weights {widths} and targets {wanted} wide"
+                )
 
 
 def ppo(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
@@ -233,9 +236,12 @@ _RL_ARRAYS: Final = ("logprobs", "advantages")
 
 LOSSES: Final[Mapping[str, Loss]] = MappingProxyType(
     {
-        "ppo": Loss(ppo, _RL_ARRAYS, {_LOW: 0.8, _HIGH: 1.28}),
-        "importance_sampling": Loss(importance_sampling, _RL_ARRAYS),
-        "cross_entropy": Loss(cross_entropy, ("weights",)),
+        loss.name: loss
+        for loss in (
+            Loss("ppo", ppo, _RL_ARRAYS, {_LOW: 0.8, _HIGH: 1.28}),
+            Loss("importance_sampling", importance_sampling, _RL_ARRAYS),
+            Loss("cross_entropy", cross_entropy, ("weights",)),
+        )
     }
 )
 """Of a row whose weights or advantage are zero none adds loss or gradient."""

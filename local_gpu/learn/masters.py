@@ -40,6 +40,8 @@ class Masters:
         self.gradient = torch.zeros_like(self._weights)
         """Accumulated gradient, (P,)."""
         self._adam = torch.optim.AdamW([self._weights], lr=0.0)
+        self.steps = 0
+        """Steps that were taken."""
         self._write(adapter)
 
     def collect(self) -> None:
@@ -83,6 +85,7 @@ class Masters:
         self._weights.grad = None
         self.write_copies()
         self.zero()
+        self.steps += 1
         return norm
 
     def write_copies(self) -> None:
@@ -95,16 +98,16 @@ class Masters:
         """A copy of the weights as they are, float32 on the CPU."""
         return {name: self._saved(self._weights, name) for name in self._copies}
 
-    def state(self, steps: int) -> SavedState:
-        """A copy of weights and moments."""
+    def state(self) -> SavedState:
+        """A copy of weights, moments and the number of steps."""
         moments: dict[str, Tensor] = {}
         # Adam keeps nothing before its first step.
-        if kept := self._adam.state.get(self._weights):
+        if adam := self._adam.state.get(self._weights):
             for name in self._copies:
-                moments[f"{name}.step"] = kept["step"].clone()
-                moments[f"{name}.exp_avg"] = self._saved(kept["exp_avg"], name)
-                moments[f"{name}.exp_avg_sq"] = self._saved(kept["exp_avg_sq"], name)
-        return SavedState(self.adapter(), moments, steps)
+                moments[f"{name}.step"] = adam["step"].clone()
+                moments[f"{name}.exp_avg"] = self._saved(adam["exp_avg"], name)
+                moments[f"{name}.exp_avg_sq"] = self._saved(adam["exp_avg_sq"], name)
+        return SavedState(self.adapter(), moments, self.steps)
 
     def load(self, state: SavedState) -> None:
         """Load a state; on BackendError nothing has changed."""
@@ -115,6 +118,7 @@ class Masters:
         ):
             raise BackendError("The saved state belongs to another rank or another base model.")
         self.zero()
+        self.steps = state.steps
         self._adam.state.clear()
         self._write(state.adapter)
         if state.steps:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from local_gpu.device import out_of_memory
 from local_gpu.learn.head import head_logprobs, read_logprobs
-from local_gpu.learn.losses import LOSSES, LossRecord, RecordPass, Scored, records_of
+from local_gpu.learn.losses import LossRecord, Scored, records_of
 from local_gpu.learn.masters import Masters
 from local_gpu.learn.passes import FAILURES, Passes
 from local_gpu.learn.world import Sharding
@@ -27,12 +28,9 @@ from local_gpu.model.vision import BatchImages
 from tinker_claw.errors import OutageError, StepError
 from tinker_claw.types import Adam, LossPass, StepReport
 
-_Job = tuple[RecordPass, LossRecord]
-"""One record, and the pass that has its loss."""
-
 
 class LoraOptimizer:
-    """LoRA weights, Adam's moments and a step counter."""
+    """LoRA weights in training, whose values are the `masters`."""
 
     def __init__(
         self,
@@ -63,9 +61,8 @@ class LoraOptimizer:
         self.passes = passes
         self.shape = shape
         self.module = _learning_module(base, shape, adapter, shards, checkpointing)
-        self._masters = Masters(adapter, adapter_parameters(self.module))
+        self.masters = Masters(adapter, adapter_parameters(self.module))
         self._pending = False
-        self.steps = 0
 
     def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
         """Accumulate the gradients of all passes, then take one AdamW step: all or nothing.
@@ -75,13 +72,12 @@ class LoraOptimizer:
         """
         self.discard()
         with _void_on_failure(self.discard):
-            record_passes = records_of(
+            records = records_of(
                 passes, vocabulary=self._base.vocabulary, context_tokens=self._context_tokens
             )
             # A sample with two losses stands in two passes of the step, and is computed once.
-            jobs = [job for record_pass in record_passes for job in _jobs(record_pass)]
-            done = iter(self._learn(jobs))
-            scored = [[next(done) for _ in record_pass.records] for record_pass in record_passes]
+            done = iter(self._learn([*chain.from_iterable(records)]))
+            scored = [[next(done) for _ in of_pass] for of_pass in records]
             norm = self.optim_step(adam)
         return StepReport(
             losses=tuple(math.fsum(row.loss for row in rows) for rows in scored),
@@ -92,19 +88,19 @@ class LoraOptimizer:
             tokens=sum(len(d.tokens) - 1 for p in passes for d in p.datums),
         )
 
-    def forward_backward(self, record_pass: RecordPass) -> list[Scored]:
+    def forward_backward(self, records: Sequence[LossRecord]) -> list[Scored]:
         """Add the gradients of the records to the accumulated ones.
 
         Raises:
             StepError: all that has been added up since the last step is forgotten.
         """
         with _void_on_failure(self.discard):
-            return self._learn(_jobs(record_pass))
+            return self._learn(records)
 
-    def forward(self, record_pass: RecordPass) -> list[Scored]:
+    def forward(self, records: Sequence[LossRecord]) -> list[Scored]:
         """Compute the same numbers without gradients; accumulated ones are left alone."""
         with _void_on_failure():
-            return self._run(_jobs(record_pass), learn=False)
+            return self._run(records, learn=False)
 
     def optim_step(self, adam: Adam) -> float:
         """Sum the gradients over ranks, clip them, take one AdamW step; return their norm.
@@ -115,59 +111,45 @@ class LoraOptimizer:
         with _void_on_failure(self.discard):
             if not self._pending:
                 raise StepError("There are no gradients: no forward_backward since the last step.")
-            self.passes.world.sum(self._masters.gradient)
-            norm = self._masters.step(adam)
+            self.passes.world.sum(self.masters.gradient)
+            norm = self.masters.step(adam)
         self.discard()
-        self.steps += 1
         return norm
 
     def discard(self) -> None:
         """Forget the gradients added up since the last step."""
-        self._masters.zero()
+        self.masters.zero()
         self._pending = False
-
-    def restore_weights(self) -> None:
-        """Copy these weights into the module, after another adapter's were in it."""
-        self._masters.write_copies()
-
-    def adapter(self) -> dict[str, Tensor]:
-        """Return a copy of the weights as they are."""
-        return self._masters.adapter()
-
-    def state(self) -> SavedState:
-        """Return a copy of weights, moments and counter."""
-        return self._masters.state(self.steps)
 
     def load(self, state: SavedState) -> None:
         """Load a state; on BackendError nothing has changed."""
-        self._masters.load(state)
+        self.masters.load(state)
         self.discard()
-        self.steps = state.steps
 
-    def _learn(self, jobs: Sequence[_Job]) -> list[Scored]:
-        done = self._run(jobs, learn=True)
+    def _learn(self, records: Sequence[LossRecord]) -> list[Scored]:
+        done = self._run(records, learn=True)
         self._pending = True
         return done
 
-    def _run(self, jobs: Sequence[_Job], *, learn: bool) -> list[Scored]:
-        """Compute this rank's part of the jobs; return the results of all ranks, in order."""
+    def _run(self, records: Sequence[LossRecord], *, learn: bool) -> list[Scored]:
+        """Compute this rank's part of the records; return the results of all ranks, in order."""
 
         def compute(
             indices: Sequence[int], sequences: Sequence[Tensor], pictures: BatchImages | None
         ) -> list[Scored]:
-            return self._pass([jobs[i] for i in indices], sequences, pictures, learn=learn)
+            return self._pass([records[i] for i in indices], sequences, pictures, learn=learn)
 
         return self.passes.run(
             self.module,
-            [(record.inputs, record.images) for _, record in jobs],
+            [(record.inputs, record.images) for record in records],
             compute,
-            undo=self._masters.drop,
+            undo=self.masters.drop,
             learns=learn,
         )
 
     def _pass(
         self,
-        jobs: Sequence[_Job],
+        records: Sequence[LossRecord],
         sequences: Sequence[Tensor],
         pictures: BatchImages | None,
         *,
@@ -176,25 +158,25 @@ class LoraOptimizer:
         """Run one forward pass over some records, and with `learn` one backward pass."""
         with torch.set_grad_enabled(learn):
             hidden = self.passes.body.hidden(
-                self.module, sequences, [record.scored_from for _, record in jobs], pictures
+                self.module, sequences, [record.scored_from for record in records], pictures
             )
             scored = [
-                self._score(job, rows, learn=learn) for job, rows in zip(jobs, hidden, strict=True)
+                self._score(record, rows, learn=learn)
+                for record, rows in zip(records, hidden, strict=True)
             ]
             losses = torch.stack([loss for loss, _ in scored])
         if learn:
             losses.sum().backward()
-            self._masters.collect()
+            self.masters.collect()
         values: list[float] = losses.tolist()
         # Not before the backward pass: other ranks may be in it, waiting for this one.
-        for (record_pass, _), value in zip(jobs, values, strict=True):
+        for record, value in zip(records, values, strict=True):
             if not math.isfinite(value):
-                raise StepError(f"The {record_pass.loss} loss is {value}; nothing was changed.")
+                raise StepError(f"The {record.loss.name} loss is {value}; nothing was changed.")
         return [Scored(v, read.cpu()) for v, (_, read) in zip(values, scored, strict=True)]
 
-    def _score(self, job: _Job, rows: Tensor, *, learn: bool) -> tuple[Tensor, Tensor]:
+    def _score(self, record: LossRecord, rows: Tensor, *, learn: bool) -> tuple[Tensor, Tensor]:
         """Compute a record's loss, with gradients where it learns, and its logprobs (R, K)."""
-        record_pass, record = job
         head = self.module.get_output_embeddings()
         ids = record.ids.to(self._base.device)
         split = record.learns_from if learn else len(ids)
@@ -206,10 +188,10 @@ class LoraOptimizer:
         else:
             tail = read[record.learns_from :]
         chosen = tail[:, record.loss_column :]
-        loss = LOSSES[record_pass.loss].compute(
-            chosen if record_pass.loss == "cross_entropy" else chosen[:, 0],
+        loss = record.loss.compute(
+            chosen if record.loss.by_candidate else chosen[:, 0],
             record.inputs_of_loss.to(self._base.device),
-            record_pass.config,
+            record.config,
         )
         return loss, read
 
@@ -243,10 +225,6 @@ def _learning_module(
     for copy in adapter_parameters(module).values():
         copy.requires_grad_(True)
     return module
-
-
-def _jobs(record_pass: RecordPass) -> list[_Job]:
-    return [(record_pass, record) for record in record_pass.records]
 
 
 @contextmanager

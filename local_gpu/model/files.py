@@ -177,8 +177,15 @@ def write_moments(folder: Path, state: SavedState) -> None:
     _write(folder / _MOMENTS, moments, {"format": "pt", "steps": str(state.steps)})
 
 
-def read_state(folder: Path, base: BaseModel, shape: LoraShape) -> SavedState:
-    """Raises BackendError like `read_adapter`, and where the state has another shape."""
+def read_state(
+    folder: Path, base: BaseModel, shape: LoraShape, *, moments: bool = True
+) -> SavedState:
+    """Read a state; without `moments` a published adapter is enough.
+
+    Raises BackendError like `read_adapter`, and where the state has another shape.
+    """
+    if not moments:
+        return SavedState(read_adapter(folder, base).of(shape).tensors, {}, 0)
     if not (folder / _MOMENTS).is_file():
         raise BackendError(
             f"There is no saved state named {folder.name!r} in {folder.parent}; it may be older "
@@ -186,8 +193,8 @@ def read_state(folder: Path, base: BaseModel, shape: LoraShape) -> SavedState:
         )
     adapter = read_adapter(folder, base).of(shape)
     with _sentence(folder):
-        moments, metadata = _read(folder / _MOMENTS)
-        return SavedState(adapter.tensors, moments, int(metadata["steps"]))
+        tensors, metadata = _read(folder / _MOMENTS)
+        return SavedState(adapter.tensors, tensors, int(metadata["steps"]))
 
 
 def entries(folder: Path) -> list[str]:

@@ -360,20 +360,20 @@ def open_base(
         torch.set_num_threads(threads)
     automatic = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        place = torch.device(automatic if device == "auto" else device)
-        if place.type == "cuda":
+        target = torch.device(automatic if device == "auto" else device)
+        if target.type == "cuda":
             keep_memory_whole()
-        torch.empty(0, device=place)
+        torch.empty(0, device=target)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
             f"device {device!r} cannot be used here: {error}. Install a torch for this "
             "GPU and its driver (pytorch.org/get-started says which), or give --device cpu."
         ) from error
     formats = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    fitting = "bfloat16" if place.type == "cuda" else "float32"
+    fitting = "bfloat16" if target.type == "cuda" else "float32"
     return load_base(
         source,
-        device=place,
+        device=target,
         dtype=formats[fitting if dtype == "auto" else dtype],
         quantization=quantization,
     )

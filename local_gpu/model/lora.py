@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
-from tinker_claw.errors import ConfigError
+from tinker_claw.errors import BackendError, ConfigError
 
 Adapter = Mapping[str, Tensor]
 """LoRA tensors by module path, e.g. `model.layers.0.mlp.up_proj.lora_A.weight`."""
@@ -103,7 +103,7 @@ def with_lora(base: BaseModel, shape: LoraShape, adapter: Adapter) -> Any:
     float32, which is several times slower on a GPU, and not what a server computes.
 
     Raises:
-        ConfigError: the adapter does not fit this base model or this rank.
+        BackendError: the adapter does not fit this base model or this rank.
     """
     with BUILDING:
         module = _injected(base, shape)
@@ -280,7 +280,7 @@ def _check_fit(
     actual = {name: tuple(tensor.shape) for name, tensor in adapter.items()}
     if expected != actual:
         name = next(n for n in sorted(expected | actual) if expected.get(n) != actual.get(n))
-        raise ConfigError(
+        raise BackendError(
             f"The adapter does not fit {base.source!r} at rank {shape.rank}: {name} is "
             f"{actual.get(name)} in the adapter and {expected.get(name)} in the model."
         )

@@ -25,8 +25,6 @@ from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 _HANGS_S: Final = {"cuda": 3600.0, "cpu": 24 * 3600.0}
 """Seconds without an answer after which ranks hang: many times what a step of large models takes on
 GPUs, and of small ones on CPUs."""
-_LOADS: Final = frozenset({"read_state", "read_adapter"})
-"""Commands that load a policy, whatever was there before."""
 _OF_WEIGHTS: Final = frozenset({"step", "write_adapter", "export_adapter", "write_state"})
 """Commands that need the policy's weights."""
 
@@ -93,11 +91,9 @@ class RankedLearning:
     def write_state(self, folder: Path) -> None:
         self._call("write_state", folder)
 
-    def read_state(self, folder: Path) -> None:
-        self._call("read_state", folder)
-
-    def read_adapter(self, folder: Path) -> None:
-        self._call("read_adapter", folder)
+    def read_state(self, folder: Path, moments: bool = True) -> None:
+        self._call("read_state", folder, moments)
+        self._learned, self._lost = True, None
 
     def close(self) -> None:
         """End the ranks at once: files appear whole or not at all."""
@@ -117,10 +113,7 @@ class RankedLearning:
                 self._start()
             except ClawError as error:  # it went well before, with the same settings
                 raise OutageError(f"The ranks do not start again: {error}") from error
-        answer = self._ask(RankCommand(name, arguments), self._hangs_s)
-        if name in _LOADS:
-            self._learned, self._lost = True, None
-        return answer
+        return self._ask(RankCommand(name, arguments), self._hangs_s)
 
     def _start(self) -> Facts:
         config = self._config

@@ -33,9 +33,9 @@ from local_gpu.model.vision import Vision
 from local_gpu.sample.cached import Row, hidden, prefill_with_images
 from local_gpu.sample.drawing import Drawn, Draws, draw
 from local_gpu.sample.routing import RecentPrompts, keys_of
-from local_gpu.tasks import together
-from tinker_claw.errors import BackendError, ClawError, ConfigError, RequestError, SamplerError
+from tinker_claw.errors import ClawError, ConfigError, RequestError, SamplerError
 from tinker_claw.policy import Sampler
+from tinker_claw.tasks import together
 from tinker_claw.types import Charge, Completion, SamplingParams, TokenChunk, Tokens, uncharged
 
 _WARM_PREFIXES: Final = 4
@@ -451,10 +451,7 @@ class EmbeddedServing:
 
     def _read(self, folder: Path) -> object:
         saved = read_adapter(folder, self._base)
-        try:
-            return for_sampling(with_lora(self._base, saved.shape, saved.tensors))
-        except ConfigError as error:
-            raise BackendError(str(error)) from error
+        return for_sampling(with_lora(self._base, saved.shape, saved.tensors))
 
     def _sampler(self, ref: str, module: object, recent: RecentPrompts) -> LocalSampler:
         facts = Facts(self._size.vocabulary, self._size.context_tokens)

@@ -30,10 +30,10 @@ from typing import Final
 
 from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk
 from local_gpu.sample.vllm import VllmServer
-from local_gpu.tasks import together
+from tinker_claw.tasks import together
 from tinker_claw.types import SamplingParams, Tokens
 
-PLACES: Final = 16
+POSITIONS: Final = 16
 """Positions compared at the end of the text."""
 _DRAWS: Final = 4
 """Tokens drawn at each position."""
@@ -78,14 +78,14 @@ class Exam:
 class ExamSample:
     """A token that a server sampled at a place, and its logprob."""
 
-    place: int
+    position: int
     token: int
     logprob: float
 
 
 async def table(score: Score, facts: Facts, ref: str, text: Tokens) -> Rows:
-    """The trainer's logprobs at the last `PLACES` of a text."""
-    ask = ScoreAsk.of(facts, text, len(text) - PLACES, None, _LIKELIEST)
+    """The trainer's logprobs at the last `POSITIONS` of a text."""
+    ask = ScoreAsk.of(facts, text, len(text) - POSITIONS, None, _LIKELIEST)
     scored = await score(ref, ask)
     return tuple(
         dict(zip(ids, logprobs, strict=True))
@@ -112,13 +112,13 @@ async def sample_exam(server: VllmServer, name: str | None, exam: Exam) -> list[
         person=True,  # people wait for a new version, and for a server that comes back
     )
 
-    async def draw(place: int) -> list[ExamSample]:
-        beginning = exam.text[: len(exam.text) - PLACES + place]
+    async def draw(position: int) -> list[ExamSample]:
+        beginning = exam.text[: len(exam.text) - POSITIONS + position]
         drawn = await server.sample(name, beginning, params, _DRAWS)
-        return [ExamSample(place, reply.tokens[0], reply.logprobs[0]) for reply in drawn]
+        return [ExamSample(position, reply.tokens[0], reply.logprobs[0]) for reply in drawn]
 
     first = await draw(0)  # computes the text for the others
-    rest = await together(draw(place) for place in range(1, PLACES))
+    rest = await together(draw(position) for position in range(1, POSITIONS))
     return [*first, *(sample for samples in rest for sample in samples)]
 
 
@@ -183,7 +183,7 @@ def _share(
     """Share of the difference to the base that the server shows, and its standard error."""
     # A token drawn twice at one place adds no information the second time.
     distinct = {
-        (sample.place, sample.token): (sample, x) for sample, x in zip(drawn, d, strict=True)
+        (sample.position, sample.token): (sample, x) for sample, x in zip(drawn, d, strict=True)
     }
     pairs = [
         (x, _bounded(_logprob_at(right, sample) - _logprob_at(base, sample)))
@@ -197,7 +197,7 @@ def _share(
 
 
 def _logprob_at(rows: Rows, sample: ExamSample) -> float:
-    row = rows[sample.place]
+    row = rows[sample.position]
     logprob = row.get(sample.token)
     return min(sample.logprob, min(row.values())) if logprob is None else logprob
 

@@ -7,7 +7,6 @@ and unloads of a server never overlap.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import pstdev
 
-from local_gpu.config import Say
+from local_gpu.config import Say, ignore
 from local_gpu.halves import Facts
 from local_gpu.sample.exam import Exam, adapter_fault, differences, distance_fault, sample_exam
 from local_gpu.sample.http import Busy
@@ -24,8 +23,6 @@ from local_gpu.sample.vllm import ServerInfo, VllmServer
 from tinker_claw.errors import BackendError, OutageError, RequestError
 from tinker_claw.retry import Backoff
 from tinker_claw.types import SamplingParams
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class PoolOptions:
     serve nobody while they load an adapter or compile a kernel."""
     hung: Callable[[str], object] = len
     """Receives the URL of a server that hangs, and may start it again."""
-    say: Say = _log.warning
+    say: Say = ignore
     """Receives what happens to servers, in sentences."""
     away: Callable[[Sequence[str]], object] = len
     """Receives the servers out of the rotation, and why, whenever that changes."""

@@ -18,8 +18,8 @@ from typing import Final
 from local_gpu.sample.http import Busy
 from local_gpu.sample.member import Adapter, Hangs, Member, PoolOptions
 from local_gpu.sample.routing import RecentPrompts, Routes, keys_of
-from local_gpu.tasks import together
 from tinker_claw.errors import BackendError, ClawError, OutageError, RequestError
+from tinker_claw.tasks import together
 from tinker_claw.types import Tokens
 
 _log = logging.getLogger(__name__)

@@ -22,19 +22,19 @@ from typing import TYPE_CHECKING, Final
 from safetensors import SafetensorError, safe_open
 
 from local_gpu.halves import BASE_REF, Facts, Score
-from local_gpu.sample.exam import PLACES, Exam, rms_difference, rounding, table
+from local_gpu.sample.exam import POSITIONS, Exam, rms_difference, rounding, table
 from local_gpu.sample.member import Adapter, Member, PoolOptions, Probe
 from local_gpu.sample.pool import Pool
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.vllm import NEVER_LOADED, VllmServer
-from local_gpu.tasks import together
 from tinker_claw.errors import BackendError, ConfigError, GoneError, OutageError, RequestError
+from tinker_claw.tasks import together
 from tinker_claw.types import Tokens
 
 if TYPE_CHECKING:  # it needs torch
     from local_gpu.model.vision import Vision
 
-_TEXT_TOKENS: Final = 512 + PLACES
+_TEXT_TOKENS: Final = 512 + POSITIONS
 """Tokens of the text: some blocks of any server's prefix cache, which are of 16 to 128 tokens."""
 _LEAST_TOLERANCE: Final = 0.1
 """Mean |d| that is always accepted, in nats: a server may compute in bfloat16, which makes about

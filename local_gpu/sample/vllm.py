@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from local_gpu.sample.http import CompletionRefusal, Deadlines, HttpAnswer, HttpClient
-from local_gpu.tasks import together
 from tinker_claw.errors import (
     BackendError,
     ClawError,
@@ -44,6 +43,7 @@ from tinker_claw.errors import (
     RequestError,
     SamplerError,
 )
+from tinker_claw.tasks import together
 from tinker_claw.types import (
     Completion,
     PlacedImage,

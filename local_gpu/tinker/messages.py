@@ -7,7 +7,7 @@ value; nothing is padded or cut.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from tinker.proto.response_conv import (
 )
 
 from local_gpu.halves import Facts
-from local_gpu.learn.losses import LOSSES, LossInputs, LossRecord, RecordPass, Scored, check_loss
+from local_gpu.learn.losses import Loss, LossInputs, LossRecord, Scored, loss_named
 from local_gpu.model.vision import Vision
 from tinker_claw.errors import AlignmentError, RequestError, StepError
 from tinker_claw.types import Completion, Images, PlacedImage, StopReason, TokenLogprobs
@@ -56,9 +56,9 @@ def refuse(**fields: object) -> None:
             raise RequestError(f"{name} is {value!r}, which is not served here: leave it out.")
 
 
-def record_pass(
+def records_of(
     message: pb.ForwardBackwardRequest, facts: Facts, vision: Vision | None
-) -> RecordPass:
+) -> list[LossRecord]:
     """Check a request and convert it.
 
     Args:
@@ -67,13 +67,12 @@ def record_pass(
     Raises:
         StepError, AlignmentError, RequestError: naming what is wrong.
     """
-    name = message.loss_fn
-    check_loss(name)
-    config = dict(_CLIP) if name == "ppo" else {}
+    loss = loss_named(message.loss_fn)
+    config = dict(_CLIP) if loss.name == "ppo" else {}
     for key, value in message.loss_fn_config_v2.items():
         refuse(**{key: value.text})
         config[key] = value.number
-    config = LOSSES[name].config(name, config)
+    config = loss.config(config)
     if not message.data:
         raise StepError("The request has no datums.")
     tensors = (tensor for datum in message.data for tensor in datum.loss_fn_inputs.values())
@@ -85,13 +84,15 @@ def record_pass(
     records: list[LossRecord] = []
     for number, datum in enumerate(message.data):
         try:
-            records.append(_record(name, datum, facts, vision))
+            records.append(_record(loss, config, datum, facts, vision))
         except (StepError, AlignmentError, RequestError) as error:
             raise type(error)(f"datum {number}: {error}") from error
-    return RecordPass(name, tuple(records), config)
+    return records
 
 
-def _record(loss: str, datum: pb.Datum, facts: Facts, vision: Vision | None) -> LossRecord:
+def _record(
+    loss: Loss, config: Mapping[str, float], datum: pb.Datum, facts: Facts, vision: Vision | None
+) -> LossRecord:
     pieces = [
         np.frombuffer(chunk.encoded_text.tokens, np.int32).tolist()
         if chunk.HasField("encoded_text")
@@ -102,11 +103,13 @@ def _record(loss: str, datum: pb.Datum, facts: Facts, vision: Vision | None) -> 
     inputs = np.array(tokens, np.int64)
     arrays = _arrays(loss, datum, inputs, facts)
     ids = arrays["target_tokens"]
-    signal = arrays["weights" if loss == "cross_entropy" else "advantages"]
+    signal = arrays["weights" if loss.by_candidate else "advantages"]
     learning = np.flatnonzero(signal.reshape(len(ids), -1).any(axis=1))
     first = min(learning.tolist(), default=len(ids))
     tails = {key: torch.from_numpy(rows[first:]) for key, rows in arrays.items()}
     return LossRecord(
+        loss,
+        config,
         inputs=torch.from_numpy(inputs),
         ids=torch.from_numpy(ids.reshape(len(ids), -1)),
         learns_from=first,
@@ -115,14 +118,14 @@ def _record(loss: str, datum: pb.Datum, facts: Facts, vision: Vision | None) -> 
     )
 
 
-def _arrays(loss: str, datum: pb.Datum, inputs: Array, facts: Facts) -> dict[str, Array]:
+def _arrays(loss: Loss, datum: pb.Datum, inputs: Array, facts: Facts) -> dict[str, Array]:
     """Return the checked arrays of a datum; those of cross_entropy as (N, K)."""
-    tensors, wanted = datum.loss_fn_inputs, {"target_tokens", *LOSSES[loss].arrays}
+    tensors, wanted = datum.loss_fn_inputs, {"target_tokens", *loss.arrays}
     if set(tensors) != wanted:
-        raise StepError(f"loss {loss} takes {sorted(wanted)}, not {sorted(tensors)}.")
+        raise StepError(f"loss {loss.name} takes {sorted(wanted)}, not {sorted(tensors)}.")
     arrays = {k: _tensor_data_from_proto(tensor).to_numpy() for k, tensor in tensors.items()}
     ids = arrays["target_tokens"]
-    shape = ids.shape if loss == "cross_entropy" else inputs.shape
+    shape = ids.shape if loss.by_candidate else inputs.shape
     for key, rows in arrays.items():
         if rows.shape != shape or shape[:1] != inputs.shape:
             raise AlignmentError(
@@ -134,7 +137,7 @@ def _arrays(loss: str, datum: pb.Datum, inputs: Array, facts: Facts) -> dict[str
             raise StepError(f"{key} has an id outside 0..{facts.vocabulary - 1}, or none.")
     if len(inputs) > facts.context_tokens:
         raise StepError(f"it has {len(inputs)} tokens, and the context has {facts.context_tokens}.")
-    if loss != "cross_entropy":
+    if not loss.by_candidate:
         return arrays
     return {name: array.reshape(len(ids), -1) for name, array in arrays.items()}
 

@@ -186,10 +186,10 @@ class Service:
         vision = self._serving.vision if learning.facts.trains_images else None
         call = learning.forward if message.forward_only else learning.forward_backward
         self._unfinished += not message.forward_only
-        record_pass = await self.backend.run(
-            lambda: messages.record_pass(message, learning.facts, vision)
+        records = await self.backend.run(
+            lambda: messages.records_of(message, learning.facts, vision)
         )
-        scored = await self.backend.step(lambda: call(record_pass))
+        scored = await self.backend.step(lambda: call(records))
         self._unfinished -= not message.forward_only
         return messages.forward_backward_output(message, scored)
 

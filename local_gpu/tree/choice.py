@@ -7,7 +7,6 @@ One that raises, or is off by more than rounding explains, is left out and repor
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from local_gpu.config import Say
-from local_gpu.device import device_fault
+from local_gpu.device import device_fault, first_line
 from local_gpu.tree.kernels import Fa3Kernel, Kernel, MergedKernel, SdpaKernel
 from local_gpu.tree.prefix_tree import PrefixTree, grow
 
@@ -128,22 +127,10 @@ def checked(kernel: Kernel, device: torch.device, dtype: torch.dtype, heads: Hea
     except FAILURES as error:
         if device_fault(error):
             raise  # whatever this process computes next may fail as well
-        return sentence_of(error)
+        return f"{type(error).__name__}: {first_line(error)[:200].rstrip('.')}."
     names = ("output", "gradient of the queries", "gradient of the keys", "gradient of values")
-    return disagreement(names, results, own, truth)
-
-
-def disagreement(
-    names: Sequence[str], results: Sequence[Tensor], own: Sequence[Tensor], truth: Sequence[Tensor]
-) -> str | None:
-    """Name the first result of a kernel that is wrong, as a sentence; None: none is.
-
-    Args:
-        results: the kernel's.
-        own: PyTorch's in the same format, whose rounding is accepted.
-        truth: PyTorch's in a wider one.
-    """
     for name, got, usual, right in zip(names, results, own, truth, strict=True):
+        # PyTorch's own error in the same format is accepted.
         limit = _SLACK * distance(usual, right) + 64 * torch.finfo(torch.float32).eps
         if not (far := distance(got, right)) <= limit:
             return f"its {name} is off by {far:.1e}, where rounding explains {limit:.1e}."
@@ -159,8 +146,3 @@ def distance(got: Tensor, right: Tensor) -> float:
     rows = (got.double() - right).norm(dim=-1) / (lengths + usual)
     worst = float(rows.max())
     return worst if math.isfinite(worst) else math.nan
-
-
-def sentence_of(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or ["no reason given"]
-    return f"{type(error).__name__}: {lines[0][:200].rstrip('.')}."

@@ -171,7 +171,7 @@ async def test_the_version_before_answers_where_the_current_one_fails(
         assert world.column("reason") == [None]
         assert world.column("kind") == ["main"]
         world.ledger.samples.add(turn.id, 1, None)
-        assert world.ledger.samples.oldest(1)[0].policy_step == 1
+        assert world.ledger.samples.load()[0].policy_step == 1
         assert world.ledger.samples.expire(current_step=5, max_staleness=4) == 0
         assert world.ledger.samples.expire(current_step=6, max_staleness=4) == 1
 

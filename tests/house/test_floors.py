@@ -27,6 +27,7 @@ FLOORS = {
     "tinker_claw.types": 1,
     "tinker_claw.origin": 1,
     "tinker_claw.shipped": 1,
+    "tinker_claw.tasks": 1,
     "tinker_claw.plugins": 1,
     "tinker_claw.prose": 2,
     "tinker_claw.wishes": 1,
@@ -66,6 +67,7 @@ LOCAL_GPU_MAY_IMPORT = {
     "tinker_claw.policy",
     "tinker_claw.retry",
     "tinker_claw.shipped",
+    "tinker_claw.tasks",
 }
 FENCES = {
     "torch": ("local_gpu", "examples.demo.recipe", "benchmarks"),

@@ -15,7 +15,7 @@ from tests.support.learning import World, world
 from tests.support.ledger import sql
 from tinker_claw.learner.batch import FILL_S, Choice, choose
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.samples import KEPT_BASELINE, QueuedSample, ready
+from tinker_claw.ledger.samples import MOST_BASELINE, QueuedSample, ready
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import JudgedBy
 
@@ -292,8 +292,8 @@ async def test_a_rating_makes_a_step_of_accepted_replies(tmp_path: Path) -> None
 
 async def test_the_newest_of_the_baseline_are_kept(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=16) as w:
-        turns = await content(w, KEPT_BASELINE + 44)
-        await w.until(lambda: w.ledger.samples.queued() == KEPT_BASELINE)
+        turns = await content(w, MOST_BASELINE + 44)
+        await w.until(lambda: w.ledger.samples.queued() == MOST_BASELINE)
         expired = sql(w.ledger).rows("SELECT id, reason FROM turns WHERE state = 'refused'")
         assert {tuple(row) for row in expired} == {
             (turn, Reason.NOTHING_BETTER) for turn in turns[:44]

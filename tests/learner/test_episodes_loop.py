@@ -14,7 +14,7 @@ from tests.support.ledger import sample_counts, sql
 from tinker_claw.config.settings import Gateway
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
-from tinker_claw.ledger.samples import KEPT_BARE
+from tinker_claw.ledger.samples import MOST_BARE
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import Attempt, Tokens
 
@@ -197,16 +197,16 @@ async def test_rejections_without_a_hint_wait_for_a_better_reply_and_the_newest_
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path) as w:
-        for _ in range(KEPT_BARE + 3):
+        for _ in range(MOST_BARE + 3):
             w.turn("NO")
         await w.settled()
         w.learner.wake()
         await w.until(lambda: sample_counts(w.ledger)["expired"] == 3)
         assert why(w) == {Reason.NOTHING_BETTER}
-        assert (w.trainer.steps, w.ledger.samples.queued()) == ([], KEPT_BARE)
+        assert (w.trainer.steps, w.ledger.samples.queued()) == ([], MOST_BARE)
         w.turn("YES")
         await w.version(1)
-        assert w.ledger.samples.queued() == KEPT_BARE - 3, "three went with the accepted one"
+        assert w.ledger.samples.queued() == MOST_BARE - 3, "three went with the accepted one"
         (step,) = w.trainer.steps
         assert sum(len(one.datums) for one in step) == 4, "each has a gradient"
 
@@ -242,4 +242,4 @@ async def test_cut_reply_is_a_sample_only_where_it_was_rejected(tmp_path: Path) 
         turns = [w.turn(said, cut=True) for said in ("YES", "NO")]
         await w.settled()
         assert w.why_refused(turns[0]) == "cut by its token limit, and not rejected"
-        assert [s.turn_id for s in w.ledger.samples.oldest(9)] == turns[1:]
+        assert [s.turn_id for s in w.ledger.samples.load()] == turns[1:]

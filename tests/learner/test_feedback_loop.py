@@ -37,7 +37,7 @@ def say(w: World, turn: int, score: float, text: str = "") -> None:
 
 
 def rewards(w: World) -> dict[int, Vote | None]:
-    return {sample.turn_id: sample.reward for sample in w.ledger.samples.oldest(MANY)}
+    return {sample.turn_id: sample.reward for sample in w.ledger.samples.load()}
 
 
 def unanswered(w: World) -> int:
@@ -86,13 +86,13 @@ async def test_a_reason_goes_to_the_teacher_as_a_hint_does(
         asked = w.says.asked
         say(w, turn, -1, "say it in two sentences")
         await w.until(lambda: rewards(w).get(turn) == -1 and not judgeable(w.ledger))
-        (sample,) = [s for s in w.ledger.samples.oldest(MANY) if s.turn_id == turn]
+        (sample,) = [s for s in w.ledger.samples.load() if s.turn_id == turn]
         assert sample.teacher is not None
         assert sample.teacher.hint == "say it in two sentences"
         assert w.says.asked == asked
         say(w, turn, 1)
         await w.until(lambda: rewards(w).get(turn) == 1)
-        (sample,) = [s for s in w.ledger.samples.oldest(MANY) if s.turn_id == turn]
+        (sample,) = [s for s in w.ledger.samples.load() if s.turn_id == turn]
         assert sample.teacher is None, "no hint, the judge's included, where the user is content"
 
 
@@ -184,7 +184,7 @@ async def test_what_is_said_while_the_teacher_scores_is_scored_anew(
         say(w, turn, 1)
         may.set()
         await w.until(lambda: rewards(w) == {turn: 1})
-        assert w.ledger.samples.oldest(1)[0].teacher is None
+        assert w.ledger.samples.load()[0].teacher is None
 
 
 async def test_a_set_aside_turn_is_trained_by_what_is_said_of_it(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ async def test_sdpo_is_told_the_reason_whatever_has_followed(
             assert w.why_refused(turn) == "no correction"
         say(w, turn, -1, "two sentences")
         await w.until(lambda: rewards(w) == {turn: -1})
-        teacher = w.ledger.samples.oldest(1)[0].teacher
+        teacher = w.ledger.samples.load()[0].teacher
         assert teacher is not None
         assert teacher.hint == "two sentences"
 

@@ -310,7 +310,7 @@ async def test_turn_that_changes_while_there_is_no_room_to_ask(
         other = w.turn("NO", user="another")
         await w.settled()
         assert (w.says.asked, w.base.scored) == (1, []), "about the other turn alone"
-        rewards = {sample.turn_id: sample.reward for sample in w.ledger.samples.oldest(9)}
+        rewards = {sample.turn_id: sample.reward for sample in w.ledger.samples.load()}
         assert rewards == {other: -1} | ({} if reward is None else {turn: reward})
 
 
@@ -322,7 +322,7 @@ async def test_teacher_that_answers_again_is_asked_about_all_that_wait(tmp_path:
         assert w.ledger.samples.queued() == 0
         third = w.turn("NO, HOW it should be")
         await w.until(lambda: w.ledger.samples.queued() == 3)
-        samples = w.ledger.samples.oldest(9)
+        samples = w.ledger.samples.load()
         assert {one.turn_id for one in samples} == {first, second, third}
         assert all(one.teacher for one in samples)
 
@@ -398,7 +398,7 @@ async def test_judge_gets_and_leaves_only_redacted_text(tmp_path: Path) -> None:
         kept = sql(w.ledger).rows("SELECT answer FROM votes UNION ALL SELECT text FROM hints")
         assert len(kept) == 4
         assert not any(secret in row[0] for row in kept)
-        (sample,) = w.ledger.samples.oldest(1)
+        (sample,) = w.ledger.samples.load()[:1]
         assert sample.teacher is not None
         assert sample.teacher.hint == "use [redacted: API key] next time"
 

@@ -60,7 +60,7 @@ async def test_teacher_scores_the_same_tokens_under_the_spliced_prompt(tmp_path:
         assert w.base.scored == [(1, 2, 3, *HINT, 4, 7, 8)], "of the one with a hint"
         assert w.why_refused(silent) == "neutral verdict, no hint"
         assert w.ledger.samples.queued() == 2
-        (sample,) = w.ledger.samples.oldest(1)
+        (sample,) = w.ledger.samples.load()[:1]
         assert sample.teacher is not None
         assert sample.teacher.hint == "do it the other way"
         assert len(sample.teacher.targets) == 2
@@ -79,7 +79,7 @@ async def test_failed_teacher_leaves_the_reward_and_says_why(tmp_path: Path, met
         why = f"{Reason.UNSCORED}: scoring fails, as told"
         assert w.untaught(failed) == (why if method == "combine" else None)
         assert w.why_refused(failed) == (None if method == "combine" else why)
-        assert [s.reward for s in w.ledger.samples.oldest(9)] == (
+        assert [s.reward for s in w.ledger.samples.load()] == (
             [-1, -1] if method == "combine" else []
         )
 
@@ -95,7 +95,7 @@ async def test_score_that_is_not_a_number_is_trained_by_nobody(tmp_path: Path) -
         why = w.untaught(odd)
         assert why is not None
         assert why.endswith("a score is not a number")
-        assert [s.teacher for s in w.ledger.samples.oldest(9)] == [None]
+        assert [s.teacher for s in w.ledger.samples.load()] == [None]
 
 
 async def test_turns_that_the_judge_cannot_take_do_not_hold_up_the_others(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ async def test_uncommitted_step_is_void_after_a_restart(tmp_path: Path) -> None:
     async with world(tmp_path, running=False) as w:
         for _ in range(4):
             w.ledger.samples.add(w.turn("YES"), 1, None)
-        w.ledger.steps.begin(0, [s.id for s in w.ledger.samples.oldest(4)])
+        w.ledger.steps.begin(0, [s.id for s in w.ledger.samples.load()[:4]])
         trainer = w.trainer
         trainer.weights = 99  # trained, and killed before the commit
     async with world(tmp_path, trainer=trainer) as w:

@@ -16,7 +16,7 @@ SDFT, SDPO = "sdft", "sdpo"
 
 def told(w: World) -> list[str | None]:
     """Text that the teacher got for every queued sample."""
-    return [s.teacher.hint if s.teacher else None for s in w.ledger.samples.oldest(99)]
+    return [s.teacher.hint if s.teacher else None for s in w.ledger.samples.load()]
 
 
 async def test_sdpo_learns_from_what_came_after_a_rejected_reply(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ async def test_sdft_shows_the_reply_that_was_accepted_after_the_correction(
         await w.until(lambda: w.ledger.samples.queued() == 2)
         await w.settled()
         assert told(w) == ["this way"] * 2
-        assert {s.turn_id for s in w.ledger.samples.oldest(99)} == {corrected, again}
+        assert {s.turn_id for s in w.ledger.samples.load()} == {corrected, again}
         assert w.why_refused(accepted) == w.why_refused(other) == "no demonstration"
 
 

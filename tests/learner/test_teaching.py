@@ -46,7 +46,7 @@ async def test_every_hint_counts_alike_and_costs_one_pass(tmp_path: Path) -> Non
             w.turn("NO, HOW it should be")
             await w.settled()
         assert w.base.scored == [(1, 2, 3, *HINT, 4, 7, 8)] * 8
-        taught = [s.teacher for s in w.ledger.samples.oldest(ENOUGH) if s.reward == -1]
+        taught = [s.teacher for s in w.ledger.samples.load() if s.reward == -1]
         assert taught == [taught[0]] * 8
         assert taught[0] is not None
 
@@ -70,7 +70,7 @@ async def test_what_a_tool_did_well_weighs_half(tmp_path: Path) -> None:
         for role, said in (("tool", "YES"), ("tool", "NO"), ("user", "YES")):
             w.turn(said, role=role)
             await w.settled()
-        assert [one.weight for one in w.ledger.samples.oldest(9)] == [0.5, 1.0, 1.0]
+        assert [one.weight for one in w.ledger.samples.load()] == [0.5, 1.0, 1.0]
 
 
 class TwoHints(Says):
@@ -112,7 +112,7 @@ async def test_of_the_papers_three_hints_that_with_the_most_common_candidates_te
     ) as w:
         w.turn("NO, HOW it should be")
         await w.settled()
-        (sample,) = w.ledger.samples.oldest(ENOUGH)
+        (sample,) = w.ledger.samples.load()
         assert sample.teacher is not None
         assert sample.teacher.hint == taken
         assert len(w.base.scored) == 2
@@ -142,7 +142,7 @@ async def test_end_is_not_distilled_where_the_teacher_goes_on(
     async with world(tmp_path, trainer=trainer, batch_size=ENOUGH, recipe=recipe, opd_topk=k) as w:
         turn = w.turn("NO, HOW it should be", k=k, cut=cut)
         await w.settled()
-        (sample,) = w.ledger.samples.oldest(ENOUGH)
+        (sample,) = w.ledger.samples.load()
         assert (sample.teacher is not None, sample.reward) == (taught, -1)
         assert w.untaught(turn) == (None if taught else Reason.ENDLESS_HINT)
 
@@ -174,7 +174,7 @@ async def test_a_hint_that_is_too_long_leaves_the_reward(
         said = (w.untaught if method == "combine" else w.why_refused)(turn) or ""
         assert said.startswith(Reason.UNFIT_HINT)
         assert why in said
-        rewards = [sample.reward for sample in w.ledger.samples.oldest(9)]
+        rewards = [sample.reward for sample in w.ledger.samples.load()]
         assert rewards == ([-1] if method == "combine" else [])
         assert w.base.scored == []
 
@@ -198,7 +198,7 @@ async def test_hints_that_the_model_seldom_follows_are_not_taught(tmp_path: Path
         bad = w.turn("NO, HOW it should be")
         await w.settled()
         assert len(w.base.scored) == scored, "nobody is asked, and nothing is billed"
-        sample = next(one for one in w.ledger.samples.oldest(100) if one.turn_id == bad)
+        sample = next(one for one in w.ledger.samples.load() if one.turn_id == bad)
         assert (sample.teacher, sample.reward) == (None, -1)
         assert w.untaught(bad) == Reason.UNFOLLOWED_HINTS
         w.turn("NO, HOW it should be", user="other")

@@ -57,10 +57,10 @@ class Life:
                 self.told.judge(self.turn, 1, "found")
             case ("queue",) if self.open and (verdict := self.verdict()) is not None:
                 self.ledger.samples.add(self.turn, verdict.value, None)
-            case ("begin",) if self.step is None and (batch := self.ledger.samples.oldest(1)):
+            case ("begin",) if self.step is None and (batch := self.ledger.samples.load()[:1]):
                 self.step = self.ledger.steps.begin(self.told.version.id, [batch[0].id])
             case ("commit",) if self.step is not None:
-                (sample,) = self.ledger.samples.oldest(1)
+                (sample,) = self.ledger.samples.load()[:1]
                 self.trained = sample.reward
                 self.told.version = self.ledger.steps.commit(
                     self.step, self.told.version, state_ref="s", sampler_ref="p", metrics={}
@@ -93,7 +93,7 @@ class Life:
             (kept,) = sql(self.ledger).rows("SELECT reward FROM samples WHERE step_id IS NOT NULL")
             assert kept["reward"] == self.trained
         elif counts["queued"] and self.step is None:
-            assert self.ledger.samples.oldest(1)[0].reward == verdict.value, "never a stale one"
+            assert self.ledger.samples.load()[0].reward == verdict.value, "never a stale one"
 
 
 @settings(max_examples=40)

@@ -123,7 +123,7 @@ def test_step_reward_is_outcome_and_mean_of_valid_votes_once_the_group_is_whole(
     text = " ".join(explained(sql(told.ledger), 1, text=True))
     assert "task t · group g · outcome +1 · reward +1.33" in text
     assert [one.group for one in told.ledger.samples.queue()] == [1] * 4
-    advantages = batch_advantages(told.ledger.samples.oldest(99), Training())
+    advantages = batch_advantages(told.ledger.samples.load(), Training())
     assert advantages == pytest.approx([1.0, -1.0, 1.0, -1.0])
 
 
@@ -136,7 +136,7 @@ def test_reply_that_is_asked_for_again_moves_no_later_step(told: Told) -> None:
         told.turn(key)
         told.end(key, 0.5)
     assert told.look().queued == 2, "the second step's rewards agree, so nothing is learned there"
-    first, second = told.ledger.samples.oldest(99)
+    first, second = told.ledger.samples.load()
     assert first.bucket == second.bucket
     assert batch_advantages([first, second], Training()) == pytest.approx([1.0, -1.0])
 
@@ -153,7 +153,7 @@ def test_episode_of_no_group_goes_by_its_own_outcome_of_which_zero_is_one(told: 
     assert answer.unused
     text = " ".join(explained(sql(told.ledger), turn, text=True))
     assert "outcome 0 · reward 0" in text, "the one that counted"
-    (sample,) = told.ledger.samples.oldest(99)
+    (sample,) = told.ledger.samples.load()
     assert sample.bucket is None
 
 
@@ -177,14 +177,14 @@ def test_group_of_one_is_measured_as_an_episode_of_none(told: Told, size: int) -
         told.end(f"{name}0", score)
     told.look(LATE)
     assert told.queued() == {("a0", 0): 1.0, ("b0", 0): 0.0}
-    samples = told.ledger.samples.oldest(99)
+    samples = told.ledger.samples.load()
     assert [sample.bucket for sample in samples] == [None, None]
     assert batch_advantages(samples, Training()) == [0.5, -0.5]
     told.ledger.steps.begin(0, [sample.id for sample in samples])
     if size == 2:  # after its group was over: it changes nothing that was trained
         late = Feedback(1.0, final=True)
         assert told.ledger.feedback.give("me", About("session", "a1"), late)
-    assert [sample.bucket for sample in told.ledger.samples.oldest(99)] == [None, None]
+    assert [sample.bucket for sample in told.ledger.samples.load()] == [None, None]
 
 
 def test_look_at_running_episodes_reads_none_of_their_turns(told: Told) -> None:
@@ -427,7 +427,7 @@ def test_no_order_of_arrival_changes_rewards_or_advantages(episodes: list[Any], 
                 )
             }
             assert set(counts.values()) <= {1}, "a group is held, or it is not"
-        samples = told.ledger.samples.oldest(99)
+        samples = told.ledger.samples.load()
         advantages = zip(samples, batch_advantages(samples, Training()), strict=True)
         names = {id: key for key, id in told.keys.items()}
         found = {

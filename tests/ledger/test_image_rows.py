@@ -40,7 +40,7 @@ def test_an_image_is_kept_once_and_comes_back_with_each_turn(ledger: Ledger) -> 
     assert ledger.turns.get(first).images == IMAGES
     assert ledger.turns.get(second).images == again
     sample = ledger.samples.add(first, 1, None)
-    assert ledger.samples.oldest(1, [sample])[0].images == IMAGES
+    assert ledger.samples.load([sample])[0].images == IMAGES
 
 
 def test_nothing_is_kept_of_turns_that_are_not_trained(ledger: Ledger) -> None:

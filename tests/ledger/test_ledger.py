@@ -56,7 +56,7 @@ def test_long_prompts_come_back_exactly(ledger: Ledger, length: int) -> None:
     turn = ledger.turns.add(new_turn(ledger, prompt=prompt))
     assert ledger.turns.get(turn).prompt == prompt
     ledger.samples.add(turn, 1, None)
-    assert ledger.samples.oldest(1)[0].prompt == prompt
+    assert ledger.samples.load()[0].prompt == prompt
 
 
 def test_what_prompts_share_is_stored_once(ledger: Ledger) -> None:
@@ -107,7 +107,7 @@ def test_a_verdicts_weight_is_kept_and_explicit_feedback_weighs_1(tmp_path: Path
             Verdict((1,), 1, weight=0.3),
             Verdict((1,), 1, "user", 1.0),
         ]
-        assert [one.weight for one in again.samples.oldest(9)] == [0.3, 1.0]
+        assert [one.weight for one in again.samples.load()] == [0.3, 1.0]
 
 
 def test_no_verdict_is_not_a_neutral_verdict(ledger: Ledger) -> None:
@@ -124,7 +124,7 @@ def test_sample_carries_turn_and_teacher_exactly(ledger: Ledger) -> None:
     teacher = HintScores("hint", (-1.0, -2.0, -3.0), ((-1.0, -2.0),) * 3, overlap=4)
     turn = ledger.turns.add(new_turn(ledger))
     number = ledger.samples.add(turn, None, teacher)
-    (sample,) = ledger.samples.oldest(99)
+    (sample,) = ledger.samples.load()
     assert (sample.id, sample.turn_id, sample.reward) == (number, turn, None)
     assert sample.teacher == teacher
     assert sample.completion == COMPLETION

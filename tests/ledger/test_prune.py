@@ -97,7 +97,7 @@ def test_what_is_done_with_goes_and_what_may_be_trained_stays(ledger: Ledger) ->
     gone = {*trained, refused, ended}
     assert full(ledger).isdisjoint(gone)
     assert {queued, waits, judged} <= full(ledger)
-    assert ledger.samples.oldest(1)[0].prompt == ledger.turns.get(queued).prompt
+    assert ledger.samples.load()[0].prompt == ledger.turns.get(queued).prompt
     assert len(ledger.turns.get(queued).prompt) == 5000
     assert ledger.turns.get(waits).completion == COMPLETION
     assert trim(ledger, before=time.time() + 1) == 0, "there is nothing more to do"
@@ -128,7 +128,7 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
 
 def test_nothing_follows_a_turn_whose_words_are_gone(ledger: Ledger) -> None:
     trained = sampled(ledger, "a")
-    step = ledger.steps.begin(0, [sample.id for sample in ledger.samples.oldest(1)])
+    step = ledger.steps.begin(0, [sample.id for sample in ledger.samples.load()[:1]])
     ledger.steps.commit(step, ledger.versions.get(0), state_ref="s1", sampler_ref="p1", metrics={})
     ledger.forget(prune.in_session("a", None))
     assert sql(ledger).one("SELECT state FROM turns WHERE id = ?", trained) == "forgotten"

@@ -55,7 +55,7 @@ def learner(
 
 def gradient(learning: LoraOptimizer, passes: Sequence[LossPass]) -> Gradient:
     learning.step(passes, STILL)
-    moments, ending = learning.state().moments, ".exp_avg"
+    moments, ending = learning.masters.state().moments, ".exp_avg"
     return {n.removesuffix(ending): t for n, t in moments.items() if n.endswith(ending)}
 
 
@@ -78,7 +78,7 @@ def peft_gradient(
     Args:
         folder: where the adapter is written for peft.
     """
-    write_adapter(folder, base, learning.shape, learning.adapter())
+    write_adapter(folder, base, learning.shape, learning.masters.adapter())
     whole = reference(model, folder, dtype)
     for each in passes:
         for datum in each.datums:
@@ -89,7 +89,7 @@ def peft_gradient(
         for name, parameter in whole.named_parameters()
         if parameter.grad is not None
     }
-    gradients = {name: named.pop(base.name_in_files(name)) for name in learning.adapter()}
+    gradients = {name: named.pop(base.name_in_files(name)) for name in learning.masters.adapter()}
     assert not named, "no other parameter learns"
     return gradients
 

@@ -24,6 +24,7 @@ from local_gpu.model.files import read_adapter, write_adapter
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import BaseModel, fresh_adapter
 from local_gpu.plan.memory import model_size
+from local_gpu.sample.member import PoolOptions
 from local_gpu.trainer import LocalTrainer
 from tests.local_gpu.learners import (
     SHAPE,
@@ -166,7 +167,7 @@ async def test_what_does_not_pack_learns_and_scores_but_is_sampled_elsewhere(
     said: list[str] = []
     with pytest.raises(ConfigError, match=r"has linear_attention layers.*--sampler-urls"):
         await LocalTrainer.start(
-            LocalConfig(model=str(model), root=tmp_path, threads=1), say=said.append
+            LocalConfig(model=str(model), root=tmp_path, threads=1), PoolOptions(say=said.append)
         )
     assert set(core.facts.notes) <= set(said), "the log says why"
 
@@ -188,7 +189,7 @@ async def test_experts_and_routers_stay_as_they_are_and_it_is_said(tmp_path: Pat
     said: list[str] = []
     model = tiny_of(FAMILIES["Qwen3-MoE"], tmp_path / "model")
     config = LocalConfig(model=str(model), root=tmp_path, threads=1)
-    trainer = await LocalTrainer.start(config, said.append)
+    trainer = await LocalTrainer.start(config, PoolOptions(say=said.append))
     await trainer.export_adapter(tmp_path / "one")
     await trainer.aclose()
     assert any("is a mixture of experts" in sentence for sentence in said)

@@ -99,11 +99,11 @@ def test_a_state_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     one, two = learner(base, ALL), learner(base, ALL)
     adam = Adam(learning_rate=0.01)
     one.step(PASSES, adam)
-    write_state(tmp_path / "states" / "a", base, ALL, one.state())
+    write_state(tmp_path / "states" / "a", base, ALL, one.masters.state())
     two.load(read_state(tmp_path / "states" / "a", base, ALL))
     for learning in (one, two):
         learning.step(PASSES, adam)
-    assert apart(one.adapter(), two.adapter()) == 0
+    assert apart(one.masters.adapter(), two.masters.adapter()) == 0
     with pytest.raises(BackendError, match="has LoRA on the head, unlike"):
         read_state(tmp_path / "states" / "a", base, replace(ALL, head=False))
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from local_gpu.learn.losses import LOSSES, LossInputs, check_loss, records_of
+from local_gpu.learn.losses import LOSSES, LossInputs, loss_named, records_of
 from tinker_claw.errors import AlignmentError, StepError
 from tinker_claw.types import Datum, LossName, LossPass
 
@@ -16,7 +16,7 @@ def value_and_gradient(
     name: LossName, logprobs: torch.Tensor, inputs: LossInputs, **config: float
 ) -> tuple[float, torch.Tensor]:
     leaf = logprobs.clone().requires_grad_(True)
-    loss = LOSSES[name].compute(leaf, inputs, LOSSES[name].config(name, config))
+    loss = LOSSES[name].compute(leaf, inputs, LOSSES[name].config(config))
     loss.backward()
     assert leaf.grad is not None
     return loss.item(), leaf.grad
@@ -55,11 +55,11 @@ def test_ppo_takes_its_bounds_as_absolute_ratios() -> None:
 
 def test_an_unknown_loss_or_setting_is_named() -> None:
     with pytest.raises(StepError, match=r"'cispo'.*cross_entropy"):
-        check_loss("cispo")
+        loss_named("cispo")
     with pytest.raises(StepError, match=r"'clip_range'.*clip_high_threshold"):
-        LOSSES["ppo"].config("ppo", {"clip_range": 0.2})
+        LOSSES["ppo"].config({"clip_range": 0.2})
     with pytest.raises(StepError, match="'clip_low_threshold'"):
-        LOSSES["importance_sampling"].config("importance_sampling", {"clip_low_threshold": 0.8})
+        LOSSES["importance_sampling"].config({"clip_low_threshold": 0.8})
 
 
 RL = Datum((1, 2, 3), 1, logprobs=(-1.0, -1.0), advantages=(1.0, 1.0))
@@ -83,7 +83,7 @@ def test_bounds_that_cross_are_refused_before_anything_is_computed(low: float) -
 )
 def test_a_missing_array_is_named(name: LossName, datum: Datum, missing: str) -> None:
     with pytest.raises(StepError, match=missing):
-        LOSSES[name].check(name, datum)
+        LOSSES[name].check(datum)
 
 
 @pytest.mark.parametrize(
@@ -96,4 +96,4 @@ def test_a_missing_array_is_named(name: LossName, datum: Datum, missing: str) ->
 )
 def test_weights_are_as_wide_as_targets(datum: Datum) -> None:
     with pytest.raises(AlignmentError, match="wide"):
-        LOSSES["cross_entropy"].check("cross_entropy", datum)
+        LOSSES["cross_entropy"].check(datum)

@@ -190,7 +190,7 @@ def test_scores_are_those_of_the_whole_model(
     model: Path, base: BaseModel, vision: Vision, tmp_path: Path
 ) -> None:
     one = learning(base, vision)
-    write_adapter(tmp_path, base, SHAPE, one.adapter())
+    write_adapter(tmp_path, base, SHAPE, one.masters.adapter())
     whole = reference(model, tmp_path)
     facts = Facts(base.vocabulary, base.context_tokens)
     datums = batch(vision)[:-1]

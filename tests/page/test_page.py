@@ -128,7 +128,7 @@ async def page(tmp_path: Path, *users: User) -> AsyncIterator[Page]:
     turns = [write(ledger, user, f"{name}{user}") for name in XSS for user in ("anna", "ben")]
     samples = [ledger.samples.add(turn, 1 - turn % 2 * 2, None) for turn in turns[:4]]
     step = ledger.steps.begin(0, samples)
-    taken = [BatchItem(one) for one in ledger.samples.oldest(4)]
+    taken = [BatchItem(one) for one in ledger.samples.load()[:4]]
     ledger.steps.store_advantages(step, BINARY.prepare(taken, Training()).stored, None)
     metrics = {"reward_mean": 0.25, "rule": {"method": "binary"}, "gate": GATE}
     ledger.steps.commit(step, version, state_ref="s1", sampler_ref="p1", metrics=metrics)

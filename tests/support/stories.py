@@ -102,7 +102,7 @@ class Told:
 
     def step(self, *samples: int) -> tuple[int, PolicyVersion]:
         step = self.ledger.steps.begin(self.version.id, samples)
-        taken = [BatchItem(one) for one in self.ledger.samples.oldest(len(samples), samples)]
+        taken = [BatchItem(one) for one in self.ledger.samples.load(samples)]
         self.ledger.steps.store_advantages(step, COMBINE.prepare(taken, CFG).stored, None)
         self.version = self.ledger.steps.commit(
             step,

@@ -65,7 +65,11 @@ class Arrangement:
     demand: Demand | None
     fit: Fit | None
     """Whether it fits, by arithmetic; None on a CPU and for the demo's model."""
-    ranks: int
+
+    @property
+    def ranks(self) -> int:
+        """Processes that learn."""
+        return max(1, len(self.layout.train))
 
 
 def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
@@ -84,7 +88,7 @@ def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
     gpus, first = _gpus(settings)
     vllm = find_vllm()
     if not gpus:
-        return Arrangement(Layout((), ()), (), 0, None, None, None, 1)
+        return Arrangement(Layout((), ()), (), 0, None, None, None)
     if local.base_dtype == "float32":
         raise ConfigError("--base-dtype float32 is for a CPU, and GPUs take bfloat16: leave it out")
     if vllm is None and not only_reckon:
@@ -97,9 +101,8 @@ def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
             samples=not local.urls,
         )
     )
-    ranks = len(layout.train)
     demand = _demand(settings)
-    return Arrangement(layout, gpus, first, vllm, demand, reckon(layout, gpus, demand), ranks)
+    return Arrangement(layout, gpus, first, vllm, demand, reckon(layout, gpus, demand))
 
 
 def why_not(arranged: Arrangement) -> str | None:
@@ -329,13 +332,15 @@ async def open_local(
             launched = commands.samplers(arranged.layout.serve, arranged.gpus, what)
             servers = await stack.enter_async_context(_running(launched))
             urls, hung = servers.urls, servers.restart
+        from local_gpu.sample.member import PoolOptions
         from local_gpu.trainer import LocalTrainer  # torch: only where it trains
 
         config = local_config(settings, folder, arranged, urls)
         try:
-            trainer = await LocalTrainer.start(
-                config, lambda message: log.info("local", message=message), away, hung
+            options = PoolOptions(
+                say=lambda message: log.info("local", message=message), away=away, hung=hung
             )
+            trainer = await LocalTrainer.start(config, options)
         except OutageError as error:
             if not settings.local.urls:
                 raise

@@ -50,7 +50,7 @@ from tinker_claw.judge.prompts import INCLUDED, Prompts, ask
 from tinker_claw.ledger.database import FILE, open_read_only
 from tinker_claw.ledger.ledger import holds_run
 from tinker_claw.methods import METHODS, build
-from tinker_claw.methods.base import require, student_topk
+from tinker_claw.methods.base import require
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
 from tinker_claw.shipped import MODELS, SMALL
@@ -257,8 +257,6 @@ class Checks:
             check_images(settings, settings.served_name, trains=self.sees)
             return Finding(f"the local backend can do all of {method.name}")
         assert self.source is not None
-        from tinker_claw.backends.tinker.trainer import TinkerTrainer  # imports the SDK
-
         async with open_trainer(settings, self.source.weights) as trainer:
             has = await trainer.capabilities()
             if has.ended is not None:
@@ -266,14 +264,7 @@ class Checks:
             require(method, settings.training, has)
             check_images(settings, has.model, trains=has.trains_images and self.sees)
             self.offers = Context(has.context_tokens, "the service says so")
-            assert isinstance(trainer, TinkerTrainer)
-            left = await trainer.rehearse(student_topk(method, settings.training))
-        summary = (
-            f"the service can do all of {settings.run.method}: saved, loaded, published, sampled"
-        )
-        if left:
-            return Finding(f"{summary}; it cannot delete what that left: {', '.join(left)}", "warn")
-        return Finding(summary)
+        return Finding(f"the service can do all of {settings.run.method}")
 
     async def price(self) -> Finding:
         settings = self.settings

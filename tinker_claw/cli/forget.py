@@ -17,7 +17,7 @@ from tinker_claw.cli.common import LedgerCommand, wrapped, write
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.figures import read_kept, usable
+from tinker_claw.ledger.figures import read_stored, usable
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import Forgetting, from_turn, in_session
 from tinker_claw.ledger.turn_view import Record
@@ -56,7 +56,7 @@ class Forget(LedgerCommand):
             return 0
         find = self._find()
         with self.rows() as ledger:
-            forgetting, kept = find(ledger), read_kept(ledger)
+            forgetting, kept = find(ledger), read_stored(ledger)
         write(_describe(forgetting, kept))
         if self.dry_run:
             return 0

@@ -22,7 +22,7 @@ from tinker_claw.cli.common import (
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.figures import read_kept, usable
+from tinker_claw.ledger.figures import read_stored, usable
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.turn_view import Record
 from tinker_claw.policy import KEPT_DAYS, KEPT_SAMPLERS, KEPT_STATES
@@ -42,7 +42,7 @@ def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Recor
     Raises:
         UndoError: it is not; names the versions that are.
     """
-    kept = read_kept(rows)
+    kept = read_stored(rows)
     if not kept:
         raise UndoError(f"{rows.path} has no version yet: the gateway makes v0 when it starts")
     if version is None:
@@ -70,7 +70,7 @@ class Versions(LedgerCommand):
 
     def run(self) -> int:
         with self.rows() as ledger:
-            records = read_kept(ledger)
+            records = read_stored(ledger)
         if self.as_json:
             write_json(records)
             return 0

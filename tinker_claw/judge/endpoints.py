@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from itertools import chain
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
@@ -27,7 +28,6 @@ from tinker_claw.errors import (
     JudgeError,
     OutageError,
     RequestError,
-    first_cause,
 )
 from tinker_claw.judge.prompts import CUT, Schema
 from tinker_claw.judge.styles import (
@@ -46,6 +46,7 @@ from tinker_claw.origin import is_loopback
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
+from tinker_claw.tasks import together
 from tinker_claw.telemetry import log
 from tinker_claw.types import (
     Charge,
@@ -200,12 +201,8 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
             request = ChatRequest(
                 self._model, messages, schema, most, self._temperature, self._thinks
             )
-            try:
-                async with asyncio.TaskGroup() as group:
-                    asks = [group.create_task(self._insist(request, size)) for size in sizes]
-            except ExceptionGroup as failed:
-                raise first_cause(failed) from failed
-            texts = [text for ask in asks for text in ask.result()]
+            batches = await together(self._insist(request, size) for size in sizes)
+            texts = [*chain.from_iterable(batches)]
             if most < THINKING_TOKENS and any(text.cut_thinking for text in texts):
                 self._answer_tokens = THINKING_TOKENS
                 log.info("judge.thinks", url=self._url)

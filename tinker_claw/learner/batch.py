@@ -127,11 +127,11 @@ def _units(waiting: Sequence[QueuedSample]) -> list[_Unit]:
     needed = {_better(able, judge) for judge in JUDGES}
     says = max((s.id for s in able if s.judge == "user" and not s.baseline), default=None)
 
-    def place(unit: _Unit) -> tuple[bool, bool, bool, int]:
+    def sort_key(unit: _Unit) -> tuple[bool, bool, bool, int]:
         newest = unit.ids[-1]
         return unit.tools, newest != says, newest not in needed, -newest
 
-    return sorted((_unit(samples, alone=alone) for samples in together.values()), key=place)
+    return sorted((_unit(samples, alone=alone) for samples in together.values()), key=sort_key)
 
 
 def _unit(samples: Sequence[QueuedSample], *, alone: bool) -> _Unit:

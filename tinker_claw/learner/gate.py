@@ -32,14 +32,14 @@ from typing import Any
 
 from tinker_claw.billing.estimate import GATE_TOKENS
 from tinker_claw.config.canaries import Canary
-from tinker_claw.errors import BackendError, ConfigError, OutageError, same_length
+from tinker_claw.errors import BackendError, ClawError, ConfigError, OutageError, same_length
 from tinker_claw.learner.parts import LoopParts
-from tinker_claw.learner.scoring import settled, side_by_side
 from tinker_claw.ledger.steps import Void, VoidStepError
 from tinker_claw.policy import Sampler
 from tinker_claw.render.begun import common
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.switches import Decides, Switches
+from tinker_claw.tasks import together
 from tinker_claw.telemetry import log
 from tinker_claw.types import Charge, Message, Tokens, Usage, uncharged
 
@@ -155,15 +155,17 @@ async def ask(
     if asyncio.get_running_loop().time() > until:
         raise BackendError("it took too long")
 
-    async def answer_of(question: Question) -> float:
+    async def answer_of(question: Question) -> float | ClawError:
         try:
             async with asyncio.timeout_at(until):
                 scores = [_score(question, reply, sampler, charge) for reply in question.replies]
-                return _any_of(await side_by_side(scores))
-        except TimeoutError as error:
-            raise BackendError("it took too long") from error
+                return _any_of(await together(scores))
+        except TimeoutError:
+            return BackendError("it took too long")
+        except ClawError as error:
+            return error
 
-    results = await settled([answer_of(question) for question in questions])
+    results = await together(map(answer_of, questions))
     failed = [error for error in results if isinstance(error, BackendError)]
     away = [error for error in failed if isinstance(error, OutageError)]
     for errors in (away, failed):
@@ -288,7 +290,7 @@ class Gate:
 
     async def ask(self, candidate: Sampler, charge: Charge = uncharged) -> dict[str, Any]:
         """Ask the candidate, and the serving version and the reference where their answers are not
-        kept; return the result for the metrics of the step.
+        stored; return the result for the metrics of the step.
 
         Raises:
             VoidStepError: the candidate has lost too much to serve.
@@ -342,10 +344,10 @@ class Gate:
         questions, table = [*self._canaries.values()], self._parts.ledger.reference
         serving, accepted = self._parts.policy.newest.sampler, table.version
         assert accepted is not None  # there is a first version
-        kept, answers = table.answers, dict[str, float]()
+        stored_answers, answers = table.answers, dict[str, float]()
 
         async def completed(name: str, sampler: Sampler) -> dict[str, float]:
-            stored = kept.get(name, {})
+            stored = stored_answers.get(name, {})
             missing = [q for q in questions if q.key in answers.keys() - stored.keys()]
             return stored | await ask_all(missing, sampler)
 

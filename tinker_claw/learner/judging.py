@@ -206,13 +206,13 @@ class Judging:
         try:
             if breaker is self.judge_breaker and ledger.judgements.verdict(job.turn_id):
                 return  # it was rated meanwhile
-            kept = ledger.jobs.postpone(job.turn_id, tries, due_at, self._redact(message))
+            postponed = ledger.jobs.postpone(job.turn_id, tries, due_at, self._redact(message))
         except LedgerError as refused:
             self.ledger_breaker.failed(refused, now)
             return
-        if kept and blamed:
+        if postponed and blamed:
             log.warning("turn.unjudged", turn=job.turn_id, tries=tries, of=TRIES)
-        if kept and tries >= TRIES:
+        if postponed and tries >= TRIES:
             self._parts.telemetry.sample("set_aside", turn=job.turn_id)
 
     def _show(self) -> None:
@@ -241,20 +241,22 @@ class Judging:
         if reason := refuses(texts):
             self._refuse(turn_id, TurnRefusal(reason))
             return
-        teacher, untaught = await self._taught(turn, texts)
+        taught = await self._taught(turn, texts)
         self._check_open(turn_id)
         now = self._verdict(turn) or _NONE, judgements.hints(turn_id)
         if (verdict, hints) != now:
             self.wake()  # feedback has changed them meanwhile
             return
+        teacher = taught if isinstance(taught, HintScores) else None
+        untaught = taught if isinstance(taught, TurnRefusal) else None
         if teacher is None and (reason := refuses(())):
             self._refuse(turn_id, untaught or TurnRefusal(reason))
             return
         reward = step_reward(verdict) if turn.episode else reward_of(verdict)
-        taught, rated = teacher is not None, verdict.score is not None
+        hinted, rated = teacher is not None, verdict.score is not None
         method, cfg = self._parts.method, self._parts.training
-        bare = method.is_bare(reward, cfg, taught=taught, cut=turn.cut) and not turn.episode
-        base = method.is_baseline(reward, cfg, taught=taught, rated=rated) and not turn.episode
+        bare = method.is_bare(reward, cfg, taught=hinted, cut=turn.cut) and not turn.episode
+        base = method.is_baseline(reward, cfg, taught=hinted, rated=rated) and not turn.episode
         ledger.samples.add(turn_id, reward, teacher, untaught, bare=bare, baseline=base)
         self._parts.telemetry.sample("held" if turn.episode else "queued", turn=turn_id)
         self._wake_learner()
@@ -376,21 +378,19 @@ class Judging:
             return None
         return wish if self._redact(wish.text) == wish.text else None
 
-    async def _taught(
-        self, turn: Turn, texts: tuple[str, ...]
-    ) -> tuple[HintScores | None, TurnRefusal | None]:
-        """Return the teacher's scores, or why there are none; both None: there is nothing to tell
-        it. A failure leaves the reward."""
+    async def _taught(self, turn: Turn, texts: tuple[str, ...]) -> HintScores | TurnRefusal | None:
+        """Return the teacher's scores, or why there are none; None: there is nothing to tell it. A
+        failure leaves the reward."""
         if not texts:
-            return None, None
+            return None
         spending = self._parts.spending
         if self._doubts_hints and not self._parts.ledger.judgements.follows_hints(turn.id):
-            return None, TurnRefusal(Reason.UNFOLLOWED_HINTS)
+            return TurnRefusal(Reason.UNFOLLOWED_HINTS)
         await spending.room()
         self._check_open(turn.id)  # forgotten while waiting for budget?
         fitting = self._scorer.fitting(turn, texts)
         if isinstance(fitting, TurnRefusal):
-            return None, fitting
+            return fitting
         self._busy[turn.id] = self.teacher_breaker
         try:
             with (
@@ -404,11 +404,11 @@ class Judging:
         except OutageError:
             raise
         except (AlignmentError, BackendError, RequestError) as error:
-            return None, TurnRefusal(Reason.UNSCORED, str(error))
+            return TurnRefusal(Reason.UNSCORED, str(error))
         self.teacher_breaker.answered()
         if self._parts.training.recipe != "paper" and ends_apart(turn.completion, scores):
-            return None, TurnRefusal(Reason.ENDLESS_HINT)
-        return scores, None
+            return TurnRefusal(Reason.ENDLESS_HINT)
+        return scores
 
     def _check_open(self, turn_id: int) -> None:
         """Raise where the turn was forgotten meanwhile."""

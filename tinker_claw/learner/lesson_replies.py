@@ -10,9 +10,9 @@ from itertools import cycle
 from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.following import NO, YES, follows, opposite, read_opposite
 from tinker_claw.learner.parts import LoopParts
-from tinker_claw.learner.scoring import side_by_side
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.tasks import together
 from tinker_claw.types import Charge, Completion, StopReason, Turn, uncharged
 
 TRIES = 3
@@ -40,6 +40,8 @@ class LessonReply:
     message: FirstMessage
     completion: Completion
     text: str
+    score: float = 0.0
+    """How much surer the base is, in nats, that it follows the lesson than that it does not."""
 
     @property
     def ended(self) -> bool:
@@ -122,7 +124,7 @@ class LessonReplies:
             (done,) = await sampler.sample(prompt, params, charge=charge)
             return LessonReply(message, done, self._renderer.parse(done.tokens, prompt).text)
 
-        return await side_by_side([reply(message) for message in messages])
+        return await together(map(reply, messages))
 
     def against(
         self, messages: Sequence[FirstMessage], opposites: Sequence[str]
@@ -137,15 +139,19 @@ class LessonReplies:
         prompt = self._renderer.splice(message.prompt, at, sentence, " {hint}")
         return replace(message, prompt=prompt, opposite=sentence)
 
-    async def scores(
-        self, wish: str, replies: Sequence[LessonReply], charge: Charge
-    ) -> list[float]:
-        """Return how much surer the base is, in nats, that a reply follows a wish than that it does
-        not."""
+    async def scored(
+        self,
+        wish: str,
+        sampler: Sampler,
+        messages: Sequence[FirstMessage],
+        text: str | None,
+        charge: Charge,
+    ) -> list[LessonReply]:
+        """Return a reply to each message as `sample` does, with its score."""
 
-        async def score(reply: LessonReply) -> float:
-            messages = follows(wish, reply.text)
-            prompt = (*self._renderer.prompt(messages, remembers=False).tokens, *self._begun)
+        async def score(reply: LessonReply) -> LessonReply:
+            question = follows(wish, reply.text)
+            prompt = (*self._renderer.prompt(question, remembers=False).tokens, *self._begun)
             scored = await self._parts.base.logprobs(
                 (*prompt, self._answers[0]),
                 start=len(prompt),
@@ -153,9 +159,10 @@ class LessonReplies:
                 charge=charge,
             )
             yes, no = scored.targets[0]
-            return yes - no
+            return replace(reply, score=yes - no)
 
-        return await side_by_side([score(reply) for reply in replies])
+        replies = await self.sample(sampler, messages, text, charge)
+        return await together(map(score, replies))
 
     async def opposites(self, wish: str, most: int, charge: Charge) -> list[str]:
         """Return distinct sentences that ask for the opposite of a wish."""

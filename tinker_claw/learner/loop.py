@@ -46,8 +46,8 @@ from tinker_claw.errors import (
 from tinker_claw.learner.batch import GROUPED, choose
 from tinker_claw.learner.diagnostics import agreement, require_agreement, step_metrics
 from tinker_claw.learner.gate import AFTER_REFUSAL, Gate, Pause
-from tinker_claw.learner.parts import LoopParts
-from tinker_claw.learner.practice import BATCH, BETA1, RATE, Practice, PracticePlan
+from tinker_claw.learner.parts import LoopParts, TrainedWeights
+from tinker_claw.learner.practice import BETA1, RATE, Practice, PracticePlan
 from tinker_claw.learner.recovery import WAITS, Recovery, accidents_are_failures
 from tinker_claw.learner.scoring import batch_items
 from tinker_claw.ledger.samples import NO_GRADIENT, ready
@@ -60,16 +60,6 @@ from tinker_claw.types import Adam, Charge, LossPass, PolicyVersion, Sample, Ste
 
 BATCHES = 2
 """Batches in a row whose steps fail before learning ends: then the cause is hardly in them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Trained:
-    """Results of a step that is about to be committed."""
-
-    sampler: Sampler
-    metrics: dict[str, Any]
-    published_at: float
-    """When its version was published, by the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +256,7 @@ class Learner:
             return None
         choice = choose(queue, batch_size=cfg.batch_size, most=most, now=self._now())
         if choice.ids:
-            return ledger.samples.oldest(len(choice.ids), among=choice.ids)
+            return ledger.samples.load(choice.ids)
         self._look_at = min(filter(None, (self._look_at, choice.look_at)), default=None)
         return None
 
@@ -424,7 +414,7 @@ class Learner:
 
     async def _train_batch(
         self, step_id: int, batch: Sequence[Sample], rate: float, charge: Charge
-    ) -> _Trained:
+    ) -> TrainedWeights:
         """Score and train a batch, publish its version, and ask the gate.
 
         Raises:
@@ -441,11 +431,11 @@ class Learner:
         with self._closed_on_failure(sampler):
             gate_figures = await self._gate.ask(sampler, charge) if self._gate else {}
         metrics = step_metrics(prepared, report, version.step, agreed) | gate_figures
-        return _Trained(sampler, metrics, published_at)
+        return TrainedWeights(sampler, metrics, published_at)
 
     async def _practise(
         self, step_id: int, plan: PracticePlan, rate: float, charge: Charge
-    ) -> _Trained:
+    ) -> TrainedWeights:
         """Practise a lesson with moments of its own, unless an undo or the end of learning comes
         first."""
         assert self._practice is not None  # the plan is from there
@@ -462,13 +452,9 @@ class Learner:
         async def train(one_pass: LossPass) -> StepReport:
             return await self._optimizer_step([one_pass], adam, charge)
 
-        done = await self._practice.run(
+        return await self._practice.run(
             plan, Random(step_id), train, self._closed_on_failure, check_wanted, charge
         )
-        report = done.report
-        figures = {"losses": list(report.losses), "grad_norm": report.grad_norm}
-        metrics = figures | {"samples": BATCH, "tokens": report.tokens} | done.figures
-        return _Trained(done.sampler, metrics, done.published_at)
 
     async def _score(self, step_id: int, samples: Sequence[Sample], charge: Charge) -> Prepared:
         """Score the batch under the current weights, and compute its advantages from the method's

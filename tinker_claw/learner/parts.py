@@ -6,6 +6,7 @@ Rule: one record, made once at start-up. What only one of them needs is passed s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tinker_claw.billing.budget import Spending
 from tinker_claw.config.settings import Gateway, Training
@@ -32,3 +33,13 @@ class LoopParts:
     training: Training
     reply_tokens: int = Gateway().max_reply_tokens
     """Most tokens of a reply where a request names no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedWeights:
+    """Result of a step or a practice that is about to be committed."""
+
+    sampler: Sampler
+    metrics: dict[str, Any]
+    published_at: float
+    """When its version was published, by the monotonic clock."""

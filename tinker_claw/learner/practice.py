@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from random import Random
 from statistics import fmean, median
@@ -30,7 +31,7 @@ from typing import Any
 from tinker_claw.evidence import Rate
 from tinker_claw.learner.gate import Gate
 from tinker_claw.learner.lesson_replies import FirstMessage, LessonReplies, LessonReply
-from tinker_claw.learner.parts import LoopParts
+from tinker_claw.learner.parts import LoopParts, TrainedWeights
 from tinker_claw.ledger.lessons import Lesson, State
 from tinker_claw.ledger.steps import Void, VoidStepError
 from tinker_claw.policy import Sampler
@@ -129,18 +130,6 @@ def is_learned(accepted: Sequence[bool], when_told: Rate) -> bool | None:
 
 
 @dataclass(frozen=True, slots=True)
-class PracticeResult:
-    """A version that passed its check."""
-
-    sampler: Sampler
-    report: StepReport
-    """That of the last optimizer step."""
-    figures: dict[str, Any]
-    published_at: float
-    """When it was published, by the monotonic clock."""
-
-
-@dataclass(frozen=True, slots=True)
 class Behaviour:
     """Counts over the replies of a check."""
 
@@ -225,7 +214,7 @@ class Practice:
         closed_on_failure: Callable[[Sampler], AbstractContextManager[None]],
         check_wanted: Callable[[], None],
         charge: Charge,
-    ) -> PracticeResult:
+    ) -> TrainedWeights:
         """Train until the untold policy passes the check.
 
         Args:
@@ -246,7 +235,7 @@ class Practice:
         against = replies.against(tests, examples.opposites)
         check = _Check(plan.lesson.text, examples.bound, tests, against, charge)
         told_base = await self._behaviour(check, base, plan.text)
-        picked = _shuffled(examples.kept, rng)
+        picked = _shuffled(examples.following, rng)
         held = _shuffled(examples.anchors, rng) if examples.anchors else picked
         refused = ""
         for number in range(1, STEPS[-1] + 1):
@@ -263,15 +252,16 @@ class Practice:
             except VoidStepError as error:
                 refused = str(error)
                 continue
-            run = {
-                "lesson": plan.lesson.id,
-                "optimizer_steps": number,
-                "accepted": len(examples.kept),
-            }
             gate_figures = {"gate": figures.pop("gate")} if "gate" in figures else {}
-            return PracticeResult(
-                sampler, report, {"practice": run | figures} | gate_figures, published_at
-            )
+            figures |= {"lesson": plan.lesson.id, "accepted": len(examples.following)}
+            metrics = {
+                "losses": list(report.losses),
+                "grad_norm": report.grad_norm,
+                "samples": BATCH,
+                "tokens": report.tokens,
+                "practice": {"optimizer_steps": number, **figures},
+            }
+            return TrainedWeights(sampler, metrics | gate_figures, published_at)
         raise VoidStepError(Void.UNLEARNED, refused)
 
     async def _examples(self, plan: PracticePlan, charge: Charge) -> _Examples:
@@ -281,20 +271,17 @@ class Practice:
             VoidStepError: too few replies of the told base follow the lesson.
         """
         base, replies, wish = self._parts.base, self._replies, plan.lesson.text
-        told_replies = await replies.sample(
-            base, list(islice(cycle(plan.practised), DRAWN)), plan.text, charge
-        )
-        untold_replies = await replies.sample(base, plan.practised, charge=charge)
-        told_scores = await replies.scores(wish, told_replies, charge)
-        untold_scores = await replies.scores(wish, untold_replies, charge)
-        bound = (median(told_scores) + median(untold_scores)) / 2
-        kept = [reply for reply in _above(bound, told_replies, told_scores) if reply.ended]
-        if len(kept) < FEWEST_ACCEPTED or _ranked(told_scores, untold_scores) < APART:
+        drawn = list(islice(cycle(plan.practised), DRAWN))
+        told = await replies.scored(wish, base, drawn, plan.text, charge)
+        untold = await replies.scored(wish, base, plan.practised, None, charge)
+        bound = (_middle(told) + _middle(untold)) / 2
+        following = [reply for reply in told if reply.score > bound and reply.ended]
+        if len(following) < FEWEST_ACCEPTED or _ranked(told, untold) < APART:
             raise VoidStepError(
                 Void.UNLEARNED,
-                f"told the lesson, the base follows it in {len(kept)} of {len(told_replies)} "
-                f"replies, and untold in {len(_above(bound, untold_replies, untold_scores))} of "
-                f"{len(untold_replies)}: too little to learn from",
+                f"told the lesson, the base follows it in {len(following)} of {len(told)} "
+                f"replies, and untold in {_count_above(bound, untold)} of {len(untold)}: too "
+                "little to learn from",
             )
         opposites = await self._opposites(plan, bound, charge)
         against = replies.against(plan.practised, opposites)
@@ -303,7 +290,7 @@ class Practice:
         obeyed = {reply.message.turn.id for reply in anchors}
         others = [message for message in against if message.turn.id not in obeyed]
         anchors += await self._not_following(wish, bound, base, others, charge)
-        return _Examples(bound, kept, anchors, opposites)
+        return _Examples(bound, following, anchors, opposites)
 
     async def _opposites(self, plan: PracticePlan, bound: float, charge: Charge) -> list[str]:
         """Return sentences that ask for the opposite of a lesson: of those that the base writes the
@@ -314,11 +301,9 @@ class Practice:
         replies, wish = self._replies, plan.lesson.text
         sentences = await replies.opposites(wish, 2 * CONTRARY, charge)
         against = replies.against(plan.practised, sentences)
-        untold = await replies.sample(self._parts.base, against, charge=charge)
-        scores = dict[str, list[float]]()
-        each = await replies.scores(wish, untold, charge)
-        for reply, score in zip(untold, each, strict=True):
-            scores.setdefault(reply.message.opposite, []).append(score)
+        scores = defaultdict[str, list[float]](list)
+        for reply in await replies.scored(wish, self._parts.base, against, None, charge):
+            scores[reply.message.opposite].append(reply.score)
         means = {sentence: fmean(each) for sentence, each in scores.items()}
         apart = [sentence for sentence, mean in means.items() if mean <= bound]
         apart.sort(key=means.__getitem__)
@@ -334,10 +319,8 @@ class Practice:
         text: str | None = None,
     ) -> list[LessonReply]:
         """Return the replies of these weights that do not follow a wish."""
-        sampled = await self._replies.sample(sampler, messages, text, charge)
-        scores = await self._replies.scores(wish, sampled, charge)
-        pairs = zip(sampled, scores, strict=True)
-        return [reply for reply, score in pairs if score <= bound]
+        sampled = await self._replies.scored(wish, sampler, messages, text, charge)
+        return [reply for reply in sampled if reply.score <= bound]
 
     async def _checked(
         self, check: _Check, candidate: Sampler, told_base: Behaviour
@@ -354,24 +337,21 @@ class Practice:
         behaviour = await self._behaviour(check, candidate)
         if reason := lacks(behaviour, told_base):
             raise VoidStepError(Void.UNLEARNED, reason)
-        counts = {"of": told_base.of, "contrary": told_base.contrary}
-        follow = {"follow": behaviour.follow, "follow_told": told_base.follow}
-        obey = {"obey": behaviour.obey, "obey_told": told_base.obey}
-        end = {"end": behaviour.end, "end_told": told_base.end}
-        return counts | follow | obey | end | gate_figures
+        told = asdict(told_base)
+        of_base = {f"{name}_told": told[name] for name in ("follow", "end", "obey")}
+        return asdict(behaviour) | of_base | gate_figures
 
     async def _behaviour(
         self, check: _Check, sampler: Sampler, text: str | None = None
     ) -> Behaviour:
         """Count what these weights do, told a text or nothing."""
-        sampled = await self._replies.sample(sampler, check.tests, text, check.charge)
-        scores = await self._replies.scores(check.wish, sampled, check.charge)
+        sampled = await self._replies.scored(check.wish, sampler, check.tests, text, check.charge)
         obeying = await self._not_following(
             check.wish, check.bound, sampler, check.against, check.charge, text
         )
         return Behaviour(
             of=len(sampled),
-            follow=len(_above(check.bound, sampled, scores)),
+            follow=_count_above(check.bound, sampled),
             end=sum(reply.ended for reply in sampled),
             contrary=len(check.against),
             obey=len(obeying),
@@ -384,7 +364,7 @@ class _Examples:
 
     bound: float
     """Score above which a reply follows the wish."""
-    kept: list[LessonReply]
+    following: list[LessonReply]
     """Replies of the told base that follow it."""
     anchors: list[LessonReply]
     """Replies to requests for the opposite that do not follow it."""
@@ -403,16 +383,18 @@ class _Check:
     charge: Charge
 
 
-def _ranked(high: Sequence[float], low: Sequence[float]) -> float:
-    """Return the share of pairs in which the first is above the second (Mann and Whitney's U)."""
-    pairs = [(a > b) + 0.5 * (a == b) for a in high for b in low]
-    return fmean(pairs)
+def _middle(replies: Sequence[LessonReply]) -> float:
+    return median(reply.score for reply in replies)
 
 
-def _above(
-    bound: float, replies: Sequence[LessonReply], scores: Sequence[float]
-) -> list[LessonReply]:
-    return [reply for reply, score in zip(replies, scores, strict=True) if score > bound]
+def _ranked(high: Sequence[LessonReply], low: Sequence[LessonReply]) -> float:
+    """Return the share of pairs in which the first's score is above the second's (Mann and
+    Whitney's U)."""
+    return fmean((a.score > b.score) + 0.5 * (a.score == b.score) for a in high for b in low)
+
+
+def _count_above(bound: float, replies: Sequence[LessonReply]) -> int:
+    return sum(reply.score > bound for reply in replies)
 
 
 def lacks(policy: Behaviour, base: Behaviour) -> str | None:

@@ -292,5 +292,5 @@ def accidents_are_failures() -> Generator[None]:
         if isinstance(cause, MemoryError):
             raise OutageError("There is not enough memory for a step now.") from error
         line = traceback.extract_tb(cause.__traceback__)[-1]
-        place = f"{Path(line.filename).name}, line {line.lineno}"
-        raise StepError(f"{type(cause).__name__}: {cause} ({place})") from error
+        location = f"{Path(line.filename).name}, line {line.lineno}"
+        raise StepError(f"{type(cause).__name__}: {cause} ({location})") from error

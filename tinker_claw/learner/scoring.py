@@ -5,22 +5,18 @@ Rule: a score is for exactly the sampled tokens, or it is an error; nothing is p
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from tinker_claw.config.settings import Training
-from tinker_claw.errors import (
-    AlignmentError,
-    ClawError,
-)
+from tinker_claw.errors import AlignmentError
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.methods.base import HINT
 from tinker_claw.methods.passes import BatchItem, candidates
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.tasks import together
 from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import (
     Charge,
@@ -33,8 +29,6 @@ from tinker_claw.types import (
     moved,
     uncharged,
 )
-
-_T = TypeVar("_T")
 
 LEAST_END = 0.05
 """Least probability of the end token at a position at which `ends_apart` looks."""
@@ -136,7 +130,7 @@ async def batch_items(
             current=await _scores(newest, sample, charge, targets) if wanted else None,
         )
 
-    return await side_by_side([item(sample) for sample in samples])
+    return await together(map(item, samples))
 
 
 def ends_apart(reply: Completion, teacher: HintScores) -> bool:
@@ -157,30 +151,6 @@ def ends_apart(reply: Completion, teacher: HintScores) -> bool:
         and math.fsum(map(math.exp, hinted)) < LEAST_REACHED
         for ids, own, hinted in rows
     )
-
-
-async def side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Return all results in order, or raise the first failure, once all have ended."""
-    done = list[_T]()
-    for result in await settled(work):
-        if isinstance(result, ClawError):
-            raise result
-        done.append(result)
-    return done
-
-
-async def settled(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T | ClawError]:
-    """Return each result or its failure, in order, once all have ended."""
-
-    async def guarded(doing: Coroutine[Any, Any, _T]) -> _T | ClawError:
-        try:
-            return await doing
-        except ClawError as error:  # the group would wrap it
-            return error
-
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(guarded(doing)) for doing in work]
-    return [task.result() for task in tasks]
 
 
 async def _scores(

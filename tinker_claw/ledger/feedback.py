@@ -83,7 +83,7 @@ _ABOUT = {
     "FROM sessions WHERE key = :name AND user = :user) ORDER BY idx DESC LIMIT 1)",
 }
 _FIND = """
-SELECT turns.id, turns.session_id, turns.state, reason, detail, LENGTH(tokens) > 1 AS kept,
+SELECT turns.id, turns.session_id, turns.state, reason, detail, LENGTH(tokens) > 1 AS has_tokens,
   episode, verdicts.turn_id IS NOT NULL AS judged, samples.id IS NOT NULL AS sampled,
   EXISTS (SELECT 1 FROM step_samples JOIN steps ON steps.id = step_samples.step_id
     WHERE sample_id = samples.id AND status = 'intent') AS training
@@ -164,7 +164,7 @@ def _unused(turn: sqlite3.Row) -> str | None:
             judged_again = turn["reason"] in (Reason.UNJUDGED, Reason.SESSION_DONE) or (
                 turn["judged"] and turn["reason"] != Reason.FORGOTTEN_LESSON
             )
-            if turn["kept"] and judged_again and not turn["sampled"]:
+            if turn["has_tokens"] and judged_again and not turn["sampled"]:
                 return None
             return str(TurnRefusal(turn["reason"], turn["detail"] or ""))
         case _:

@@ -246,7 +246,7 @@ def _rate(firsts: Sequence[First]) -> Rate:
 # Versions
 
 
-def read_kept(rows: Rows) -> list[Record]:
+def read_stored(rows: Rows) -> list[Record]:
     """Return all versions of the ledger, oldest first, and which of their files are left.
 
     `state`: learning can go on from it; `sampler`: it can answer. None: only the service knows.

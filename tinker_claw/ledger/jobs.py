@@ -55,16 +55,16 @@ class JobTable(LedgerTable):
 
     def postpone(self, turn_id: int, tries: int, due_at: float, error: str) -> bool:
         """Record a failed try, of which the last sets the turn aside. False: the turn was forgotten
-        or settled meanwhile, and nothing is kept."""
+        or settled meanwhile, and nothing is written."""
         with self._db.transaction() as tx:
-            kept = tx.execute(
+            written = tx.execute(
                 f"INSERT INTO jobs SELECT id, ?2, ?3, ?4 FROM turns WHERE id = ?1 AND {OPEN} "
                 "ON CONFLICT (turn_id) DO UPDATE SET tries = ?2, due_at = ?3, error = ?4",
                 (turn_id, tries, due_at, error[:_LONGEST]),
             ).rowcount
-            if kept and tries >= TRIES:
+            if written and tries >= TRIES:
                 set_state(tx, TurnState.REFUSED, "id = ?", turn_id, refusal=SET_ASIDE)
-        return kept > 0
+        return written > 0
 
     def take_up(self, turn_ids: Sequence[int] | None) -> list[int]:
         """Reopen turns that were set aside, to be judged again; return their ids.

@@ -61,9 +61,9 @@ JUDGED_BY = (
 """SQL on a turn with its next state: who judged it. Explicit feedback is a user's."""
 _BARE = "with a better reply beside it"
 _BASELINE = "with a rejection, a hint or a rating beside it"
-KEPT_BARE = 64
+MOST_BARE = 64
 """Newest bare rejections that wait for a better reply."""
-KEPT_BASELINE = 256
+MOST_BASELINE = 256
 """Newest samples of the baseline that wait for a rejection, a hint or an explicit rating."""
 _QUEUED = """
 FROM turns CROSS JOIN samples ON samples.turn_id = turns.id
@@ -153,7 +153,7 @@ class SampleTable(LedgerTable):
                 refusal=TurnRefusal(Reason.TOO_OLD),
             )
             expired += expire_left_behind(tx)
-            for column, most in (("bare", KEPT_BARE), ("baseline", KEPT_BASELINE)):
+            for column, most in (("bare", MOST_BARE), ("baseline", MOST_BASELINE)):
                 older = (
                     "SELECT turn_id FROM samples JOIN turns ON turns.id = turn_id "
                     f"WHERE state = 'queued' AND {column} ORDER BY samples.id DESC "
@@ -168,10 +168,9 @@ class SampleTable(LedgerTable):
         """Return all queued samples, oldest first, without their tokens."""
         return read_queue(self._db)
 
-    def oldest(self, count: int, among: Iterable[int] | None = None) -> list[Sample]:
-        """Return the `count` oldest queued samples, among these ids or all, or fewer. They stay
-        queued."""
-        ids = None if among is None else json.dumps(list(among))
+    def load(self, ids: Iterable[int] | None = None) -> list[Sample]:
+        """Return the queued samples among these, or all, oldest first. They stay queued."""
+        among = None if ids is None else json.dumps(list(ids))
         rows = self._db.rows(
             "SELECT samples.id AS sample_id, samples.reward, samples.hint, "
             "samples.teacher_logprobs, samples.teacher_targets, samples.teacher_ids, "
@@ -179,10 +178,8 @@ class SampleTable(LedgerTable):
             f"versions.step AS policy_step, {COMPARED} AS compared, "
             f"{STEP} AS step, {JUDGED_BY} AS judge, sessions.user, COALESCE((SELECT weight "
             "FROM verdicts WHERE turn_id = turns.id AND episode = 0), 1.0) AS weight, "
-            f"turns.* {_QUEUED} "
-            "LIMIT ?2",
-            ids,
-            count,
+            f"turns.* {_QUEUED}",
+            among,
         )
         return [
             _sample(row, load_prompt(self._db, row), images_of(self._db, row["id"])) for row in rows

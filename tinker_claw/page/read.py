@@ -15,7 +15,7 @@ from tinker_claw.config.settings import Training
 from tinker_claw.errors import RequestError
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.decline import read_decline
-from tinker_claw.ledger.figures import read_figures, read_headlines, read_kept, read_live
+from tinker_claw.ledger.figures import read_figures, read_headlines, read_live, read_stored
 from tinker_claw.ledger.lessons import read_lessons
 from tinker_claw.ledger.reference import gate_of
 from tinker_claw.ledger.turn_view import (
@@ -218,7 +218,7 @@ def read_versions(rows: Rows, before: int | None = None) -> Record:
     """
     kept: dict[int, Record] = {
         version["id"]: {**version, "gate": None, "refused": list[Record]()}
-        for version in read_kept(rows)
+        for version in read_stored(rows)
     }
     for step in reversed(read(rows, "steps", Filter(), STEPS)):
         gate_result = gate_of(step)

@@ -167,7 +167,7 @@ def test_errors_arrive_as_they_were_raised_and_lost_weights_are_not_used(tmp_pat
         with pytest.raises(FileNotFoundError) as missing:
             echo.write_adapter(tmp_path / "x")
         assert (missing.value.errno, missing.value.filename) == (2, str(tmp_path / "x"))
-        echo.read_adapter(tmp_path)
+        echo.read_state(tmp_path, False)
         assert echo.score(None, ()) == pids, "none of these ends them"
         with pytest.raises(BackendError, match=r"\(export_adapter\): left in the middle\. They"):
             echo.export_adapter(tmp_path)

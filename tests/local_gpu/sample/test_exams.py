@@ -19,7 +19,7 @@ from local_gpu.learn.scores import ScoreQueue
 from local_gpu.model.load import load_base, real_text
 from local_gpu.model.lora import BaseModel, clone
 from local_gpu.sample.exam import (
-    PLACES,
+    POSITIONS,
     Exam,
     ExamSample,
     adapter_fault,
@@ -258,7 +258,7 @@ def row(logits: list[float]) -> dict[int, float]:
 
 def exam(chance: random.Random, change: float) -> Exam:
     """Exam on a base and a version, whose logits differ by `change` as a standard deviation."""
-    base = [[chance.gauss(0, 1.5) for _ in range(200)] for _ in range(PLACES)]
+    base = [[chance.gauss(0, 1.5) for _ in range(200)] for _ in range(POSITIONS)]
     moved = [[x + chance.gauss(0, change) for x in logits] for logits in base]
     right, before = tuple(map(row, moved)), tuple(map(row, base))
     return Exam("v1", (1,) * 20, right, before, tolerance=0.2, advice="")

@@ -154,8 +154,8 @@ def test_a_pass_that_runs_out_of_memory_is_split_and_the_step_goes_on(
     assert reports[0].grad_norm == pytest.approx(reports[1].grad_norm, rel=1e-5)
     for a, b in zip(reports[0].logprobs[0], reports[1].logprobs[0], strict=True):
         assert a == pytest.approx(b, abs=1e-5)
-    for name, tensor in quiet.adapter().items():
-        torch.testing.assert_close(tensor, short.adapter()[name], atol=1e-5, rtol=1e-4)
+    for name, tensor in quiet.masters.adapter().items():
+        torch.testing.assert_close(tensor, short.masters.adapter()[name], atol=1e-5, rtol=1e-4)
     before = len(seen)
     short.step([LossPass("ppo", datums)], Adam(1e-3))
     assert max(seen[before:]) <= 250, "the smaller budget is kept"
@@ -164,10 +164,10 @@ def test_a_pass_that_runs_out_of_memory_is_split_and_the_step_goes_on(
 def test_a_sample_that_does_not_fit_alone_voids_the_step_in_words(base: BaseModel) -> None:
     learning = learner(base)
     learning.module.model.layers[0].register_forward_pre_hook(out_of_memory(50, []))
-    before = learning.adapter()
+    before = learning.masters.adapter()
     with pytest.raises(StepError, match="memory"):
         learning.step([LossPass("ppo", (datum(words(60)),))], Adam(1e-3))
-    assert apart(learning.adapter(), before) == 0
+    assert apart(learning.masters.adapter(), before) == 0
 
 
 def test_a_step_that_finds_no_memory_beside_its_passes_is_an_outage(
@@ -184,9 +184,9 @@ def test_a_step_that_finds_no_memory_beside_its_passes_is_an_outage(
         patch.setattr(Masters, "step", no_memory)
         with pytest.raises(OutageError, match="not enough memory"):
             learning.step(some, Adam(1e-3))
-    assert apart(learning.adapter(), before) == 0
+    assert apart(learning.masters.adapter(), before) == 0
     learning.step(some, Adam(1e-3))
-    assert learning.steps == 1
+    assert learning.masters.steps == 1
 
 
 async def test_many_who_ask_at_once_are_scored_in_one_pass(
@@ -236,10 +236,10 @@ def test_masters_keep_what_bfloat16_would_lose(model: Path) -> None:
     batch = [LossPass("ppo", (datum(words(60)),))]
     learning = learner(base)
     name, copy = next(iter(adapter_parameters(learning.module).items()))
-    before, rounded = learning.adapter()[name], copy.detach().clone()
+    before, rounded = learning.masters.adapter()[name], copy.detach().clone()
     assert copy.dtype == torch.bfloat16
     learning.step(batch, Adam(1e-5))
-    after = learning.adapter()[name]
+    after = learning.masters.adapter()[name]
     moved = (after - before).abs()
     assert after.dtype == torch.float32
     assert 0.9e-5 < float(moved.median()) < 1.1e-5, "Adam's first step is the rate"
@@ -247,4 +247,4 @@ def test_masters_keep_what_bfloat16_would_lose(model: Path) -> None:
     for _ in range(40):
         learning.step(batch, Adam(1e-4))
     assert float((copy == rounded).float().mean()) < 0.9, "and enough after many steps"
-    assert torch.equal(copy.detach(), learning.adapter()[name].to(torch.bfloat16))
+    assert torch.equal(copy.detach(), learning.masters.adapter()[name].to(torch.bfloat16))

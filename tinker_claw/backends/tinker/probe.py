@@ -41,7 +41,7 @@ from tinker_claw.backends.tinker.failures import (
 from tinker_claw.backends.tinker.sampler import Scoring
 from tinker_claw.backends.tinker.session import ServiceSession
 from tinker_claw.errors import AlignmentError, SamplerError, first_cause
-from tinker_claw.types import Datum, LossName, LossPass, PlacedImage
+from tinker_claw.types import Capabilities, Datum, LossName, LossPass, PlacedImage
 
 T = TypeVar("T")
 
@@ -60,17 +60,12 @@ _PLAIN: Final = Datum(_TOKENS, start=2, logprobs=(-1.0,) * 2, advantages=(1.0,) 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """Features that the server supports."""
+    """Features that the server supports, and the forms of requests that it takes."""
 
-    losses: frozenset[str]
-    two_d_targets: bool
+    can: Capabilities
     sparse_targets: bool
     """[N, K] targets may go as compressed sparse rows."""
-    student_topk: bool
-    target_logprobs: bool
     scoring: Scoring
-    images: bool
-    trains_images: bool
 
 
 async def probe(
@@ -79,11 +74,14 @@ async def probe(
     session: ServiceSession,
     deadline_s: float,
     *,
+    model: str,
+    context_tokens: int,
     images: bool = False,
 ) -> Abilities:
     """Ask for a forward pass and for a scored sample, at once.
 
     Args:
+        model, context_tokens: see `Capabilities`.
         images: the model may take images, so ask with one, too.
 
     Raises:
@@ -101,16 +99,18 @@ async def probe(
     trains, table, sparse_table = training_task.result()
     answer, sparse = sampling_task.result()
     sees, trains_images = image_task.result() if image_task else (False, False)
-    return Abilities(
+    can = Capabilities(
+        model=model,
         losses=frozenset(get_args(LossName)) if trains else frozenset(),
         two_d_targets=table,
-        sparse_targets=sparse_table,
         student_topk=_usable(answer, _has_candidates),
+        context_tokens=context_tokens,
         target_logprobs=_usable(answer, _named),
-        scoring=Scoring(last_n=sparse and _usable(answer, _tail), sparse=sparse),
-        images=sees,
+        sees=sees,
         trains_images=trains_images,
     )
+    scoring = Scoring(last_n=sparse and _usable(answer, _tail), sparse=sparse)
+    return Abilities(can, sparse_table, scoring)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,15 +32,13 @@ from tinker_claw.backends.tinker.convert import (
 from tinker_claw.backends.tinker.failures import Fault, failing, fault_of, outage, reason
 from tinker_claw.backends.tinker.session import ServiceSession
 from tinker_claw.errors import (
-    AlignmentError,
     BackendError,
-    ContextLengthError,
     GoneError,
     OutageError,
     RequestError,
     SamplerError,
-    same_length,
 )
+from tinker_claw.policy import check_sampling, check_scoring
 from tinker_claw.types import (
     Charge,
     Completion,
@@ -141,7 +139,7 @@ class TinkerSampler:
         self, prompt: Tokens, params: SamplingParams, n: int = 1, charge: Charge = uncharged
     ) -> list[Completion]:
         """Draw n completions in one request, which computes and bills the prompt once."""
-        self._check(prompt, params, n)
+        check_sampling(prompt, params, self._context_tokens)
         settings = sdk.SamplingParams(
             max_tokens=params.max_tokens,
             temperature=params.temperature,
@@ -171,16 +169,17 @@ class TinkerSampler:
         charge: Charge = uncharged,
     ) -> TokenLogprobs:
         """Score in one request with one sampled token, which is thrown away."""
-        if not 1 <= start < len(tokens):
-            raise AlignmentError(f"logprobs: start {start} outside 1..{len(tokens) - 1}")
-        if len(tokens) > self._context_tokens:
-            raise ContextLengthError(len(tokens), 0, self._context_tokens)
-        rows = len(tokens) - start
+        check_scoring(tokens, start, targets, self._context_tokens)
+        rows, scoring = len(tokens) - start, self._scoring()
+        wanted = None
+        if targets is not None:
+            table = np.asarray(targets, dtype=np.int64)
+            wanted = named_ids(table, before=start - 1, sparse=scoring.sparse)
         options = {
             "include_prompt_logprobs": True,
             "topk_prompt_logprobs": top_k,
-            "target_prompt_logprobs": self._targets(tokens, start, targets),
-            "prompt_logprobs_last_n": rows if self._scoring().last_n else None,
+            "target_prompt_logprobs": wanted,
+            "prompt_logprobs_last_n": rows if scoring.last_n else None,
         }
         response = await self._request(_Ask(model_input(tokens, images), 1, _ONE, options, charge))
         own = tail(response.prompt_logprobs_np, len(tokens), rows, "prompt logprobs")
@@ -205,27 +204,6 @@ class TinkerSampler:
         while self._waiting:
             await asyncio.wait(self._waiting)
         self._closed(self.ref)
-
-    def _check(self, prompt: Tokens, params: SamplingParams, n: int) -> None:
-        if not prompt:
-            raise RequestError("The prompt is empty.", param="messages")
-        if params.max_tokens < 1:
-            raise RequestError("max_tokens must be at least 1.", param="max_tokens")
-        if n < 1:
-            raise RequestError(f"n is {n}, not at least 1.", param="n")
-        if len(prompt) + params.max_tokens > self._context_tokens:
-            raise ContextLengthError(len(prompt), params.max_tokens, self._context_tokens)
-
-    def _targets(
-        self, tokens: Tokens, start: int, targets: Sequence[Sequence[int]] | None
-    ) -> sdk.TensorData | None:
-        if targets is None:
-            return None
-        same_length("logprobs", tail=tokens[start:], targets=targets)
-        if len({len(row) for row in targets}) != 1:
-            raise AlignmentError("logprobs: rows of targets differ in length")
-        ids = np.asarray(targets, dtype=np.int64)
-        return named_ids(ids, before=start - 1, sparse=self._scoring().sparse)
 
     async def _request(self, ask: _Ask) -> sdk.SampleResponse:
         """Make a request, in a new session if the service has lost the old one; billed.

@@ -21,7 +21,7 @@ import tinker
 
 from tinker_claw.backends.tinker.session import Address, in_daemon_thread
 from tinker_claw.errors import BackendError
-from tinker_claw.policy import kept
+from tinker_claw.policy import to_keep
 from tinker_claw.telemetry import log
 
 _DELETE_S: Final = 30.0
@@ -38,7 +38,7 @@ def unused_name(name: str) -> str:
 
 
 class Shelf:
-    """The checkpoints of one kind that this process has written; those of `policy.kept` stay.
+    """The checkpoints of one kind that this process has written; those of `policy.to_keep` stay.
 
     Storage is billed by the month, and a state with its optimizer is three times its weights.
     """
@@ -52,12 +52,13 @@ class Shelf:
     ) -> None:
         """`keep`: how many of the newest stay."""
         self._clock = clock
-        self._written: dict[str, float] = {}
         self._address = address
         self._keep = keep
         self._spare = spare
         self._runs: dict[str, str] = {}
-        """path: the training run that wrote it."""
+        """The training run that wrote each path."""
+        self._written: dict[str, float] = {}
+        """When each path was written."""
 
     async def add(self, run: str, path: str) -> None:
         """Add a new checkpoint, and delete those that need not stay.
@@ -71,23 +72,17 @@ class Shelf:
                 "it serves, so this server cannot be used."
             )
         self._runs[path], self._written[path] = run, self._clock()
-        stays = kept({stored: self._written[stored] for stored in self._runs}, self._keep)
+        stays = to_keep(self._written, self._keep)
         await self.drop([stored for stored in self._runs if stored not in stays])
 
     async def drop(self, paths: Sequence[str]) -> None:
-        """Delete these checkpoints, except those in use."""
+        """Delete these checkpoints, except those in use. A failed deletion is not retried."""
         for path in paths:
             if path in self._runs and not self._spare(path):
-                await self._delete(path)
+                del self._written[path]
+                await self._delete(self._runs.pop(path), path)
 
-    async def clear(self) -> list[str]:
-        """Delete all, even those in use; return those that could not be deleted."""
-        return [path for path in list(self._runs) if not await self._delete(path)]
-
-    async def _delete(self, path: str) -> bool:
-        """Delete a checkpoint; returns whether it is gone. A failed deletion is not retried."""
-        run = self._runs.pop(path)
-        del self._written[path]
+    async def _delete(self, run: str, path: str) -> None:
         try:
             async with asyncio.timeout(_DELETE_S):
                 client = await _rest(self._address)
@@ -97,13 +92,11 @@ class Shelf:
                 ids = [entry.checkpoint_id for entry in listed if entry.tinker_path == path]
                 if len(ids) != 1:
                     log.warning("checkpoint.kept", path=path, error=f"listed {len(ids)} times")
-                    return False
+                    return
                 await client.delete_checkpoint(_in_url(run), _in_url(ids[0])).result_async()
-                return True
         except (tinker.TinkerError, TimeoutError, ValueError, RuntimeError) as error:
             # It costs a little storage, and no more; the step it belongs to is long over.
             log.warning("checkpoint.kept", path=path, error=type(error).__name__)
-            return False
 
 
 def _in_url(name: str) -> str:

@@ -46,9 +46,7 @@ from tinker_claw.types import (
     Capabilities,
     Charge,
     LossPass,
-    SamplingParams,
     StepReport,
-    Tokens,
     Usage,
     uncharged,
 )
@@ -57,7 +55,6 @@ T = TypeVar("T")
 
 FALLBACK_CONTEXT: Final = 32_768
 """Context length in tokens where neither the service nor the settings give one."""
-_PROMPT: Final[Tokens] = (1, 2, 3)
 _EXPORT_S: Final = 86_400
 """Seconds that the service keeps an export, which is downloaded at once."""
 _NORM: Final = "unclipped_grad_l2:mean"
@@ -167,17 +164,7 @@ class TinkerTrainer:
                 sees=may_see(self._settings),
                 ended=self._ended(),
             )
-        abilities = await self._probed()
-        return Capabilities(
-            model=self._settings.served_name,
-            losses=abilities.losses,
-            two_d_targets=abilities.two_d_targets,
-            student_topk=abilities.student_topk,
-            target_logprobs=abilities.target_logprobs,
-            context_tokens=self._context_tokens,
-            sees=abilities.images,
-            trains_images=abilities.trains_images,
-        )
+        return (await self._probed()).can
 
     async def train_step(
         self, passes: Sequence[LossPass], adam: Adam, charge: Charge = uncharged
@@ -310,28 +297,6 @@ class TinkerTrainer:
     def forget(self) -> None:
         """Do nothing: no prompt is kept here."""
 
-    async def rehearse(self, student_topk: int) -> list[str]:
-        """Do once what every start does, and delete what this trainer has saved.
-
-        Saves the weights, loads them again, publishes and opens them, and samples one token.
-
-        Returns:
-            The paths that could not be deleted.
-
-        Raises:
-            BackendError: one of these fails, and so would a start.
-        """
-        left: list[str] = []
-        try:
-            await self.load_state(await self.save_state("doctor"))
-            sampler = await self.publish()
-            params = SamplingParams(max_tokens=1, student_topk=student_topk)
-            await sampler.sample(_PROMPT, params)
-        finally:
-            for shelf in (self._states, self._samplers):
-                left += await shelf.clear()
-        return left
-
     async def aclose(self) -> None:
         """Finish both sessions."""
         await asyncio.gather(self._training.aclose(), self._sampling.aclose())
@@ -372,6 +337,8 @@ class TinkerTrainer:
                 sampling,
                 self._training,
                 self._limits.sample_timeout_s,
+                model=self._settings.served_name,
+                context_tokens=self._context_tokens,
                 images=may_see(self._settings),
             )
         return self._abilities
