@@ -272,16 +272,16 @@ class Practice:
         """
         base, replies, wish = self._parts.base, self._replies, plan.lesson.text
         drawn = list(islice(cycle(plan.practised), DRAWN))
-        told = await replies.scored(wish, base, drawn, plan.text, charge)
-        untold = await replies.scored(wish, base, plan.practised, None, charge)
-        bound = (_middle(told) + _middle(untold)) / 2
-        following = [reply for reply in told if reply.score > bound and reply.ended]
-        if len(following) < FEWEST_ACCEPTED or _ranked(told, untold) < APART:
+        told_replies = await replies.scored(wish, base, drawn, plan.text, charge)
+        untold_replies = await replies.scored(wish, base, plan.practised, None, charge)
+        bound = (_middle(told_replies) + _middle(untold_replies)) / 2
+        following = [reply for reply in told_replies if reply.score > bound and reply.ended]
+        if len(following) < FEWEST_ACCEPTED or _ranked(told_replies, untold_replies) < APART:
             raise VoidStepError(
                 Void.UNLEARNED,
-                f"told the lesson, the base follows it in {len(following)} of {len(told)} "
-                f"replies, and untold in {_count_above(bound, untold)} of {len(untold)}: too "
-                "little to learn from",
+                f"told the lesson, the base follows it in {len(following)} of {len(told_replies)} "
+                f"replies, and untold in {_count_above(bound, untold_replies)} of "
+                f"{len(untold_replies)}: too little to learn from",
             )
         opposites = await self._opposites(plan, bound, charge)
         against = replies.against(plan.practised, opposites)
@@ -337,8 +337,8 @@ class Practice:
         behaviour = await self._behaviour(check, candidate)
         if reason := lacks(behaviour, told_base):
             raise VoidStepError(Void.UNLEARNED, reason)
-        told = asdict(told_base)
-        of_base = {f"{name}_told": told[name] for name in ("follow", "end", "obey")}
+        base_counts = asdict(told_base)
+        of_base = {f"{name}_told": base_counts[name] for name in ("follow", "end", "obey")}
         return asdict(behaviour) | of_base | gate_figures
 
     async def _behaviour(
