@@ -200,6 +200,21 @@ class SamplingParams:
     """Whether a person waits: samplers serve it before episodes and judges. The sampled tokens do
     not change."""
 
+    def to_learn_from(self, max_tokens: int, student_topk: int) -> SamplingParams:
+        """Return these settings for a reply that is trained and for which nobody waits: at
+        temperature 1, of all tokens, and no longer than `max_tokens`."""
+        return replace(
+            self,
+            max_tokens=min(self.max_tokens, max_tokens),
+            temperature=1.0,
+            top_p=1.0,
+            top_k=None,
+            seed=None,
+            student_topk=student_topk,
+            stop=(),
+            person=False,
+        )
+
     def unfit_because(self) -> TurnRefusal | None:
         """Reason why a completion sampled like this is not trainable, or None."""
         if self.temperature != 1.0:
@@ -578,11 +593,11 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class HintScores:
-    """The teacher's logprobs of the sampled tokens, given one hint."""
+    """The teacher's logprobs, given one hint: of the student's reply, or of one that it wrote."""
 
     hint: str
     logprobs: tuple[float, ...]
-    """[T] logprobs of the sampled tokens, under the hinted prompt."""
+    """[T] logprobs of the reply's tokens, under the hinted prompt."""
     targets: tuple[tuple[float, ...], ...] = ()
     """[T, k] logprobs at the student's own candidates; () in token mode."""
     overlap: int = 0
@@ -591,6 +606,8 @@ class HintScores:
     topk_ids: tuple[tuple[int, ...], ...] = ()
     """[T, k] the teacher's own top-k ids; () in token mode."""
     topk_logprobs: tuple[tuple[float, ...], ...] = ()
+    reply: tuple[int, ...] = ()
+    """[T] tokens of the reply that the teacher wrote; (): it scored the student's."""
 
 
 JudgedBy = Literal["user", "tools", "outcome"]

@@ -25,7 +25,6 @@ from tinker_claw.backends.vllm import GET_VLLM, VLLM, find_vllm
 from tinker_claw.config.settings import NEEDS_GPU, Settings
 from tinker_claw.errors import BackendError, ConfigError, ModelFileError, OutageError
 from tinker_claw.methods import build
-from tinker_claw.methods.base import student_topk
 from tinker_claw.policy import Trainer
 from tinker_claw.shipped import MODELS, SMALL
 from tinker_claw.telemetry import log
@@ -389,7 +388,7 @@ def local_config(
         ranks=arranged.ranks,
         sampler_urls=urls,
         sampler_api_key=KEY if ours else key.get_secret_value() if key else None,
-        student_topk=student_topk(build(settings.run.method), settings.training),
+        student_topk=settings.training.opd_topk if build(settings.run.method).teaching else 0,
         context_tokens=settings.run.context_tokens,
     )
     if fit is None:

@@ -123,7 +123,9 @@ def _learning(settings: Settings, prompt_tokens: int) -> Usage:
     cfg, method = settings.training, build(settings.run.method)
     batch, length = cfg.batch_size, prompt_tokens + REPLY_TOKENS
     taught, hinted = batch * method.taught, Usage()
-    if method.teaching is not None:
+    if method.teaching is not None and method.writes(cfg):
+        hinted = _times(_served(prompt_tokens + method.teaching.tokens), taught)
+    elif method.teaching is not None:
         texts = cfg.hints_scored if Signal.HINT in method.needs else 1
         hinted = _scored(length + method.teaching.tokens, taught * texts)
     topk = method.distill_weight > 0 and cfg.opd_mode == "topk"

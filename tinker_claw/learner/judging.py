@@ -406,7 +406,8 @@ class Judging:
         except (AlignmentError, BackendError, RequestError) as error:
             return TurnRefusal(Reason.UNSCORED, str(error))
         self.teacher_breaker.answered()
-        if self._parts.training.recipe != "paper" and ends_apart(turn.completion, scores):
+        scored = scores is not None and not scores.reply and self._parts.training.recipe != "paper"
+        if scores is None or (scored and ends_apart(turn.completion, scores)):
             return TurnRefusal(Reason.ENDLESS_HINT)
         return scores
 

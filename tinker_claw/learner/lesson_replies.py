@@ -107,16 +107,8 @@ class LessonReplies:
         """
 
         async def reply(message: FirstMessage) -> LessonReply:
-            params = replace(
-                message.turn.completion.params,
-                max_tokens=self._most_tokens(message.turn),
-                temperature=1.0,
-                top_p=1.0,
-                top_k=None,
-                seed=None,
-                student_topk=self._parts.training.opd_topk,
-                stop=(),
-                person=False,
+            params = message.turn.completion.params.to_learn_from(
+                self._parts.reply_tokens, self._parts.training.opd_topk
             )
             prompt = message.prompt
             if text is not None:

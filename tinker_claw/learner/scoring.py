@@ -60,16 +60,34 @@ class HintScorer:
         too_long = TurnRefusal(Reason.UNFIT_HINT, "with it the prompt is longer than the context")
         return fitting or too_long
 
-    async def teach(self, turn: Turn, texts: Sequence[str], charge: Charge) -> HintScores:
-        """Return a reply's scores under the text whose candidates overlap most with its own.
+    async def teach(self, turn: Turn, texts: Sequence[str], charge: Charge) -> HintScores | None:
+        """Return a reply that the teacher wrote, told the first text; None if it did not end. Or, by
+        the method, a reply's scores under the text whose candidates overlap most with its own.
 
         Raises:
             AlignmentError: the scores do not fit the tokens.
             BackendError: the teacher failed.
         """
+        if self._parts.method.writes(self._cfg):
+            return await self._written(turn, texts[0], charge)
         return max(
             [await self._under(turn, text, charge) for text in texts],
             key=lambda scores: scores.overlap,
+        )
+
+    async def _written(self, turn: Turn, hint: str, charge: Charge) -> HintScores | None:
+        hinted = self._hinted(turn, hint)
+        params = turn.completion.params.to_learn_from(self._parts.reply_tokens, self._cfg.opd_topk)
+        params = replace(params, images=hinted.images)
+        (done,) = await self._parts.base.sample(hinted.prompt, params, charge=charge)
+        if done.stop_reason is not StopReason.STOP:
+            return None
+        return HintScores(
+            hint,
+            done.logprobs,
+            topk_ids=done.topk_ids,
+            topk_logprobs=done.topk_logprobs,
+            reply=done.tokens,
         )
 
     async def _under(self, turn: Turn, hint: str, charge: Charge) -> HintScores:
@@ -102,8 +120,10 @@ class HintScorer:
 
     def _has_room(self, turn: Turn, text: str) -> bool:
         hint = self._renderer.hint_tokens(text, self._teaching.words)
-        parts = turn.prompt, hint, turn.completion.tokens
-        return sum(map(len, parts)) <= self._context_tokens
+        reply = len(turn.completion.tokens)
+        if self._parts.method.writes(self._cfg):
+            reply = min(turn.completion.params.max_tokens, self._parts.reply_tokens)
+        return len(turn.prompt) + len(hint) + reply <= self._context_tokens
 
 
 async def batch_items(
@@ -123,7 +143,8 @@ async def batch_items(
 
     async def item(sample: Sample) -> BatchItem:
         newest = policy.sampler
-        targets = candidates(sample) if cfg.opd_mode == "topk" and sample.teacher else ()
+        scored = sample.teacher is not None and not sample.teacher.reply
+        targets = candidates(sample) if cfg.opd_mode == "topk" and scored else ()
         wanted = score_fresh or sample.policy_version != policy.version.id
         return BatchItem(
             sample=sample,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -73,6 +73,9 @@ class Teaching:
     """Most tokens of the text."""
     cuts: bool = True
     """Whether a longer text loses its middle; False leaves it out."""
+    writes: bool = False
+    """Whether the teacher writes a reply of its own, which the student learns; False: it scores the
+    student's. The paper's recipe always scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,10 @@ class Method:
     def __post_init__(self) -> None:
         if (self.distill_weight > 0) != (self.teaching is not None):
             raise ValueError(f"method {self.name}: distillation and its teaching go together")
+
+    def writes(self, cfg: Training) -> bool:
+        """Return whether the teacher writes a reply of its own, which the student learns."""
+        return self.teaching is not None and self.teaching.writes and cfg.recipe != "paper"
 
     def refuses(
         self, verdict: Verdict, texts: Sequence[str], *, cut: bool = False, episode: bool = False
@@ -201,8 +208,8 @@ def step_reward(verdict: Verdict) -> float | None:
 
 
 def student_topk(method: Method, cfg: Training) -> int:
-    """Number of top-k candidates per token that the sampler has to capture."""
-    return cfg.opd_topk if method.teaching else 0
+    """Number of top-k candidates per token that a served reply is stored with."""
+    return cfg.opd_topk if method.teaching and not method.writes(cfg) else 0
 
 
 def require(method: Method, cfg: Training, has: Capabilities) -> None:
@@ -213,7 +220,12 @@ def require(method: Method, cfg: Training, has: Capabilities) -> None:
     """
     if "ppo" not in has.losses:
         raise ConfigError(f"the backend of {has.model} has no ppo loss, which every method needs")
-    if not student_topk(method, cfg):
+    if method.writes(cfg) and "cross_entropy" not in has.losses:
+        raise ConfigError(
+            f"the backend of {has.model} has no cross_entropy loss, by which --method "
+            f"{method.name} learns what hints ask for; --method binary works without"
+        )
+    if method.teaching is None or not cfg.opd_topk:
         return
     missing = [
         name
@@ -221,7 +233,7 @@ def require(method: Method, cfg: Training, has: Capabilities) -> None:
             ("cross_entropy", "cross_entropy" in has.losses),
             ("[N, K] targets", has.two_d_targets),
             ("top-k logprobs while sampling", has.student_topk),
-            ("logprobs of given ids", has.target_logprobs),
+            ("logprobs of given ids", has.target_logprobs or method.writes(cfg)),
         )
         if not there
     ]
@@ -263,9 +275,12 @@ OPD = Method(
 )
 
 
-# Combine: rewards and hints in one step, each with its own clip.
+# Combine: verdicts and hints in one step.
 #
-# A sample may carry a reward, a hint, or both; what it lacks adds no gradient.
+# A sample may carry a reward, a hint, or both; what it lacks adds no gradient. Told the hint, the
+# frozen base writes its own reply, which the student learns behind the prompt without the hint. To
+# score the student's reply, as `opd` does, taught a real model nothing where its reply was wrong
+# from the first word on (another language), and broke it (docs/proof.md).
 
 
 COMBINE = Method(
@@ -274,6 +289,6 @@ COMBINE = Method(
     needs=frozenset({Signal.REWARD, Signal.HINT}),
     reward_weight=1.0,
     distill_weight=1.0,
-    teaching=HINT,
+    teaching=replace(HINT, writes=True),
     taught=HINTED,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import AlignmentError
@@ -24,7 +24,7 @@ from tinker_claw.methods.advantages import (
     topk_advantages,
     unproposed_advantages,
 )
-from tinker_claw.types import Datum, JudgedBy, LossPass, Sample, TokenLogprobs
+from tinker_claw.types import Datum, HintScores, JudgedBy, LossPass, Sample, TokenLogprobs
 
 DISTILLED_NATS = 1.0
 """Bound on the teacher's logprob minus the student's, in nats, of both recipes; 0: none."""
@@ -50,6 +50,8 @@ class Advantages:
     candidates: Sequence[Sequence[float]] = ()
     """[T, K] weights of the ids that `candidates` returns, in the cross_entropy pass; (): the reply
     is not in that pass."""
+    written: float = 0.0
+    """Weight of the reply that the teacher wrote, in the cross_entropy pass; 0: it wrote none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +102,15 @@ def batch_advantages(samples: Sequence[Sample], cfg: Training) -> list[float]:
 def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Advantages:
     """Apply an advantage to every token of its reply, and add the teacher's.
 
+    A reply beside which the teacher wrote a better one is not pushed down.
+
     Args:
         distill: weight of the teacher.
     """
     done, teacher = sample.completion, sample.teacher
+    if teacher is not None and teacher.reply:
+        kept = max(0.0, reward)
+        return Advantages(kept, [kept] * len(done.tokens), written=distill)
     paper = cfg.recipe == "paper"
     tokens = [reward] * len(done.tokens) if paper else spread_reward(reward, done.logprobs)
     if teacher is None or not distill:
@@ -138,7 +145,7 @@ def corrected(item: BatchItem, advantages: Advantages) -> Advantages:
     if item.current is not None:
         tokens = keep_bounded(tokens, item.current.logprobs, own)
         table = [_bounded(item, item.current, at, row) for at, row in enumerate(table)]
-    return Advantages(advantages.sample, tokens, table)
+    return replace(advantages, tokens=tokens, candidates=table)
 
 
 def _bounded(item: BatchItem, current: TokenLogprobs, at: int, row: Sequence[float]) -> list[float]:
@@ -186,8 +193,24 @@ def loss_passes(
             ppo.append(
                 Datum(tokens, start, logprobs=done.logprobs, advantages=moved, images=sample.images)
             )
+        if advantages.written and sample.teacher is not None:
+            written = scale * advantages.written
+            cross_entropy.append(_written_datum(sample, sample.teacher, written))
     passes = [ppo_pass(ppo), LossPass("cross_entropy", tuple(cross_entropy))]
     return [loss_pass for loss_pass in passes if loss_pass.datums]
+
+
+def _written_datum(sample: Sample, teacher: HintScores, scale: float) -> Datum:
+    """Return the teacher's reply behind the prompt without the hint: a forward KL divergence over
+    the teacher's candidates, or over the sampled tokens where it has none."""
+    rows = tuple(tuple(scale * math.exp(p) for p in row) for row in teacher.topk_logprobs)
+    return Datum(
+        sample.prompt + teacher.reply,
+        len(sample.prompt),
+        targets=teacher.topk_ids,
+        weights=rows or ((scale,),) * len(teacher.reply),
+        images=sample.images,
+    )
 
 
 def _sampled_weights(item: BatchItem, tokens: Sequence[float]) -> Sequence[float]:
