@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from tinker_claw.errors import BackendError, ClawError, LedgerError, OutageError, RequestError
 from tinker_claw.formats.base import WireFormat
@@ -69,7 +70,7 @@ def speaker(formats: Sequence[WireFormat], path: str, headers: Mapping[str, str]
     return next(claiming, formats[0])
 
 
-def install(app: FastAPI, formats: Sequence[WireFormat]) -> None:
+def install(app: Starlette, formats: Sequence[WireFormat]) -> None:
     """Answer every failure of `app` in the shape that its client reads."""
 
     async def failed(request: Request, error: Exception) -> Response:
