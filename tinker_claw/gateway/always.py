@@ -109,6 +109,7 @@ async def hold(deps: GatewayDeps, user: str, session_id: int, command: Always) -
         return "\n".join([_OURS, *lines, ends]) if lines else _NONE
     if await deps.secrets.redact_any(command.wish) != command.wish:
         return f"{_OURS} not held, since it holds a secret or personal data."
+    lessons.begin(session_id, ())  # not in this session, whose lessons are chosen by now
     latest = deps.ledger.turns.latest(session_id, most=1)
     after = latest[0].turn_id if latest else None
     try:
