@@ -53,13 +53,13 @@ def take_out(
     Args:
         writers_of: gives every piece of a message its writer.
     """
-    pairs = [(message, _command(message, writers_of)) for message in messages]
-    if not any(command for _, command in pairs):
+    commands = [_command(message, writers_of) for message in messages]
+    if not any(commands):
         return messages, None
     newest = newest_message_with_words(messages)
     new = next((message for message in new_messages(messages) if message is newest), None)
     kept, before = list[Message](), None
-    for message, command in pairs:
+    for message, command in zip(messages, commands, strict=True):
         if command is not None and not command.alone:
             kept.append({**message, "content": _cut(message["content"], command.line)})
         elif message is new or not (command or (before and before.alone and _is_ours(message))):

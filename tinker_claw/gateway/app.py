@@ -57,6 +57,11 @@ class _Endpoints:
         cfg = deps.settings
         self._deps = deps
         self._formats = formats
+        self._formats_by_route = {
+            route: [wire for wire in formats if route in wire.routes]
+            for wire in formats
+            for route in wire.routes
+        }
         self._keys = deps.keys
         self._limits = Limits(self._keys.users, cfg.max_concurrent, MAX_QUEUE)
         self._local = is_loopback(cfg.host) and not self._keys.needed
@@ -64,7 +69,7 @@ class _Endpoints:
 
     def routes(self) -> Iterator[HttpRoute]:
         """Yield all routes, those of the formats first."""
-        for route in dict.fromkeys(route for wire in self._formats for route in wire.routes):
+        for route in self._formats_by_route:
             turn = route.purpose in ("turn", "count")
             endpoint = partial(self._turn if turn else self._models, route)
             yield HttpRoute(route.path, endpoint, methods=[route.method])
@@ -141,7 +146,7 @@ class _Endpoints:
 
     def _speaker(self, route: Route, request: Request) -> WireFormat:
         """Return the client's format, among those that have the route; errors are written in it."""
-        formats = [wire for wire in self._formats if route in wire.routes]
+        formats = self._formats_by_route[route]
         wire = errors.speaker(formats, request.url.path, request.headers)
         request.scope["wire"] = wire
         return wire

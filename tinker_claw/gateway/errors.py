@@ -66,8 +66,10 @@ def what(formats: Sequence[WireFormat]) -> str:
 
 def speaker(formats: Sequence[WireFormat], path: str, headers: Mapping[str, str]) -> WireFormat:
     """Return the format of the client; the first one where no format claims the request."""
-    claiming = (wire for wire in reversed(formats) if wire.claims(path, headers))
-    return next(claiming, formats[0])
+    for wire in reversed(formats):
+        if wire.claims(path, headers):
+            return wire
+    return formats[0]
 
 
 def install(app: Starlette, formats: Sequence[WireFormat]) -> None:
