@@ -105,7 +105,7 @@ class OneLength:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
-        if scope["type"] == "http" and {name for name, _ in scope["headers"]} >= _LENGTHS:
+        if scope["type"] == "http" and dict(scope["headers"]).keys() >= _LENGTHS:
             app = PlainTextResponse(
                 "Send Content-Length or Transfer-Encoding, not both.\n",
                 status_code=400,

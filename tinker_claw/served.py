@@ -163,6 +163,8 @@ class Prompt:
     """Lessons in it; None: there are none."""
     images: tuple[tuple[int, int], ...] = ()
     """Index of the first token of each image, and how many it takes."""
+    extends: int | None = None
+    """The turn whose prompt is the beginning of this one; None: none is known."""
 
     def followed_by(self, begun: Sequence[int]) -> Prompt:
         """Return this prompt followed by the beginning of a reply."""

@@ -93,6 +93,13 @@ async def test_a_command_before_a_question_leaves_the_question(
     assert texts(world) == [(WISH, State.TOLD)], "once"
 
 
+async def test_a_session_that_begins_with_a_command_is_not_told_it(world: World) -> None:
+    await world.ask(COMMAND, **named("first"))
+    await world.ask(COMMAND, HELD, "What is a fjord?", **named("first"))
+    await world.ask("New?", **named("later"))
+    assert [turn.lesson_block is not None for turn in world.turns()] == [False, True]
+
+
 async def test_a_wish_that_is_held_again_lives_again_and_is_the_newest(world: World) -> None:
     for command in (COMMAND, "/always in French"):
         await world.ask(command)

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,19 @@ from tests.support.ledger import (
     step_counts,
 )
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.codec import flat, pack_floats, pack_ids, rows_of, unpack_floats, unpack_ids
+from tinker_claw.ledger.codec import (
+    BLOCK,
+    flat,
+    pack_floats,
+    pack_ids,
+    rows_of,
+    unpack_floats,
+    unpack_ids,
+)
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger, holds_run
+from tinker_claw.ledger.prune import from_turn
 from tinker_claw.types import (
     HintScores,
     Kind,
@@ -73,6 +83,26 @@ def test_what_prompts_share_is_stored_once(ledger: Ledger) -> None:
     own_bytes = sql(ledger).row("SELECT MAX(LENGTH(prompt) + LENGTH(blocks)) AS n FROM turns")
     assert own_bytes is not None
     assert own_bytes["n"] < 4 * 400 + 100, "no turn holds more than what is its own"
+
+
+@pytest.mark.parametrize("case", ["kept", "forgotten", "secret before", "secret", "not kept"])
+def test_a_prompt_that_extends_a_turns_shares_its_blocks(ledger: Ledger, case: str) -> None:
+    first, more = tuple(range(2 * BLOCK + 9)), tuple(range(7, 2 * BLOCK))
+    before = new_turn(ledger, prompt=first)
+    later = new_turn(ledger, prompt=(*first, *more), keeps_tokens=case != "not kept")
+    if case == "secret before":
+        before = replace(before, place=replace(before.place, secrets=("a key",)))
+    if case == "secret":
+        later = replace(later, place=replace(later.place, secrets=("a key",)))
+    turn = ledger.turns.add(before)
+    if case == "forgotten":
+        ledger.forget(from_turn(turn))
+    number = ledger.turns.add(replace(later, prompt=replace(later.prompt, extends=turn)))
+    assert ledger.turns.get(number).prompt == (() if case == "not kept" else (*first, *more))
+    rows = sql(ledger).rows("SELECT blocks FROM turns ORDER BY id")
+    own = rows[-1]["blocks"]
+    assert len(own) == 4 * (0 if case in ("secret", "not kept") else 4)
+    assert case != "kept" or own.startswith(rows[0]["blocks"])
 
 
 def test_prompt_that_has_lost_a_block_is_not_made_up(ledger: Ledger) -> None:

@@ -12,8 +12,9 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
 from tinker_claw.app.admin import Orders
 from tinker_claw.app.server import in_background
@@ -73,7 +74,7 @@ is closed."""
 class System:
     """The parts that `serve` runs."""
 
-    app: FastAPI
+    app: Starlette
     parts: LoopParts
     judging: Judging
     learner: Learner
@@ -256,7 +257,7 @@ async def _endpoint(common: _Common, stack: AsyncExitStack) -> Endpoint:
     return await stack.enter_async_context(HttpEndpoint(url, judge))
 
 
-def _rule_judge(seed: int) -> FastAPI:
+def _rule_judge(seed: int) -> ASGIApp:
     """Load the demo's judge: it is shipped beside its model, and not a part of the package."""
     spec = spec_from_file_location("demo_judge", DEMO_JUDGE)
     assert spec is not None  # a .py file always has both

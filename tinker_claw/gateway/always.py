@@ -53,13 +53,13 @@ def take_out(
     Args:
         writers_of: gives every piece of a message its writer.
     """
-    pairs = [(message, _command(message, writers_of)) for message in messages]
-    if not any(command for _, command in pairs):
+    commands = [_command(message, writers_of) for message in messages]
+    if not any(commands):
         return messages, None
     newest = newest_message_with_words(messages)
     new = next((message for message in new_messages(messages) if message is newest), None)
     kept, before = list[Message](), None
-    for message, command in pairs:
+    for message, command in zip(messages, commands, strict=True):
         if command is not None and not command.alone:
             kept.append({**message, "content": _cut(message["content"], command.line)})
         elif message is new or not (command or (before and before.alone and _is_ours(message))):
@@ -109,6 +109,7 @@ async def hold(deps: GatewayDeps, user: str, session_id: int, command: Always) -
         return "\n".join([_OURS, *lines, ends]) if lines else _NONE
     if await deps.secrets.redact_any(command.wish) != command.wish:
         return f"{_OURS} not held, since it holds a secret or personal data."
+    lessons.begin(session_id, ())  # not in this session, whose lessons are chosen by now
     latest = deps.ledger.turns.latest(session_id, most=1)
     after = latest[0].turn_id if latest else None
     try:

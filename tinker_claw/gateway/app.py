@@ -18,8 +18,9 @@ from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as HttpRoute
 
 from tinker_claw.conversation.classify import is_episode
@@ -35,15 +36,15 @@ from tinker_claw.gateway.wires import Wires
 from tinker_claw.origin import is_loopback, refuse_forms, refuse_pages
 
 
-def create_app(deps: GatewayDeps, formats: Sequence[WireFormat]) -> FastAPI:
+def create_app(deps: GatewayDeps, formats: Sequence[WireFormat]) -> Starlette:
     """The gateway as an ASGI application.
 
     Args:
         formats: those served; a request that none claims is answered in the first one's shape.
     """
-    app = FastAPI(title="tinker-claw", openapi_url=None, redirect_slashes=False)
+    app = Starlette(routes=[*_Endpoints(deps, formats).routes()])
+    app.router.redirect_slashes = False
     errors.install(app, formats)
-    app.router.routes.extend(_Endpoints(deps, formats).routes())
     paths = (route.path for wire in formats for route in wire.routes)
     app.add_middleware(Wires, paths=[*paths], origins=deps.settings.origins)
     return app
@@ -56,6 +57,11 @@ class _Endpoints:
         cfg = deps.settings
         self._deps = deps
         self._formats = formats
+        self._formats_by_route = {
+            route: [wire for wire in formats if route in wire.routes]
+            for wire in formats
+            for route in wire.routes
+        }
         self._keys = deps.keys
         self._limits = Limits(self._keys.users, cfg.max_concurrent, MAX_QUEUE)
         self._local = is_loopback(cfg.host) and not self._keys.needed
@@ -63,8 +69,7 @@ class _Endpoints:
 
     def routes(self) -> Iterator[HttpRoute]:
         """Yield all routes, those of the formats first."""
-        # Not FastAPI's own routes, which resolve parameters on every request.
-        for route in dict.fromkeys(route for wire in self._formats for route in wire.routes):
+        for route in self._formats_by_route:
             turn = route.purpose in ("turn", "count")
             endpoint = partial(self._turn if turn else self._models, route)
             yield HttpRoute(route.path, endpoint, methods=[route.method])
@@ -141,7 +146,7 @@ class _Endpoints:
 
     def _speaker(self, route: Route, request: Request) -> WireFormat:
         """Return the client's format, among those that have the route; errors are written in it."""
-        formats = [wire for wire in self._formats if route in wire.routes]
+        formats = self._formats_by_route[route]
         wire = errors.speaker(formats, request.url.path, request.headers)
         request.scope["wire"] = wire
         return wire

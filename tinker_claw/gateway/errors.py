@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from tinker_claw.errors import BackendError, ClawError, LedgerError, OutageError, RequestError
 from tinker_claw.formats.base import WireFormat
@@ -65,11 +66,13 @@ def what(formats: Sequence[WireFormat]) -> str:
 
 def speaker(formats: Sequence[WireFormat], path: str, headers: Mapping[str, str]) -> WireFormat:
     """Return the format of the client; the first one where no format claims the request."""
-    claiming = (wire for wire in reversed(formats) if wire.claims(path, headers))
-    return next(claiming, formats[0])
+    for wire in reversed(formats):
+        if wire.claims(path, headers):
+            return wire
+    return formats[0]
 
 
-def install(app: FastAPI, formats: Sequence[WireFormat]) -> None:
+def install(app: Starlette, formats: Sequence[WireFormat]) -> None:
     """Answer every failure of `app` in the shape that its client reads."""
 
     async def failed(request: Request, error: Exception) -> Response:

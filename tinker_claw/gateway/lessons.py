@@ -58,21 +58,22 @@ class LessonChooser:
             version: the one that answers its first message.
         """
         lessons = self._table.of_session(session_id)
-        if lessons is None:
-            chosen = [] if user is None else self._chosen(user, version)
-            for lesson in self._table.begin(session_id, chosen):
-                log.info("lesson.first_told", lesson=lesson, session=session_id)
-            lessons = self._table.of_session(session_id)
-        return lessons or []
+        if lessons is not None:
+            return lessons
+        chosen = self._chosen(user, version) if user is not None else []
+        if not chosen:
+            return []  # nor will there be any, once it has a turn
+        for lesson in self._table.begin(session_id, chosen):
+            log.info("lesson.first_told", lesson=lesson, session=session_id)
+        return self._table.of_session(session_id) or []
 
     def _chosen(self, user: str, version: int) -> list[int]:
         """Return the newest lessons, as many as there is room for, the newest last."""
-        chosen, practised = list[Lesson](), self._table.practised(version)
-        for lesson in self._table.of_user(user):
+        active = [lesson for lesson in self._table.of_user(user) if lesson.state not in NOT_TOLD]
+        chosen, practised = list[Lesson](), self._table.practised(version) if active else ()
+        for lesson in active:
             if len(chosen) == MOST:
                 break
-            if lesson.state in NOT_TOLD:
-                continue
             if lesson.state is not State.TOLD and lesson.id in practised:
                 continue  # these weights do it untold
             text = lesson_text(candidate.text for candidate in [*chosen, lesson])

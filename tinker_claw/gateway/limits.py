@@ -191,11 +191,10 @@ async def read_body(
             hold too much, or the client has disconnected.
     """
     most = MAX_BODY_BYTES if most is None else most
-    too_long = _too_large(most)
     coding = coding_of(", ".join(request.headers.getlist("content-encoding")))
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:19]) > most:
-        raise too_long
+        raise _too_large(most)
     received, more = bytearray(), True
     try:
         async with asyncio.timeout(BODY_S):
@@ -205,7 +204,7 @@ async def read_body(
                     raise RequestError("The client has disconnected.")
                 piece = message.get("body", b"")
                 if len(received) + len(piece) > most:
-                    raise too_long
+                    raise _too_large(most)
                 if caller is not None:
                     caller.limits.count_bytes(caller, len(piece))
                 received += piece
@@ -219,7 +218,7 @@ async def read_body(
         ) from error
     body = await _decoded(bytes(received), coding, caller) if coding else bytes(received)
     if len(body) > most:
-        raise too_long
+        raise _too_large(most)
     return body.removeprefix(BOM_UTF8)
 
 

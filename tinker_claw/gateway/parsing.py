@@ -231,7 +231,7 @@ def _refuse_hopeless(request: GenerationRequest, context_tokens: int) -> None:
     """Refuse a prompt that cannot fit before it is rendered, which takes seconds. What the model is
     shown as a line (images, packed documents) is counted as that."""
     most = max(ALWAYS_READ, CHARS_PER_TOKEN * context_tokens)
-    chars = sum(_said_chars(message) for message in request.messages)
+    chars = sum(map(_said_chars, request.messages))
     if chars > most or cached(_written_chars, request.tools) > most:
         raise hopeless(context_tokens)
 

@@ -108,17 +108,18 @@ def _extended(
     """Extend the sampled stream; None if it does not begin this prompt."""
     if link is None or link.stream is None:
         return None
+    stream = link.stream
     messages, tools, switches = request.messages, request.tools, request.switches
     first_new = len(messages) - len(new_messages(messages))
-    if exact_digest(messages[: first_new - 1], tools, switches) != link.stream.exact:
+    if exact_digest(messages[: first_new - 1], tools, switches) != stream.exact:
         return None
-    if len(images_in(messages[:first_new])) != len(link.stream.images):
+    if len(images_in(messages[:first_new])) != len(stream.images):
         return None  # a text looks like the line of an image
     at = last_request_index(messages)
     said_since = at is not None and at >= first_new
     extended = deps.renderer.extend(
-        link.stream.prompt,
-        link.stream.tokens,
+        stream.prompt,
+        stream.tokens,
         messages[first_new:],
         tools,
         hint_message=at - first_new if at is not None and said_since else None,
@@ -126,9 +127,14 @@ def _extended(
     )
     if extended is None:
         return None
-    hint_at = extended.hint_at if said_since else link.stream.hint_at
-    images = (*link.stream.images, *extended.images)
-    return replace(extended, hint_at=hint_at, lesson_block=link.stream.lesson_block, images=images)
+    begins = extended.tokens[: len(stream.prompt)] == stream.prompt
+    return replace(
+        extended,
+        hint_at=extended.hint_at if said_since else stream.hint_at,
+        lesson_block=stream.lesson_block,
+        images=(*stream.images, *extended.images),
+        extends=link.turn_id if begins else None,
+    )
 
 
 def new_messages(messages: Sequence[Message]) -> Sequence[Message]:

@@ -151,6 +151,8 @@ class Job:
     @property
     def images(self) -> Images:
         """The images in its prompt."""
+        if not self.prompt.images:
+            return ()
         pairs = zip(self.prompt.images, images_in(self.request.messages), strict=True)
         return tuple(PlacedImage(*at, image.clean(), image.format) for at, image in pairs)
 
@@ -354,7 +356,9 @@ def _pictured(deps: GatewayDeps, incoming: _Incoming) -> TurnRefusal | None:
     with_images = [
         message for message in incoming.request.messages if images_at(message["content"])
     ]
-    if with_images and deps.settings.images != "train":
+    if not with_images:
+        return None
+    if deps.settings.images != "train":
         return PICTURED
     own = all(shows_own(message, incoming.writers_of(message)) for message in with_images)
     return None if own else NOT_THEIRS

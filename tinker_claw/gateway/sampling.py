@@ -54,8 +54,8 @@ class Sampling:
 
     def unfit_because(self) -> TurnRefusal | None:
         """Return why the tokens are not those of one version of the policy; None: they are."""
-        names = [f"v{self._job.version}" if s is None else s.name for s in self._gave]
-        if len(names) > 1:
+        if len(self._gave) > 1:
+            names = [f"v{self._job.version}" if s is None else s.name for s in self._gave]
             return TurnRefusal(Reason.TWO_POLICIES, " and ".join(names))
         if any(s and s.base for s in self._gave):
             return TurnRefusal(Reason.BASE_MODEL)

@@ -25,7 +25,8 @@ from tinker_claw.ledger.database import Rows
 
 BLOCK = 1024
 """Ids in a block."""
-_BLOCK_BYTES = 4 * BLOCK
+_ID_BYTES = 4
+_BLOCK_BYTES = _ID_BYTES * BLOCK
 _FAST = 1
 """zlib level; the request path should not wait for level 9."""
 _PLAIN = b"\0"
@@ -99,28 +100,34 @@ def rows_of(values: Sequence[_Number], k: int) -> tuple[tuple[_Number, ...], ...
     return tuple(zip(*[iter(values)] * k, strict=True)) if k else ()
 
 
-def store_prompt(tx: sqlite3.Connection, raw: bytes, *, shared: bool = True) -> tuple[bytes, bytes]:
+def store_prompt(
+    tx: sqlite3.Connection, ids: Sequence[int], *, head: bytes = b"", shared: bool = True
+) -> tuple[bytes, bytes]:
     """Return the columns `blocks` and `prompt` for a prompt, and write its new blocks.
 
     Args:
-        raw: the prompt's ids as little-endian int32.
+        head: the column `blocks` of a prompt with which this one begins.
         shared: False keeps all of it in its own row, with which it is deleted.
     """
     if not shared:
-        return b"", pack_raw(raw)
+        return b"", pack_ids(ids)
+    raw = raw_ids(ids[BLOCK * (len(head) // _ID_BYTES) :])
     end = len(raw) - len(raw) % _BLOCK_BYTES
-    blocks = [_block(tx, raw[at : at + _BLOCK_BYTES]) for at in range(0, end, _BLOCK_BYTES)]
-    return raw_ids(blocks), pack_raw(raw[end:])
+    blocks = _block_ids(tx, [raw[at : at + _BLOCK_BYTES] for at in range(0, end, _BLOCK_BYTES)])
+    return head + raw_ids(blocks), pack_raw(raw[end:])
 
 
-def _block(tx: sqlite3.Connection, ids: bytes) -> int:
-    """Return the row id of a block, inserting it where it is new."""
-    digest = blake2b(ids, digest_size=16).digest()
-    row = tx.execute("SELECT id FROM prompt_blocks WHERE digest = ?", (digest,)).fetchone()
-    if row is not None:
-        return int(row["id"])
-    query = "INSERT INTO prompt_blocks (digest, ids) VALUES (?, ?)"
-    return int(tx.execute(query, (digest, pack_raw(ids))).lastrowid or 0)
+def _block_ids(tx: sqlite3.Connection, blocks: Sequence[bytes]) -> list[int]:
+    """Return the row ids of blocks, inserting those that are new."""
+    digests = [blake2b(block, digest_size=16).digest() for block in blocks]
+    places = ", ".join("?" * len(digests))
+    query = f"SELECT digest, id FROM prompt_blocks WHERE digest IN ({places})"
+    ids = {row["digest"]: row["id"] for row in tx.execute(query, digests)}
+    for digest, block in zip(digests, blocks, strict=True):
+        if digest not in ids:
+            query = "INSERT INTO prompt_blocks (digest, ids) VALUES (?, ?)"
+            ids[digest] = tx.execute(query, (digest, pack_raw(block))).lastrowid
+    return [ids[digest] for digest in digests]
 
 
 def load_prompt(database: Rows, row: sqlite3.Row) -> tuple[int, ...]:

@@ -155,7 +155,8 @@ class WritingConnection(Rows):
             cached_statements=_STATEMENTS,
         )
         super().__init__(path, connection)
-        self._opened, self._locked = path.stat(), (path.parent / _LOCK).stat()
+        self._lock_file = path.parent / _LOCK
+        self._opened, self._locked = path.stat(), self._lock_file.stat()
         self.on_write: Callable[[str | None], None] = lambda error: None
         """Called with None after each write, and with the error after each refusal."""
         self._connection.execute("PRAGMA secure_delete = ON")
@@ -249,7 +250,7 @@ class WritingConnection(Rows):
     def _unlocked(self) -> str | None:
         """Return what follows if the lock was deleted or replaced while it was held: it keeps
         nobody out any more."""
-        lock = self.path.parent / _LOCK
+        lock = self._lock_file
         with suppress(OSError):
             if os.path.samestat(lock.stat(), self._locked):
                 return None
@@ -269,8 +270,7 @@ class WritingConnection(Rows):
 
 def insert(tx: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> int:
     """Insert a row, given by its columns; return its id."""
-    places = ", ".join(f":{name}" for name in values)
-    query = f"INSERT INTO {table} ({', '.join(values)}) VALUES ({places})"
+    query = f"INSERT INTO {table} ({', '.join(values)}) VALUES (:{', :'.join(values)})"
     return int(tx.execute(query, values).lastrowid or 0)
 
 

@@ -1,7 +1,7 @@
 """Lessons: what users said about how they want replies, added to prompts of later sessions.
 
-Rule: the lessons of a session are chosen once, when it starts, and stored. Only lessons that the
-user ends or edits change at once.
+Rule: the lessons of a session are chosen once, when it starts, and stored; one that has a turn and
+none stored is told none. Only lessons that the user ends or edits change at once.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tinker_claw.errors import LedgerError, UndoError
-from tinker_claw.ledger.codec import load_prompt, raw_ids, store_prompt, unraw_ids
+from tinker_claw.ledger.codec import load_prompt, store_prompt, unraw_ids
 from tinker_claw.ledger.database import PAUSE_S, Rows, WritingConnection
 from tinker_claw.ledger.images import let_go, move
 from tinker_claw.ledger.lessons import UNTOLD, orphans, taught_by, unlearn
@@ -437,7 +437,7 @@ def _untell(database: Rows, tx: sqlite3.Connection, turn: int) -> None:
     row = tx.execute("SELECT * FROM turns WHERE id = ?", (turn,)).fetchone()
     if row is None or (lesson_span := told_of(row)) is None:
         return
-    prompt = raw_ids(lesson_span.without(load_prompt(database, row)))
+    prompt = lesson_span.without(load_prompt(database, row))
     blocks, rest = store_prompt(tx, prompt, shared=not row["secret"])
     move(tx, turn, lesson_span.at, len(lesson_span.instead) - lesson_span.tokens)
     tx.execute(

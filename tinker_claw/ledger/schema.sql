@@ -16,7 +16,7 @@ CREATE TABLE sessions (
   task       TEXT,                       -- what it is about, as the client names it
   group_id   INTEGER REFERENCES groups (id),
   episode    INTEGER NOT NULL DEFAULT 0, -- 1: waits for its outcome or its group's; 2: over, trained or not
-  lessons    TEXT,                       -- JSON of the ids of the lessons that it is told, chosen when it began; NULL: not yet
+  lessons    TEXT,                       -- JSON of the ids of the lessons that it is told, chosen when it began; NULL: none so far
   UNIQUE (user, key)
 ) STRICT;
 CREATE INDEX sessions_by_user ON sessions (user); -- in the order of their ids

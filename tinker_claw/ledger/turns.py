@@ -11,7 +11,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 from tinker_claw.errors import ForgottenError
@@ -20,7 +20,6 @@ from tinker_claw.ledger.codec import (
     load_prompt,
     pack_floats,
     pack_ids,
-    raw_ids,
     rows_of,
     store_prompt,
     unpack_floats,
@@ -30,7 +29,7 @@ from tinker_claw.ledger.database import LedgerTable, insert
 from tinker_claw.ledger.images import images_of, store_images
 from tinker_claw.ledger.spend import Bill, write_bill
 from tinker_claw.privacy.marker import Privacy
-from tinker_claw.served import Place, ServedTurn
+from tinker_claw.served import Place, Prompt, ServedTurn
 from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 from tinker_claw.types import (
     Attempt,
@@ -83,6 +82,7 @@ STEP = """
 """
 """SQL on a row of `turns`: the number of earlier replies that its episode built on: 0, 1, 2 ... A
 reply requested again, because its client hung up, does not shift later steps."""
+_KEPT_PARAMS = [field.name for field in fields(SamplingParams) if field.name != "images"]
 _NEXT_INDEX = "SELECT COALESCE(MAX(idx) + 1, 0) FROM turns WHERE session_id = ? AND kind = ?"
 _HIDDEN = re.compile(r"private-[0-9a-f]{32}")
 _LATELY = 4
@@ -139,11 +139,6 @@ class TurnTable(LedgerTable):
 
     def session(self, user: str, key: str) -> int:
         """Return the id of this session, created where it is new, and open it."""
-        session_id = self._db.one(
-            "SELECT id FROM sessions WHERE user = ? AND key = ? AND closed_at IS NULL", user, key
-        )
-        if session_id is not None:
-            return session_id
         return self._db.written(
             "INSERT INTO sessions (user, key, created_at) VALUES (?, ?, ?) "
             "ON CONFLICT (user, key) DO UPDATE SET closed_at = NULL RETURNING id",
@@ -297,11 +292,12 @@ class TurnTable(LedgerTable):
             if keeps_ids and (lessons := prompt.lesson_block) and _lacks_lesson(tx, lessons):
                 refusal, keeps_ids = TurnRefusal(Reason.FORGOTTEN_LESSON), not secret
                 left = lessons.without(prompt.tokens)
-                prompt = replace(prompt, tokens=left, lesson_block=None, hint_at=None)
+                prompt = Prompt(left, hint_at=None)
             if not keeps_ids:
-                prompt = replace(prompt, tokens=(), lesson_block=None)
+                prompt = Prompt((), hint_at=None)
                 done = replace(done, params=replace(done.params, stop=()), **_NO_TOKENS)
-            blocks, rest = store_prompt(tx, raw_ids(prompt.tokens), shared=not secret)
+            head = _blocks(tx, prompt.extends) if prompt.extends is not None else b""
+            blocks, rest = store_prompt(tx, prompt.tokens, head=head, shared=not secret)
             values |= {
                 "state": TurnState.REFUSED if refusal else TurnState.WAITING,
                 "reason": refusal and refusal.reason,
@@ -455,9 +451,14 @@ def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
     set_state(tx, TurnState.JUDGING, "id = ?", turn_id)
 
 
+def _blocks(tx: sqlite3.Connection, turn_id: int) -> bytes:
+    """Return the blocks of a turn's prompt; none where it was forgotten meanwhile."""
+    row = tx.execute("SELECT blocks FROM turns WHERE id = ?", (turn_id,)).fetchone()
+    return row["blocks"] if row else b""
+
+
 def _completion_columns(done: Completion) -> dict[str, Any]:
-    params = asdict(done.params)
-    del params["images"]
+    params = {name: getattr(done.params, name) for name in _KEPT_PARAMS}
     return {
         "params": json.dumps(params),
         "tokens": pack_ids(done.tokens),
