@@ -14,7 +14,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import ASGIApp
 
 from benchmarks.agent_requests import MODEL, RELAYED
 from tinker_claw.app.server import GatewayServer, url_of
@@ -66,7 +65,7 @@ def bare_app() -> FastAPI:
     return app
 
 
-def serve_app(app: ASGIApp) -> None:
+def serve_app(app: FastAPI) -> None:
     """Print the address on standard output, and serve until killed."""
 
     async def serve() -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from tokenizers import Tokenizer
 
 from benchmarks.agent_requests import MODEL, RELAYED
@@ -121,7 +121,7 @@ def _chunk(
     )
 
 
-def gateway_app(directory: Path, vocabulary: Path, context_tokens: int) -> Starlette:
+def gateway_app(directory: Path, vocabulary: Path, context_tokens: int) -> FastAPI:
     """Make the gateway's app from the product's parts, as `tinker_claw.app.wiring` does."""
     ledger = Ledger(directory)
     renderer = Renderer.load(str(vocabulary), "qwen3")

@@ -75,6 +75,8 @@ FENCES = {
     "safetensors": ("local_gpu",),
     "kingfisher_sdk": ("tinker_claw.privacy",),
     "fastapi": (
+        "tinker_claw.gateway",
+        "tinker_claw.app",
         "examples.demo.judge",
         "local_gpu.tinker",
         "benchmarks",

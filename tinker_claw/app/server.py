@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from types import FrameType
 
-from starlette.types import ASGIApp
+from fastapi import FastAPI
 
 from tinker_claw import connections
 from tinker_claw.connections import listen
@@ -49,7 +49,7 @@ class GatewayServer(connections.Server):
     With more connections than half of the open files allowed, a request gets a 503.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: FastAPI) -> None:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         super().__init__(
             app,
@@ -85,7 +85,7 @@ def url_of(listening: socket.socket) -> str:
 
 
 @asynccontextmanager
-async def in_background(app: ASGIApp) -> AsyncGenerator[str]:
+async def in_background(app: FastAPI) -> AsyncGenerator[str]:
     """Serve `app` on a free loopback port while the context lasts; yields its /v1 address."""
     with listen("127.0.0.1", 0) as listening:
         server = GatewayServer(app)

@@ -12,9 +12,8 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
 
 from tinker_claw.app.admin import Orders
 from tinker_claw.app.server import in_background
@@ -74,7 +73,7 @@ is closed."""
 class System:
     """The parts that `serve` runs."""
 
-    app: Starlette
+    app: FastAPI
     parts: LoopParts
     judging: Judging
     learner: Learner
@@ -257,7 +256,7 @@ async def _endpoint(common: _Common, stack: AsyncExitStack) -> Endpoint:
     return await stack.enter_async_context(HttpEndpoint(url, judge))
 
 
-def _rule_judge(seed: int) -> ASGIApp:
+def _rule_judge(seed: int) -> FastAPI:
     """Load the demo's judge: it is shipped beside its model, and not a part of the package."""
     spec = spec_from_file_location("demo_judge", DEMO_JUDGE)
     assert spec is not None  # a .py file always has both

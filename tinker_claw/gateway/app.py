@@ -18,9 +18,8 @@ from contextlib import ExitStack
 from functools import partial
 from http import HTTPStatus
 
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
 from starlette.routing import Route as HttpRoute
 
 from tinker_claw.conversation.classify import is_episode
@@ -36,15 +35,15 @@ from tinker_claw.gateway.wires import Wires
 from tinker_claw.origin import is_loopback, refuse_forms, refuse_pages
 
 
-def create_app(deps: GatewayDeps, formats: Sequence[WireFormat]) -> Starlette:
+def create_app(deps: GatewayDeps, formats: Sequence[WireFormat]) -> FastAPI:
     """The gateway as an ASGI application.
 
     Args:
         formats: those served; a request that none claims is answered in the first one's shape.
     """
-    app = Starlette(routes=[*_Endpoints(deps, formats).routes()])
-    app.router.redirect_slashes = False
+    app = FastAPI(title="tinker-claw", openapi_url=None, redirect_slashes=False)
     errors.install(app, formats)
+    app.router.routes.extend(_Endpoints(deps, formats).routes())
     paths = (route.path for wire in formats for route in wire.routes)
     app.add_middleware(Wires, paths=[*paths], origins=deps.settings.origins)
     return app
@@ -69,6 +68,7 @@ class _Endpoints:
 
     def routes(self) -> Iterator[HttpRoute]:
         """Yield all routes, those of the formats first."""
+        # Not FastAPI's own routes, which resolve parameters on every request.
         for route in self._formats_by_route:
             turn = route.purpose in ("turn", "count")
             endpoint = partial(self._turn if turn else self._models, route)

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Final
 
-from starlette.applications import Starlette
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from tinker_claw.errors import BackendError, ClawError, LedgerError, OutageError, RequestError
 from tinker_claw.formats.base import WireFormat
@@ -72,7 +71,7 @@ def speaker(formats: Sequence[WireFormat], path: str, headers: Mapping[str, str]
     return formats[0]
 
 
-def install(app: Starlette, formats: Sequence[WireFormat]) -> None:
+def install(app: FastAPI, formats: Sequence[WireFormat]) -> None:
     """Answer every failure of `app` in the shape that its client reads."""
 
     async def failed(request: Request, error: Exception) -> Response:

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from typing import Final
 
-from starlette.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tinker_claw.errors import RequestError
