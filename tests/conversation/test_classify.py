@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.chats import parse_chat
 from tests.support.openclaw import (
     CLOCK,
     EVENT,
@@ -54,7 +55,6 @@ from tinker_claw.conversation.history import (
 )
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, Joined
-from tinker_claw.formats.chat import parse_chat
 from tinker_claw.images import Image, Pictured
 from tinker_claw.served import Surface
 from tinker_claw.types import Kind, Message, NextState, Reply, ToolCall

@@ -5,10 +5,8 @@ Rule: what depends on the model's chat template is read here and checked later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from msgspec import Raw
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
@@ -20,13 +18,12 @@ from tinker_claw.formats.base import (
 )
 from tinker_claw.formats.body import (
     INT64,
+    NO_ITEMS,
     CachingFormat,
     Fields,
     Neutral,
     Object,
-    Read,
-    anew,
-    load_body,
+    PartReader,
     raw_items,
 )
 from tinker_claw.formats.chat_reply import ChatReply, error_body
@@ -38,9 +35,9 @@ from tinker_claw.formats.fields import (
     effort_level,
     function_call,
     function_tool,
+    item_messages,
     left_out,
     name_of,
-    naming,
     openai,
     paired,
     refuse_deep,
@@ -58,7 +55,7 @@ from tinker_claw.formats.parts import (
     text_of,
     thought_in,
 )
-from tinker_claw.types import KnownMessage, KnownTools, Message
+from tinker_claw.types import KnownTools, Message
 
 _UNTEMPERED = "replies are drawn from the model's own distribution; leave it out"
 _TOOLS = "use tools and tool_choice"
@@ -117,15 +114,34 @@ class Chat(CachingFormat):
         "OpenAI's chat completions: POST /v1/chat/completions. In OpenClaw set api to "
         '"openai-completions" and baseUrl to this address with /v1 at its end'
     )
+    fields = FIELDS
+    raw = ("messages", "tools")
     routes = (
         Route("POST", "/v1/chat/completions", "turn"),
         Route("GET", "/v1/models", "models"),
         Route("GET", "/v1/models/{name:path}", "model"),
     )
 
-    def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        read, own = self._reading(user)
-        return parse_chat(body, read, own)
+    def request(self, fields: Object, route: Route, reader: PartReader) -> GenerationRequest:
+        tools, missing = reader.read(_tools, fields.get("tools", NO_ITEMS), "tools")
+        sent = raw_items(fields, "messages", "a list of at least one message")
+        messages = (
+            message
+            for i, raw in enumerate(sent)
+            for message in item_messages(_message, raw, f"messages[{i}]", reader)
+        )
+        template_value = "must be a string, a number or a boolean"
+        return GenerationRequest(
+            **openai(fields, tools, "max_completion_tokens", "max_tokens", nested=True),
+            messages=tuple(paired(messages)),
+            wants_usage=fields.object("stream_options", _STREAM).flag("include_usage"),
+            top_k=top_k(fields),
+            seed=fields.integer("seed", -INT64, INT64),
+            stop=stop_strings(fields, "stop"),
+            template=fields.scalars("chat_template_kwargs", template_value),
+            reasoning_effort=effort_level(fields, "reasoning_effort"),
+            left_out=(*missing, *unmet_verbosity(fields)),
+        )
 
     def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
         return ChatReply(request, head)
@@ -138,33 +154,6 @@ class Chat(CachingFormat):
 
     def model(self, name: str, since: int) -> Json:
         return {"id": name, "object": "model", "created": since, "owned_by": "tinker-claw"}
-
-
-def parse_chat(
-    body: bytes, read: Read = anew, own: Mapping[Any, Any] | None = None
-) -> GenerationRequest:
-    """Read the body of POST /v1/chat/completions.
-
-    Args:
-        own: what the format needs again later.
-
-    Raises:
-        RequestError: names the first field that is malformed or cannot be honoured.
-    """
-    fields = FIELDS.check(load_body(body, raw=("messages", "tools")))
-    tools, missing = read(_tools, fields["tools"], "tools") if "tools" in fields else ((), ())
-    return GenerationRequest(
-        **openai(fields, tools, "max_completion_tokens", "max_tokens", nested=True),
-        messages=tuple(_messages(fields.get("messages"), read)),
-        wants_usage=fields.object("stream_options", _STREAM).flag("include_usage"),
-        top_k=top_k(fields),
-        seed=fields.integer("seed", -INT64, INT64),
-        stop=stop_strings(fields, "stop"),
-        template=fields.scalars("chat_template_kwargs", "must be a string, a number or a boolean"),
-        reasoning_effort=effort_level(fields, "reasoning_effort"),
-        left_out=(*missing, *unmet_verbosity(fields)),
-        own=own or {},
-    )
 
 
 def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...]]:
@@ -189,26 +178,13 @@ def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...]]:
     return KnownTools(functions), tuple(missing)
 
 
-def _messages(raw: Raw | None, read: Read) -> list[Message]:
-    """Check `messages`. Content becomes one string, which knows its parts and images. Members that
-    are not known are other servers' notes on their replies, and passed over.
-
-    Raises:
-        RequestError: names the message and the field.
-    """
-    messages = raw_items(raw, "messages")
-    if not messages:
-        raise RequestError("messages must be a list of at least one message.", param="messages")
-    return paired([read(_message, item, f"messages[{i}]") for i, item in enumerate(messages)])
-
-
-def _message(raw: Any, at: str) -> KnownMessage:
-    with naming(at, raw):
-        fields = Object(raw, at)
-        role = fields.one_of("role", _ROLES)
-        message = _assistant(fields) if role == "assistant" else _other(fields, _ROLES[role])
-        name = fields.optional("name", empty=True)
-        return KnownMessage({**message, "name": name} if name else message)
+def _message(fields: Object) -> list[Message]:
+    """Convert a message. Content becomes one string, which knows its parts and images. Members that
+    are not known are other servers' notes on their replies, and passed over."""
+    role = fields.one_of("role", _ROLES)
+    message = _assistant(fields) if role == "assistant" else _other(fields, _ROLES[role])
+    name = fields.optional("name", empty=True)
+    return [{**message, "name": name} if name else message]
 
 
 def _other(fields: Object, role: str) -> Message:

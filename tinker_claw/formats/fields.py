@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypedDict, cast
 
 from msgspec import Raw
@@ -16,8 +15,8 @@ from tinker_claw.formats.body import (
     INT64,
     Neutral,
     Object,
-    Read,
-    listed_together,
+    PartReader,
+    decoded,
     shorten_name,
     without_halves,
 )
@@ -103,12 +102,6 @@ def unmet_verbosity(fields: Object) -> list[str]:
     return [] if level == "medium" else [f"{at} {level}: ask for it in the prompt"]
 
 
-def parted(texts: Sequence[str]) -> str:
-    """Join texts of several authors with blank lines."""
-    heads = [text if text.endswith("\n\n") else f"{text}\n\n" for text in texts[:-1]]
-    return joined([*heads, *texts[-1:]])
-
-
 def function_call(id: str, name: str, arguments: str) -> dict[str, Any]:
     """A call in a message of the assistant. `arguments`: JSON."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -155,30 +148,6 @@ def paired(messages: Iterable[Message]) -> list[Message]:
     return identified
 
 
-@contextmanager
-def naming(at: str, raw: Any) -> Generator[None]:
-    """Name the message in the errors about it.
-
-    Args:
-        at: its place in the body.
-        raw: the message.
-    """
-    try:
-        yield
-    except RequestError as error:
-        sent = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
-        what = next(
-            (f"{n} {sent[n]}" for n in ("role", "type") if isinstance(sent.get(n), str)), ""
-        )
-        where = f"{at} ({shorten_name(what)})" if what else at
-        raise RequestError(
-            f"{error} It stands in {where}.",
-            status=error.status,
-            code=error.code,
-            param=error.param,
-        ) from error
-
-
 def called(call: ToolCall) -> dict[str, Any]:
     """A call of a reply, in a message of the assistant."""
     return function_call(call.id, call.name, call.arguments)
@@ -201,19 +170,38 @@ def as_message(reply: Reply) -> Message:
     return assistant([reply.text], thought, [*map(called, reply.tool_calls)])
 
 
-def one_reply(messages: Sequence[Message]) -> Message:
-    """Messages of the assistant in a row, as one."""
-    calls = [call for message in messages for call in message.get("tool_calls", ())]
-    thought = [m["reasoning_content"] for m in messages if "reasoning_content" in m]
-    return assistant([message["content"] for message in messages], thought, calls)
+Convert = Callable[[Object], Sequence[Message]]
+"""Converts an item of a history to messages."""
+
+
+def item_messages(
+    convert: Convert, raw: Raw, at: str, reader: PartReader
+) -> tuple[KnownMessage, ...]:
+    """Return the messages of an item, which is named in the errors about it. `at`: its place."""
+    return reader.known(lambda: _converted(convert, decoded(raw), at), convert, bytes(raw))
+
+
+def _converted(convert: Convert, item: Any, at: str) -> tuple[KnownMessage, ...]:
+    try:
+        return tuple(map(KnownMessage, convert(Object(item, at))))
+    except RequestError as error:
+        sent = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
+        kinds = (f"{name} {sent[name]}" for name in ("role", "type") if type(sent.get(name)) is str)
+        what = next(kinds, "")
+        where = f"{at} ({shorten_name(what)})" if what else at
+        raise RequestError(
+            f"{error} It stands in {where}.",
+            status=error.status,
+            code=error.code,
+            param=error.param,
+        ) from error
 
 
 def conversation(
     items: Sequence[Raw],
-    messages_of: Callable[[Any, str], Sequence[KnownMessage]],
-    reply_of: Callable[[Any, str], KnownMessage],
+    convert: Convert,
     at: str,
-    read: Read,
+    reader: PartReader,
     *,
     thought_begins: bool = False,
 ) -> tuple[list[Message], list[str]]:
@@ -221,60 +209,63 @@ def conversation(
     are one.
 
     Args:
-        messages_of: converts one item.
-        reply_of: converts a list of items, all the assistant's, to one message.
         at: the field that holds the items.
         thought_begins: an item that only thinks begins another message, once one has said more.
     """
-    rows = list[_Row]()
+    rows, places = list[_Row](), list[str]()
     for i, raw in enumerate(items):
-        messages = read(messages_of, raw, place := f"{at}[{i}]")
-        for message in messages:
-            says = bool(message["content"] or "tool_calls" in message)
-            row = _Row(place, [message], [raw], alone=len(messages) == 1, says=says)
-            assistant_s = bool(rows) and rows[-1].role == row.role == "assistant"
-            thinks = not says and "reasoning_content" in message
-            if assistant_s and not (thought_begins and rows[-1].says and thinks):
-                rows[-1].add(row)
-            else:
-                rows.append(row)
-    return [row.joined(reply_of, at, read) for row in rows], [row.at for row in rows]
+        place = f"{at}[{i}]"
+        for n, message in enumerate(item_messages(convert, raw, place, reader)):
+            if not (rows and rows[-1].goes_on(message, thought_begins)):
+                rows.append(_Row())
+                places.append(place)
+            rows[-1].messages.append(message)
+            rows[-1].origins.append((n, bytes(raw)))
+    return paired(row.joined(reader) for row in rows), places
 
 
 @dataclass(slots=True)
 class _Row:
-    """Messages that are one, and the items that they stand in."""
+    """Messages that are one."""
 
-    at: str
-    """Where the first item stands in the body."""
-    messages: list[KnownMessage]
-    items: list[Raw]
-    alone: bool
-    """Whether no item holds further messages, so that the items say the whole."""
-    says: bool
-    """Whether any of them does more than think."""
+    messages: list[KnownMessage] = field(default_factory=list[KnownMessage])
+    origins: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    """The number of each within an item, and the item."""
 
-    @property
-    def role(self) -> str:
-        return self.messages[0]["role"]
+    def goes_on(self, message: Message, thought_begins: bool) -> bool:
+        if not self.messages[0]["role"] == message["role"] == "assistant":
+            return False
+        thinks = "reasoning_content" in message and not _says(message)
+        return not (thought_begins and thinks and any(map(_says, self.messages)))
 
-    def add(self, row: _Row) -> None:
-        self.messages += row.messages
-        self.items += row.items
-        self.alone &= row.alone
-        self.says |= row.says
-
-    def joined(self, reply_of: Callable[[Any, str], KnownMessage], at: str, read: Read) -> Message:
+    def joined(self, reader: PartReader) -> Message:
         if len(self.messages) == 1:
             return self.messages[0]
-        if not self.alone:
-            return KnownMessage(one_reply(self.messages))
-        return read(reply_of, listed_together(self.items), at)
+        numbers, items = zip(*self.origins, strict=True)
+        return reader.known(lambda: _one_reply(self.messages), (_one_reply, numbers), *items)
 
 
-def system_message(texts: list[str], at: str) -> KnownMessage:
-    """The system message of texts of several authors. `at`: where they stand; they were checked."""
-    return KnownMessage({"role": "system", "content": parted(texts)})
+def _says(message: Message) -> bool:
+    """Return whether a message of the assistant does more than think."""
+    return bool(message["content"] or "tool_calls" in message)
+
+
+def _one_reply(messages: Sequence[Message]) -> KnownMessage:
+    """Messages of the assistant in a row, as one."""
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    thought = [m["reasoning_content"] for m in messages if "reasoning_content" in m]
+    return KnownMessage(assistant([message["content"] for message in messages], thought, calls))
+
+
+def system_message(texts: Sequence[str], reader: PartReader) -> KnownMessage:
+    """The system message of texts of several authors."""
+    return reader.known(lambda: _head(texts), _head, *(text.encode() for text in texts))
+
+
+def _head(texts: Sequence[str]) -> KnownMessage:
+    plain = [*map(str, texts)]  # nobody but the system speaks there
+    heads = [text if text.endswith("\n\n") else f"{text}\n\n" for text in plain[:-1]]
+    return KnownMessage({"role": "system", "content": joined([*heads, plain[-1]])})
 
 
 def function_tool(fields: Object, schema: str = "parameters") -> Tool:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from msgspec import Raw
-
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
     GenerationRequest,
@@ -20,15 +18,14 @@ from tinker_claw.formats.base import (
     Route,
 )
 from tinker_claw.formats.body import (
+    NO_ITEMS,
     CachingFormat,
     Fields,
     Neutral,
     Object,
-    Read,
-    load_body,
+    PartReader,
+    raw_items,
     shorten_name,
-    text_or_items,
-    written,
 )
 from tinker_claw.formats.chat_reply import error_body
 from tinker_claw.formats.fields import (
@@ -41,10 +38,7 @@ from tinker_claw.formats.fields import (
     function_tool,
     left_out,
     name_of,
-    naming,
-    one_reply,
     openai,
-    paired,
     refuse_deep,
     result,
     system_message,
@@ -144,6 +138,8 @@ class Responses(CachingFormat):
         "OpenAI's Responses: POST /v1/responses. In Codex add a provider whose base_url is this "
         "address with /v1 at its end, and whose name is not OpenAI, or it would ask for compactions"
     )
+    fields = FIELDS
+    raw = ("input", "tools")
     routes = (
         Route("POST", "/v1/responses", "turn"),
         Route("POST", "/v1/responses/input_tokens", "count"),
@@ -152,16 +148,13 @@ class Responses(CachingFormat):
     def claims(self, path: str, headers: Mapping[str, str]) -> bool:
         return path.startswith("/v1/responses")
 
-    def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        read, own = self._reading(user)
-        fields = FIELDS.check(load_body(body, raw=("input", "tools")))
-        history, places = _conversation(fields, read)
-        history = tuple(paired(history))
-        tools, missing, names, fields["tools"] = read(
-            _tools, fields.get("tools", Raw(b"[]")), "tools"
+    def request(self, fields: Object, route: Route, reader: PartReader) -> GenerationRequest:
+        history, places = _history(fields, reader)
+        tools, missing, names, fields["tools"] = reader.read(
+            _tools, fields.get("tools", NO_ITEMS), "tools"
         )
         head = [fields.string("instructions")] if fields.get("instructions") else []
-        messages, places = _with_one_head(head, history, places, read)
+        messages, places = _with_one_head(head, history, places, reader)
         effort = effort_level(fields.object("reasoning", _REASONING), "effort")
         fields.object("stream_options", _STREAM)
         unmet = unmet_verbosity(fields.object("text", _TEXT))
@@ -173,8 +166,7 @@ class Responses(CachingFormat):
             left_out=(*missing, *unmet, *_edits(fields), *_references(history)),
             reasoning_effort=effort,
             effort_at="reasoning.effort",
-            own=own
-            | {
+            own={
                 "fields": fields
                 | {
                     "reasoning": {"effort": effort, "summary": None},
@@ -195,7 +187,7 @@ class Responses(CachingFormat):
 
 
 def _with_one_head(
-    head: list[str], messages: Sequence[Message], places: Sequence[str], read: Read
+    head: list[str], messages: Sequence[Message], places: Sequence[str], reader: PartReader
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """Merge instructions and leading developer messages into one system message: many chat
     templates accept only one. Return the messages, and where each stands."""
@@ -204,7 +196,7 @@ def _with_one_head(
     if not texts:
         return tuple(messages), tuple(places)
     where = "instructions" if head else places[0]
-    return (read(system_message, written(texts), where), *messages[at:]), (where, *places[at:])
+    return (system_message(texts, reader), *messages[at:]), (where, *places[at:])
 
 
 def _check_included(fields: Object) -> None:
@@ -274,17 +266,12 @@ def _shown(space: str, name: str) -> str:
     return f"{space}__{name}"
 
 
-def _conversation(fields: Object, read: Read) -> tuple[list[Message], list[str]]:
+def _history(fields: Object, reader: PartReader) -> tuple[list[Message], list[str]]:
     """Convert the items of an input to messages; return them, and where each stands."""
-    wrong = fields.wrong("must be a string or a list of items", "input")
-    items = text_or_items(fields.get("input"), wrong)
-    if not items:
-        raise wrong
+    items = raw_items(fields, "input", "a string or a list of items", text=True)
     if isinstance(items, str):
         return [KnownMessage({"role": "user", "content": items})], ["input"]
-    messages, places = conversation(
-        items, _known_items, _known_reply, "input", read, thought_begins=True
-    )
+    messages, places = conversation(items, _item, "input", reader, thought_begins=True)
     if not messages:
         raise RequestError("input holds nothing that this model can read.", param="input")
     if messages[-1] == {"role": "system", "content": _TRIGGER}:
@@ -294,15 +281,6 @@ def _conversation(fields: Object, read: Read) -> tuple[list[Message], list[str]]
             param=places[-1],
         )
     return messages, places
-
-
-def _known_items(raw: Any, at: str) -> tuple[KnownMessage, ...]:
-    with naming(at, raw):
-        return tuple(map(KnownMessage, _item(Object(raw, at))))
-
-
-def _known_reply(raw: list[Any], at: str) -> KnownMessage:
-    return KnownMessage(one_reply([message for item in raw for message in _known_items(item, at)]))
 
 
 def _item(fields: Object) -> list[Message]:
