@@ -41,7 +41,6 @@ from tinker_claw.conversation.attribution import (
     last_request_index,
     newest_message_with_words,
     read,
-    read_text,
     without_volatile,
 )
 from tinker_claw.conversation.classify import Identity, RequestKind, identify
@@ -79,7 +78,7 @@ NUDGES = next(harness.nudges for harness in HARNESSES if harness.nudges)
 
 
 def words(text: str) -> str:
-    return read_text(text).words
+    return read({"content": text}).words
 
 
 def last_words(messages: Any) -> str:
@@ -88,7 +87,7 @@ def last_words(messages: Any) -> str:
 
 
 def sayings(text: str) -> list[str]:
-    return read_text(text).sayings
+    return read({"content": text}).sayings
 
 
 def next_state(messages: Any, replied: Any = MappingProxyType({})) -> NextState | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any, TypeVar, cast
 
@@ -61,23 +60,22 @@ def without_halves(raw: bytes) -> bytes:
     """Replace halves of surrogate pairs in JSON by U+FFFD: tools cut texts within an emoji."""
     if not any(mark in raw for mark in (b"\\ud", b"\\uD", b"\xed")):
         return raw  # most, in a tenth of the time
-
-    def mended(match: re.Match[bytes]) -> bytes:
-        if match["raw"]:
-            return "\ufffd".encode()
-        return rb"\ufffd" if match["half"] else match[0]
-
-    return _ESCAPE.sub(mended, raw)
+    return _ESCAPE.sub(_whole, raw)
 
 
-@dataclass(frozen=True, slots=True)
+def _whole(match: re.Match[bytes]) -> bytes:
+    if match["raw"]:
+        return "\ufffd".encode()
+    return rb"\ufffd" if match["half"] else match[0]
+
+
 class Neutral:
     """A field that may be sent as long as it asks for nothing."""
 
-    values: tuple[Any, ...]
-    """Values that are accepted besides null."""
-    because: str
-    """Why no other value can be honoured."""
+    def __init__(self, because: str, *values: Any) -> None:
+        """Accept these values, besides null. `because`: why no other one can be honoured."""
+        self.because = because
+        self.values = values
 
 
 class Fields:

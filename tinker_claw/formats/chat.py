@@ -36,8 +36,8 @@ from tinker_claw.formats.fields import (
     function_call,
     function_tool,
     item_messages,
-    left_out,
     name_of,
+    offered,
     openai,
     paired,
     refuse_deep,
@@ -55,7 +55,7 @@ from tinker_claw.formats.parts import (
     text_of,
     thought_in,
 )
-from tinker_claw.types import KnownTools, Message
+from tinker_claw.types import KnownTools, Message, Tool
 
 _UNTEMPERED = "replies are drawn from the model's own distribution; leave it out"
 _TOOLS = "use tools and tool_choice"
@@ -73,26 +73,26 @@ FIELDS = Fields(
         "prompt_cache_options prediction metadata"
     ),
     neutral={
-        "n": Neutral((1,), "a request has one reply; send it again for another"),
-        "logprobs": Neutral((False,), _NO_LOGPROBS),
-        "top_logprobs": Neutral((0,), _NO_LOGPROBS),
+        "n": Neutral("a request has one reply; send it again for another", 1),
+        "logprobs": Neutral(_NO_LOGPROBS, False),
+        "top_logprobs": Neutral(_NO_LOGPROBS, 0),
         "response_format": PLAIN_TEXT,
-        "logit_bias": Neutral(({},), _UNTEMPERED),
-        "presence_penalty": Neutral((0,), _UNTEMPERED),
-        "frequency_penalty": Neutral((0,), _UNTEMPERED),
-        "repetition_penalty": Neutral((1,), _UNTEMPERED),
-        "min_p": Neutral((0,), _UNTEMPERED),
-        "modalities": Neutral((["text"],), TEXT_ONLY),
-        "audio": Neutral((), TEXT_ONLY),
-        "functions": Neutral(([],), _TOOLS),
-        "function_call": Neutral(("auto", "none"), _TOOLS),
-        "web_search_options": Neutral((), "this server searches nothing; offer a tool that does"),
-        "moderation": Neutral((), "nothing is moderated here"),
+        "logit_bias": Neutral(_UNTEMPERED, {}),
+        "presence_penalty": Neutral(_UNTEMPERED, 0),
+        "frequency_penalty": Neutral(_UNTEMPERED, 0),
+        "repetition_penalty": Neutral(_UNTEMPERED, 1),
+        "min_p": Neutral(_UNTEMPERED, 0),
+        "modalities": Neutral(TEXT_ONLY, ["text"]),
+        "audio": Neutral(TEXT_ONLY),
+        "functions": Neutral(_TOOLS, []),
+        "function_call": Neutral(_TOOLS, "auto", "none"),
+        "web_search_options": Neutral("this server searches nothing; offer a tool that does"),
+        "moderation": Neutral("nothing is moderated here"),
     },
 )
 
 _STREAM = Fields(
-    "include_usage", neutral={"include_obfuscation": Neutral((False,), "no padding is sent")}
+    "include_usage", neutral={"include_obfuscation": Neutral("no padding is sent", False)}
 )
 # Roles of messages: developer is OpenAI's newer name for system, function its older one for tool.
 _ROLES = {
@@ -157,25 +157,15 @@ class Chat(CachingFormat):
 
 
 def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...]]:
-    """Check the shape of tools. They go into the prompt unchanged, and constrain no reply.
+    tools = Object({at: raw}).objects(at, required=True)
+    return offered(tools, "function", _function, "offer functions.")
 
-    Returns:
-        The functions, and sentences about tools of other types, which are left out.
-    """
-    functions, missing = list[Any](), list[str]()
-    for tool, sent in zip(Object({at: raw}).objects(at, required=True), raw, strict=True):
-        kind = tool.get("type")
-        if kind != "function" and isinstance(kind, str):
-            missing.append(left_out(kind, tool.at))
-            continue
-        if kind != "function":
-            raise tool.wrong("must be an object of type function")
-        function_tool(tool.object("function"))
-        refuse_deep(tool)
-        functions.append(sent)
-    if missing and not functions:
-        raise RequestError(f"{missing[0]}; offer functions.", param=f"{at}[0]")
-    return KnownTools(functions), tuple(missing)
+
+def _function(tool: Object) -> Tool:
+    """Check a function's shape. It goes into the prompt unchanged, and constrains no reply."""
+    function_tool(tool.object("function"))
+    refuse_deep(tool)
+    return {**tool}
 
 
 def _message(fields: Object) -> list[Message]:

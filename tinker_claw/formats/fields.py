@@ -30,9 +30,9 @@ STOP_CHARACTERS = 256
 
 TEXT_ONLY = "this model writes text only; leave it out"
 PLAIN_TEXT = Neutral(
-    ({"type": "text"},),
     "a reply is not constrained to JSON here; offer a tool with this schema and name it in "
     "tool_choice, which forces a call with arguments in JSON",
+    {"type": "text"},
 )
 
 
@@ -105,6 +105,17 @@ def unmet_verbosity(fields: Object) -> list[str]:
 def function_call(id: str, name: str, arguments: str) -> dict[str, Any]:
     """A call in a message of the assistant. `arguments`: JSON."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def unmade_edits(edits: Sequence[Object]) -> list[str]:
+    """Sentences about edits of the history, none of which is made. The chat template decides which
+    thinking is shown again."""
+    kinds = [shorten_name(edit.string("type")) for edit in edits]
+    return [
+        f"{kind} (context_management): nothing is taken out of a history here"
+        for kind in kinds
+        if not kind.startswith("clear_thinking")
+    ]
 
 
 def arguments_of(fields: Object, name: str) -> str:
@@ -361,9 +372,28 @@ def _allowed(choice: Object, tools: tuple[Tool, ...], at: str, *, nested: bool) 
     return {"tools": kept} if kept else {"may_call": False}
 
 
-def left_out(kind: str, at: str) -> str:
-    """Say that a tool was left out. `kind`: its type."""
-    return f"{shorten_name(kind)} ({at}): this server runs no tools itself, so it was not offered"
+def offered(
+    tools: Iterable[Object], usual: str, function_of: Callable[[Object], Tool], advice: str
+) -> tuple[KnownTools, tuple[str, ...]]:
+    """Return the functions, and sentences about tools of other types, which are left out.
+
+    Args:
+        usual: type of a function, also where the format lets it be left out.
+        advice: what to do where there are tools and none is a function.
+    """
+    functions, missing = list[Tool](), list[str]()
+    for tool in tools:
+        kind = tool.string("type")
+        if kind == usual:
+            functions.append(function_of(tool))
+            continue
+        missing.append(
+            f"{shorten_name(kind)} ({tool.at}): this server runs no tools itself, so it was not "
+            "offered"
+        )
+    if missing and not functions:
+        raise RequestError(f"{missing[0]}; {advice}", param="tools[0]")
+    return KnownTools(functions), tuple(missing)
 
 
 def refuse_deep(value: Object) -> None:

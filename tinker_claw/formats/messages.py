@@ -32,7 +32,6 @@ from tinker_claw.formats.body import (
     Object,
     PartReader,
     raw_items,
-    shorten_name,
 )
 from tinker_claw.formats.fields import (
     PLAIN_TEXT,
@@ -45,13 +44,14 @@ from tinker_claw.formats.fields import (
     forced,
     function_call,
     function_tool,
-    left_out,
     name_of,
+    offered,
     refuse_deep,
     result,
     stop_strings,
     system_message,
     top_k,
+    unmade_edits,
 )
 from tinker_claw.formats.messages_reply import MessagesReply, error_body
 from tinker_claw.formats.parts import (
@@ -83,13 +83,13 @@ FIELDS = Fields(
         "fallback_credit_token"
     ),
     neutral={
-        "container": Neutral((), _RUNS_NOTHING),
-        "mcp_servers": Neutral(([],), _RUNS_NOTHING),
-        "diagnostics": Neutral((), "a reply comes without diagnostics"),
-        "inference_geo": Neutral((), "replies are sampled where the model runs"),
-        "fallbacks": Neutral(([],), "one model is served here"),
-        "compaction": Neutral((), "ask for a summary in a message"),
-        "thread": Neutral((), "send the whole conversation"),
+        "container": Neutral(_RUNS_NOTHING),
+        "mcp_servers": Neutral(_RUNS_NOTHING, []),
+        "diagnostics": Neutral("a reply comes without diagnostics"),
+        "inference_geo": Neutral("replies are sampled where the model runs"),
+        "fallbacks": Neutral("one model is served here", []),
+        "compaction": Neutral("ask for a summary in a message"),
+        "thread": Neutral("send the whole conversation"),
     },
 )
 
@@ -101,8 +101,8 @@ _TOOL = Fields(
     # A call comes when it is complete, and the model is shown all tools at once.
     ignored="cache_control eager_input_streaming defer_loading",
     neutral={
-        "allowed_callers": Neutral((["direct"],), _RUNS_NOTHING),
-        "input_examples": Neutral(([],), "write them into the description"),
+        "allowed_callers": Neutral(_RUNS_NOTHING, ["direct"]),
+        "input_examples": Neutral("write them into the description", []),
     },
 )
 _METADATA = Fields("user_id")
@@ -155,6 +155,7 @@ class Messages(CachingFormat):
         system = _system(fields, reader)
         sent = raw_items(fields, "messages", "a list of at least one message")
         messages, places = conversation(sent, _messages, "messages", reader)
+        edits = fields.object("context_management", _MANAGEMENT).objects("edits")
         return GenerationRequest(
             **common(fields, 1, "max_tokens"),
             **_calls(fields, choice, tools),
@@ -166,7 +167,7 @@ class Messages(CachingFormat):
             reasoning_effort=effort,
             effort_at=effort_at,
             session=_session(fields.object("metadata", _METADATA)),
-            left_out=(*missing, *_edits(fields)),
+            left_out=(*missing, *unmade_edits(edits)),
             own={"thinking": shows},
         )
 
@@ -230,29 +231,11 @@ def _thinking(fields: Object, output: Object) -> tuple[str | None, str, bool]:
     return None if usual else effort, output.place("effort"), shows
 
 
-def _edits(fields: Object) -> list[str]:
-    """Sentences about edits of the history that are not made. The chat template decides which
-    thinking is shown again, and nothing else is removed."""
-    edits = fields.object("context_management", _MANAGEMENT).objects("edits")
-    kinds = [edit.string("type") for edit in edits]
-    return [
-        f"{shorten_name(kind)} (context_management): nothing is taken out of a history here"
-        for kind in kinds
-        if not kind.startswith("clear_thinking")
-    ]
-
-
 def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...]]:
-    """The functions, and sentences about tools of other types, which are left out."""
-    functions, missing = list[Tool](), list[str]()
-    for tool in Object({at: raw}).objects(at):
-        if tool.get("type", "custom") == "custom":
-            functions.append(_tool(tool))
-        else:
-            missing.append(left_out(tool.string("type"), tool.at))
-    if missing and not functions:
-        raise RequestError(f"{missing[0]}; offer your own.", param="tools[0]")
-    return KnownTools(functions), tuple(missing)
+    tools = Object({at: raw}).objects(at)
+    for tool in tools:
+        tool.setdefault("type", "custom")
+    return offered(tools, "custom", _tool, "offer your own.")
 
 
 def _calls(fields: Object, choice: Object, tools: KnownTools) -> Calls:

@@ -25,7 +25,6 @@ from tinker_claw.formats.body import (
     Object,
     PartReader,
     raw_items,
-    shorten_name,
 )
 from tinker_claw.formats.chat_reply import error_body
 from tinker_claw.formats.fields import (
@@ -36,12 +35,13 @@ from tinker_claw.formats.fields import (
     effort_level,
     function_call,
     function_tool,
-    left_out,
     name_of,
+    offered,
     openai,
     refuse_deep,
     result,
     system_message,
+    unmade_edits,
     unmet_verbosity,
 )
 from tinker_claw.formats.parts import (
@@ -75,20 +75,18 @@ FIELDS = Fields(
         "prompt_cache_retention prompt_cache_options"
     ),
     neutral={
-        "background": Neutral(
-            (False,), "a reply comes to the client that waits for it; leave it out"
-        ),
-        "previous_response_id": Neutral((), _KEEPS_NOTHING),
-        "conversation": Neutral((), _KEEPS_NOTHING),
-        "prompt": Neutral((), "no prompt is kept here; send instructions and input"),
+        "background": Neutral("a reply comes to the client that waits for it; leave it out", False),
+        "previous_response_id": Neutral(_KEEPS_NOTHING),
+        "conversation": Neutral(_KEEPS_NOTHING),
+        "prompt": Neutral("no prompt is kept here; send instructions and input"),
         "truncation": Neutral(
-            ("disabled",), "nothing is taken out of a history here; send a shorter input"
+            "nothing is taken out of a history here; send a shorter input", "disabled"
         ),
-        "top_logprobs": Neutral((0,), "no logprobs are returned; the ledger has them"),
-        "max_tool_calls": Neutral((), "this server runs no tools itself; leave it out"),
-        "moderation": Neutral((), "nothing is moderated here"),
-        "image": Neutral((), "no images are drawn here"),
-        "personality": Neutral((), "ask for it in the instructions"),
+        "top_logprobs": Neutral("no logprobs are returned; the ledger has them", 0),
+        "max_tool_calls": Neutral("this server runs no tools itself; leave it out"),
+        "moderation": Neutral("nothing is moderated here"),
+        "image": Neutral("no images are drawn here"),
+        "personality": Neutral("ask for it in the instructions"),
     },
 )
 
@@ -96,20 +94,20 @@ _REASONING = Fields(
     honoured="effort",
     ignored="summary generate_summary",  # reasoning goes out as it was sampled
     neutral={
-        "context": Neutral(("auto",), "the chat template says which reasoning is shown again"),
-        "mode": Neutral(("standard",), "there is one mode"),
+        "context": Neutral("the chat template says which reasoning is shown again", "auto"),
+        "mode": Neutral("there is one mode", "standard"),
     },
 )
 _TEXT = Fields("verbosity", neutral={"format": PLAIN_TEXT})
 _INCLUDED = "reasoning.encrypted_content"
 """Asks for reasoning that comes back with the next request; it is sent in clear anyway."""
-_STREAM = Fields("", neutral={"include_obfuscation": Neutral((False,), "no padding is sent")})
+_STREAM = Fields("", neutral={"include_obfuscation": Neutral("no padding is sent", False)})
 _FUNCTION = Fields(
     honoured="type name description parameters strict",
     ignored="output_schema defer_loading",  # the model is shown all tools at once
     neutral={
-        "async": Neutral((False,), "an agent goes on once all its calls have results"),
-        "allowed_callers": Neutral((["direct"],), _RUNS_NOTHING),
+        "async": Neutral("an agent goes on once all its calls have results", False),
+        "allowed_callers": Neutral(_RUNS_NOTHING, ["direct"]),
     },
 )
 _NAMESPACE = Fields("type name description tools")
@@ -158,12 +156,15 @@ class Responses(CachingFormat):
         effort = effort_level(fields.object("reasoning", _REASONING), "effort")
         fields.object("stream_options", _STREAM)
         unmet = unmet_verbosity(fields.object("text", _TEXT))
-        _check_included(fields)
+        edits = fields.objects("context_management")
+        for i, entry in enumerate(fields.listed("include")):
+            if entry != _INCLUDED:
+                raise fields.wrong(f"is not supported; {_INCLUDED} alone is", f"include[{i}]")
         return GenerationRequest(
             **openai(fields, tools, "max_output_tokens", nested=False),
             messages=messages,
             places=places,
-            left_out=(*missing, *unmet, *_edits(fields), *_references(history)),
+            left_out=(*missing, *unmet, *unmade_edits(edits), *_references(history)),
             reasoning_effort=effort,
             effort_at="reasoning.effort",
             own={
@@ -199,20 +200,6 @@ def _with_one_head(
     return (system_message(texts, reader), *messages[at:]), (where, *places[at:])
 
 
-def _check_included(fields: Object) -> None:
-    for i, entry in enumerate(fields.listed("include")):
-        if entry != _INCLUDED:
-            raise fields.wrong(f"is not supported; {_INCLUDED} alone is", f"include[{i}]")
-
-
-def _edits(fields: Object) -> list[str]:
-    """Sentences about edits of the history, none of which is made."""
-    kinds = [shorten_name(edit.string("type")) for edit in fields.objects("context_management")]
-    return [
-        f"{kind} (context_management): nothing is taken out of a history here" for kind in kinds
-    ]
-
-
 def _references(messages: Sequence[Message]) -> list[str]:
     """A sentence about items that are named only, where there are some."""
     if not any(message["content"] == _REFERENCE for message in messages):
@@ -232,33 +219,25 @@ def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...], Names, list[
         in a namespace, by the name the model is shown; and the list as it was sent, which the
         reply repeats.
     """
-    functions, missing, names = list[Tool](), list[str](), Names()
+    tools, names = list[Object](), Names()
     for entry in Object({at: raw}).objects(at):
         refuse_deep(entry)
-        space = _NAMESPACE.check(entry).string("name") if entry.get("type") == "namespace" else None
-        for tool in [entry] if space is None else entry.objects("tools", required=True):
-            kind = tool.get("type")
-            if isinstance(kind, str) and kind != "function":
-                missing.append(left_out(kind, tool.at))
-                continue
-            definition = _function(tool)
-            if space is not None:
-                function = definition["function"]
-                names[name := _shown(space, function["name"])] = (space, function["name"])
-                definition = {"type": "function", "function": {**function, "name": name}}
-            functions.append(definition)
-    if missing and not functions:
-        raise RequestError(
-            f'{missing[0]}; offer functions. In Codex, web_search = "disabled" leaves its own out.',
-            param="tools[0]",
-        )
-    return KnownTools(functions), tuple(missing), names, raw
+        if entry.get("type") != "namespace":
+            tools.append(entry)
+            continue
+        space = _NAMESPACE.check(entry).string("name")
+        for tool in entry.objects("tools", required=True):
+            if tool.get("type") == "function":
+                name = tool.string("name")
+                tool["name"] = shown = _shown(space, name)
+                names[shown] = space, name
+            tools.append(tool)
+    advice = 'offer functions. In Codex, web_search = "disabled" leaves its own out.'
+    return *offered(tools, "function", _function, advice), names, raw
 
 
-def _function(fields: Object) -> Tool:
-    if fields.get("type") != "function":
-        raise fields.wrong("must be of type function")
-    return function_tool(_FUNCTION.check(fields))
+def _function(tool: Object) -> Tool:
+    return function_tool(_FUNCTION.check(tool))
 
 
 def _shown(space: str, name: str) -> str:
