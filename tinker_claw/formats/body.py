@@ -267,10 +267,10 @@ class PartCache:
 
     def learn(self, key: Any, size: int, parsed: Any) -> None:
         """Cache a new part. `size`: bytes of what was parsed."""
-        taken = _ENTRY + 4 * size
+        room = _ENTRY + 4 * size
         with self._lock:  # for a moment: the event loop reads, too
-            if taken <= self._parsed.maxsize:
-                self._parsed[key] = taken, parsed
+            if room <= self._parsed.maxsize:
+                self._parsed[key] = room, parsed
 
 
 class PartReader:
@@ -283,9 +283,9 @@ class PartReader:
 
     def read(self, make: Callable[[Any, str], _Parsed], raw: msgspec.Raw, at: str) -> _Parsed:
         """Decode a part, and call the function with it and with its place, for an error."""
-        return self.known(lambda: make(decoded(raw), at), make, bytes(raw))
+        return self.cached(lambda: make(decoded(raw), at), make, bytes(raw))
 
-    def known(self, find_out: Callable[[], _Parsed], name: Any, *parts: bytes) -> _Parsed:
+    def cached(self, find_out: Callable[[], _Parsed], name: Any, *parts: bytes) -> _Parsed:
         """Return what a function returns, or has returned for the same parts under this name."""
         key = self._user, name, *parts
         parsed = self._cache.get(key)

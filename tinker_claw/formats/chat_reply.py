@@ -92,9 +92,9 @@ class ChatReply:
 
 
 def _choice(done: FinishedReply) -> Json:
-    message = as_message(done.reply)
-    if done.reply.tool_calls:
-        message["content"] = done.reply.text or None
+    message = {**as_message(done.reply)}
+    if done.reply.tool_calls and not done.reply.text:
+        message["content"] = None
     finish = _FINISH[done.finish]
     return {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
 

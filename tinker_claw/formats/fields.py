@@ -189,7 +189,7 @@ def item_messages(
     convert: Convert, raw: Raw, at: str, reader: PartReader
 ) -> tuple[KnownMessage, ...]:
     """Return the messages of an item, which is named in the errors about it. `at`: its place."""
-    return reader.known(lambda: _converted(convert, decoded(raw), at), convert, bytes(raw))
+    return reader.cached(lambda: _converted(convert, decoded(raw), at), convert, bytes(raw))
 
 
 def _converted(convert: Convert, item: Any, at: str) -> tuple[KnownMessage, ...]:
@@ -253,7 +253,7 @@ class _Row:
         if len(self.messages) == 1:
             return self.messages[0]
         numbers, items = zip(*self.origins, strict=True)
-        return reader.known(lambda: _one_reply(self.messages), (_one_reply, numbers), *items)
+        return reader.cached(lambda: _one_reply(self.messages), (_one_reply, numbers), *items)
 
 
 def _says(message: Message) -> bool:
@@ -270,7 +270,7 @@ def _one_reply(messages: Sequence[Message]) -> KnownMessage:
 
 def system_message(texts: Sequence[str], reader: PartReader) -> KnownMessage:
     """The system message of texts of several authors."""
-    return reader.known(lambda: _head(texts), _head, *(text.encode() for text in texts))
+    return reader.cached(lambda: _head(texts), _head, *(text.encode() for text in texts))
 
 
 def _head(texts: Sequence[str]) -> KnownMessage:
@@ -378,7 +378,7 @@ def offered(
     """Return the functions, and sentences about tools of other types, which are left out.
 
     Args:
-        usual: type of a function, also where the format lets it be left out.
+        usual: type of a function.
         advice: what to do where there are tools and none is a function.
     """
     functions, missing = list[Tool](), list[str]()

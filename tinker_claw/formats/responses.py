@@ -229,8 +229,8 @@ def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...], Names, list[
         for tool in entry.objects("tools", required=True):
             if tool.get("type") == "function":
                 name = tool.string("name")
-                tool["name"] = shown = _shown(space, name)
-                names[shown] = space, name
+                tool["name"] = full_name = _shown(space, name)
+                names[full_name] = space, name
             tools.append(tool)
     advice = 'offer functions. In Codex, web_search = "disabled" leaves its own out.'
     return *offered(tools, "function", _function, advice), names, raw
