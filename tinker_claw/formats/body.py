@@ -146,8 +146,8 @@ class Object(dict[str, Any]):
         """A string; None: absent."""
         return self.string(name, empty=empty) if name in self else None
 
-    def one_of(self, name: str, choices: Collection[str]) -> str:
-        value = self.get(name)
+    def one_of(self, name: str, choices: Collection[str], default: str | None = None) -> str:
+        value = self.get(name, default)
         if not isinstance(value, str) or value not in choices:
             raise self.wrong(f"must be one of {', '.join(choices)}", name)
         return value

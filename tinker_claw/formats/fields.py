@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 from msgspec import Raw
@@ -87,17 +87,12 @@ def stop_strings(fields: Object, name: str, most: int = STOP_STRINGS) -> tuple[s
 
 def effort_level(fields: Object, name: str) -> str | None:
     """One of EFFORTS; None: absent."""
-    value = fields.get(name)
-    if value is None or (isinstance(value, str) and value in EFFORTS):
-        return value
-    raise fields.wrong(f"must be one of {', '.join(EFFORTS)}", name)
+    return fields.one_of(name, EFFORTS) if name in fields else None
 
 
 def unmet_verbosity(fields: Object) -> list[str]:
     """A sentence about a verbosity that is passed over; medium asks for nothing."""
-    level = fields.get("verbosity", "medium")
-    if level not in ("low", "medium", "high"):
-        raise fields.wrong("must be low, medium or high", "verbosity")
+    level = fields.one_of("verbosity", ("low", "medium", "high"), "medium")
     at = fields.place("verbosity")
     return [] if level == "medium" else [f"{at} {level}: ask for it in the prompt"]
 
@@ -228,7 +223,7 @@ def conversation(
         place = f"{at}[{i}]"
         for n, message in enumerate(item_messages(convert, raw, place, reader)):
             if not (rows and rows[-1].goes_on(message, thought_begins)):
-                rows.append(_Row())
+                rows.append(_Row([], []))
                 places.append(place)
             rows[-1].messages.append(message)
             rows[-1].origins.append((n, bytes(raw)))
@@ -239,8 +234,8 @@ def conversation(
 class _Row:
     """Messages that are one."""
 
-    messages: list[KnownMessage] = field(default_factory=list[KnownMessage])
-    origins: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    messages: list[KnownMessage]
+    origins: list[tuple[int, bytes]]
     """The number of each within an item, and the item."""
 
     def goes_on(self, message: Message, thought_begins: bool) -> bool:
@@ -355,9 +350,7 @@ def _openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> C
 
 def _allowed(choice: Object, tools: tuple[Tool, ...], at: str, *, nested: bool) -> Calls:
     """The functions of a choice among some tools, which the model is shown alone."""
-    mode, names = choice.get("mode", "auto"), set[str]()
-    if mode not in ("auto", "required"):
-        raise choice.wrong("must be auto or required", "mode")
+    mode, names = choice.one_of("mode", ("auto", "required"), "auto"), set[str]()
     offered = {tool["function"]["name"] for tool in tools}
     for entry in choice.objects("tools"):
         if entry.get("type", "function") != "function":

@@ -215,13 +215,9 @@ def _session(metadata: Object) -> tuple[str, str] | None:
 def _thinking(fields: Object, output: Object) -> tuple[str | None, str, bool]:
     """The effort, the field that sets it, and whether thinking is shown."""
     effort, thinking = effort_level(output, "effort"), fields.object("thinking", _THINKING)
-    kind = thinking.get("type")
-    if kind not in ("enabled", "disabled", "adaptive", None) or (thinking and kind is None):
-        raise thinking.wrong("must be enabled, disabled or adaptive", "type")
+    kind = thinking.one_of("type", ("enabled", "disabled", "adaptive")) if thinking else None
     thinking.integer("budget_tokens", 1, INT64)  # only checked: it is an upper bound
-    display = thinking.get("display", "summarized")
-    if display not in ("summarized", "omitted"):
-        raise thinking.wrong("must be summarized or omitted", "display")
+    display = thinking.one_of("display", ("summarized", "omitted"), "summarized")
     if kind == "disabled":
         return "none", thinking.place("type"), False
     shows = kind is not None and display == "summarized"
