@@ -28,7 +28,7 @@ from rich.table import Table
 from local_gpu.config import LocalConfig
 from local_gpu.trainer import LocalTrainer
 from tinker_claw.config.settings import Training
-from tinker_claw.formats.chat import parse_chat
+from tinker_claw.formats.chat import Chat
 from tinker_claw.methods import BatchItem, build
 from tinker_claw.methods.advantages import reward_advantages
 from tinker_claw.methods.passes import Advantages, loss_passes, spread
@@ -88,13 +88,14 @@ Row = Callable[[Sequence[Drawn]], Batch]
 
 async def draw(trainer: LocalTrainer, seed: int) -> list[Drawn]:
     """Sample until there are enough replies of both kinds."""
-    rng, renderer = Random(seed), Renderer.load(str(MODEL_DIR), "qwen3")
+    rng, renderer, chat = Random(seed), Renderer.load(str(MODEL_DIR), "qwen3"), Chat()
     sampler, base = await trainer.publish(), await trainer.base()
     left, drawn = {True: ACCEPTED, False: BATCH - ACCEPTED}, list[Drawn]()
     while any(left.values()):
         first, second = rng.randint(1, 9), rng.randint(1, 9)
         messages = [{"role": "user", "content": QUESTION.format(first, second)}]
-        request = parse_chat(json.dumps({"model": "demo", "messages": messages}).encode())
+        body = json.dumps({"model": "demo", "messages": messages}).encode()
+        request = chat.parse(body, chat.routes[0], "")
         prompt = renderer.prompt(request.messages, hint_message=0)
         params = SamplingParams(REPLY_TOKENS, seed=rng.randrange(2**31), student_topk=4)
         (done,) = await sampler.sample(prompt.tokens, params)

@@ -167,20 +167,15 @@ def split(text: str) -> list[str | Image]:
     return [piece for piece in (*pieces, str(text[done:])) if piece]
 
 
-def read_data(data: str, at: str) -> Image:
-    """Read an image in base64; see `Image`."""
-    try:
-        return Image(base64.b64decode(data, validate=True), at)
-    except (binascii.Error, ValueError) as error:
-        raise RequestError(f"{at} is not valid base64.", param=at) from error
-
-
 def read_url(url: str, at: str) -> Image:
     """Read the image in a data: URL; see `Image`. Nothing is fetched: anyone who can write to the
     agent could make this machine request any URL."""
     kind, comma, data = url.partition(",")
     if kind.lower().startswith("data:") and comma and kind.endswith(";base64"):
-        return read_data(data, at)
+        try:
+            return Image(base64.b64decode(data, validate=True), at)
+        except (binascii.Error, ValueError) as error:
+            raise RequestError(f"{at} is not valid base64.", param=at) from error
     if url.lower().startswith(_AWAY):
         raise RequestError(
             f"{at} is at a URL, and nothing is fetched here. Send the image itself, as "

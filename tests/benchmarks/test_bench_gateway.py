@@ -14,8 +14,8 @@ from benchmarks import gateway, gateway_floods, vocabulary
 from benchmarks.agent_requests import MIX, Conversation, Reply, unseen
 from benchmarks.gateway_check import check
 from benchmarks.gateway_rows import Size
+from tests.support.chats import parse_chat
 from tinker_claw.conversation.openclaw import without_volatile
-from tinker_claw.formats.chat import parse_chat
 from tinker_claw.ledger.ledger import Ledger
 
 IDS = 3000

@@ -200,7 +200,6 @@ def pickled(at: Newcomer) -> tuple[str, ...]:
 
 
 ADAPTER = '{"base_model_name_or_path": "Qwen/Qwen3-8B"}'
-LOOPS = "{% for i in range(99999) %}" * 4 + "{% endfor %}" * 4
 Arrange = Callable[[Newcomer], Sequence[str]]
 TROUBLES: dict[str, tuple[Arrange, str]] = {
     "without a tokenizer": (
@@ -215,17 +214,9 @@ TROUBLES: dict[str, tuple[Arrange, str]] = {
         lambda at: template(at, "{% for i in range(10 ** 9) %}x{% endfor %}"),
         "Range too big.*name the tokenizer of a similar one",
     ),
-    "template that loops for ever": (
-        lambda at: template(at, LOOPS),
-        "chat template does not end; name a similar model's with --tokenizer",
-    ),
     "template that calls itself": (
         lambda at: template(at, "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"),
         "recursion depth exceeded.*name the tokenizer of a similar one",
-    ),
-    "template that writes without end": (
-        lambda at: template(at, "{{ 'x' * 200000000 }}"),
-        "chat template writes 200,000,000 characters; name a similar model's",
     ),
     "pickle": (
         pickled,

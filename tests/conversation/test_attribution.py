@@ -20,7 +20,8 @@ from tests.support.openclaw import (
     runtime,
     stamped,
 )
-from tinker_claw.conversation.attribution import attribute, read_text, words_of
+from tinker_claw.conversation import attribution
+from tinker_claw.conversation.attribution import attribute, words_of
 from tinker_claw.conversation.harnesses import HARNESSES, Block, read
 from tinker_claw.conversation.openclaw import Runtime, surface
 from tinker_claw.formats.base import Joined
@@ -233,7 +234,9 @@ def test_a_person_may_begin_as_a_harness_does(text: str) -> None:
 
 
 def test_what_aider_says_of_a_command_is_a_note() -> None:
-    assert read_text("I ran this command:\n\nmake\n\nAnd got this output:\n\nNo.\n").note
+    assert attribution.read(
+        {"content": "I ran this command:\n\nmake\n\nAnd got this output:\n\nNo.\n"}
+    ).note
 
 
 FRAMES = [
@@ -428,7 +431,7 @@ def worked(text: str) -> int:
     counted = Counted.of(text, work)
     sys.setprofile(called)
     try:
-        read_text(counted)
+        attribution.read({"content": counted})
     finally:
         sys.setprofile(None)
     return work[0]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.chats import parse_chat
 from tests.support.openclaw import (
     CLOCK,
     EVENT,
@@ -40,7 +41,6 @@ from tinker_claw.conversation.attribution import (
     last_request_index,
     newest_message_with_words,
     read,
-    read_text,
     without_volatile,
 )
 from tinker_claw.conversation.classify import Identity, RequestKind, identify
@@ -54,7 +54,6 @@ from tinker_claw.conversation.history import (
 )
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, Joined
-from tinker_claw.formats.chat import parse_chat
 from tinker_claw.images import Image, Pictured
 from tinker_claw.served import Surface
 from tinker_claw.types import Kind, Message, NextState, Reply, ToolCall
@@ -79,7 +78,7 @@ NUDGES = next(harness.nudges for harness in HARNESSES if harness.nudges)
 
 
 def words(text: str) -> str:
-    return read_text(text).words
+    return read({"content": text}).words
 
 
 def last_words(messages: Any) -> str:
@@ -88,7 +87,7 @@ def last_words(messages: Any) -> str:
 
 
 def sayings(text: str) -> list[str]:
-    return read_text(text).sayings
+    return read({"content": text}).sayings
 
 
 def next_state(messages: Any, replied: Any = MappingProxyType({})) -> NextState | None:

@@ -15,7 +15,7 @@ from tests.support import environments
 from tests.support.coding_agents import HERMES, PI
 from tests.support.environments import FILLED, literals, templates
 from tests.support.openclaw import assistant
-from tinker_claw.conversation.attribution import read_text
+from tinker_claw.conversation.attribution import read
 from tinker_claw.conversation.classify import RequestKind
 from tinker_claw.served import Belongs
 from tinker_claw.types import Kind
@@ -33,7 +33,7 @@ def test_a_text_of_an_agent_s_program_is_nobody_s_word(row: dict[str, str]) -> N
 
 def typed_in(text: str) -> str:
     """The words in a text that could be an owner's."""
-    reading = read_text(text)
+    reading = read({"content": text})
     return reading.words if reading.words and reading.odd is None else ""
 
 
@@ -60,7 +60,7 @@ def frame(context: str) -> str:
     ids=["sources", "switched", "interrupted", "memory", "reply", "voice", "runtime"],
 )
 def test_a_person_s_words_in_a_frame_are_found(text: str) -> None:
-    assert read_text(text).words == SAID
+    assert read({"content": text}).words == SAID
     talk = [{"role": "user", "content": "hi"}, assistant("Hello."), user(text)]
     assert (told({"messages": talk}).kind, told({"messages": talk}).request_kind) == (
         Kind.MAIN,

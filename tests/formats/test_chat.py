@@ -11,10 +11,11 @@ from openai.types.chat.completion_create_params import (
     CompletionCreateParamsStreaming,
 )
 
+from tests.support.chats import parse_chat
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest
 from tinker_claw.formats.body import Fields
-from tinker_claw.formats.chat import FIELDS, parse_chat
+from tinker_claw.formats.chat import FIELDS
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}

@@ -17,7 +17,7 @@ from tests.lab.mutations import Mutants
 from tests.support.gateways import MODEL, gateway
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, WireFormat
-from tinker_claw.formats.body import PartCache
+from tinker_claw.formats.body import PartCache, PartReader
 from tinker_claw.formats.chat import Chat
 from tinker_claw.formats.messages import Messages
 from tinker_claw.formats.responses import Responses
@@ -156,10 +156,9 @@ def test_what_is_remembered_is_bounded() -> None:
 
     def ask(*texts: str) -> None:
         read_anew.clear()
-        new: dict[Any, Any] = {}
-        read = cache.reader("ann", new)
-        assert [read(make, Raw(json.dumps(text)), "here") for text in texts] == [*texts]
-        cache.learn(new)
+        reader = PartReader(cache, "ann")
+        assert [reader.read(make, Raw(json.dumps(text)), "here") for text in texts] == [*texts]
+        reader.remember()
 
     ask("old", "first")
     for number in range(200):

@@ -233,7 +233,7 @@ INNER: list[tuple[str, dict[str, Any]]] = [
     ("tools[0]", {"tools": [{"type": "custom", "name": "patch"}]}),
     ("tools[0].name", {"tools": [TOOL | {"name": ""}]}),
     ("tools[0]", {"tools": [SPACE | {"tools": [{"type": "custom"}]}]}),
-    ("tools[0].tools[0]", {"tools": [SPACE | {"tools": [{}]}]}),
+    ("tools[0].tools[0].type", {"tools": [SPACE | {"tools": [{}]}]}),
     ("tools[1]", {"tools": [TOOL, TOOL | {"parameters": deep(80)}]}),
     ("context_management[0].type", {"context_management": [{}]}),
     ("input[0].role", {"input": [{"role": "tool", "content": "x"}]}),

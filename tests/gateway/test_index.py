@@ -160,7 +160,7 @@ from tinker_claw.conversation.classify import identify
 from tinker_claw.conversation.history import Conversation, reply_digest
 from tinker_claw.gateway import index as index_module
 from tinker_claw.gateway.index import ConversationIndex, Stream
-from tinker_claw.formats.chat import parse_chat
+from tests.support.chats import parse_chat
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.types import Reply
 

@@ -17,12 +17,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support.captures import load
+from tests.support.chats import parse_chat
 from tests.support.fakes import FakeSampler
 from tests.support.gateways import World, gateway, spell
 from tests.support.ledger import judgeable, sql
 from tinker_claw.cli.status import board as lines_of
 from tinker_claw.cli.status import describe
-from tinker_claw.formats.chat import Chat, parse_chat
+from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.secrets import SecretSearch
 from tinker_claw.ledger.database import open_read_only

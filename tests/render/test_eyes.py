@@ -16,9 +16,9 @@ from renderers import config_from_name, create_renderer
 from renderers.base import load_tokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from tests.support.chats import parse_chat
 from tests.support.pictures import PROCESSOR, picture, seeing_renderer, seeing_tokenizer, shown
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.chat import parse_chat
 from tinker_claw.images import Image, images_in
 from tinker_claw.render.eyes import Eyes
 from tinker_claw.render.renderer import Renderer

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from renderers.base import load_tokenizer
 
 from tests.support.captures import load
+from tests.support.chats import parse_chat
 from tests.support.openclaw import VOLATILE, assistant, openclaw, tool, user
 from tinker_claw.conversation.attribution import last_request_index
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.chat import parse_chat
 from tinker_claw.images import images_in
 from tinker_claw.render.format import ChatFormat
 from tinker_claw.render.outside_text import CutTokenizer, Guard

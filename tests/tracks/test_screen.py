@@ -27,7 +27,7 @@ from examples.demo.recipe.screen import (
 )
 from examples.demo.recipe.train import Stage, train
 from examples.tracks.screen import CENTRES, CLICK, ICONS, NEAR, SHOWN, SIDE, Screen, Screens, draw
-from tinker_claw.formats.chat import parse_chat
+from tests.support.chats import parse_chat
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODELS, verify
 

@@ -116,7 +116,7 @@ class Reading:
 
 
 def read(message: Message) -> Reading:
-    """Split a user message into frames and words; cached on the message."""
+    """Split a user message into pieces, which together are its text; cached on the message."""
     return cached(_read, message)
 
 
@@ -141,7 +141,7 @@ def carried(messages: Sequence[Message]) -> Carried | None:
     context = "\n\n".join(openclaw.contexts(messages[len(kept) :]))
     if about is None or not context:
         return None
-    reading = read_text(context)
+    reading = read({"content": context})
     odd = reading.doubt is not None or openclaw.MARK in reading.words
     return Carried(about["content"], reading.sender, odd)
 
@@ -209,11 +209,7 @@ def words_of(pieces: Sequence[Piece], *writers: Writer) -> str:
 
 
 def _read(message: Message) -> Reading:
-    return read_text(message["content"])
-
-
-def read_text(text: str) -> Reading:
-    """Split the text of a user message into pieces, which together are the text."""
+    text: str = message["content"]
     parts = parts_of(text) or [text]
     shows = len(parts) > 1 or "\n" in text or text in _RESULTS
     if shows and parts[0].startswith(_RESULTS):
@@ -243,27 +239,24 @@ class _Reader:
 
     def __init__(self, parts: Sequence[str]) -> None:
         self.reading = reading = Reading()
-        self._last = ""
-        """The later part that ends the last block; "": it has ended."""
-        self._shown = False
-        """The next part is what the last block announces."""
+        self._until: str | None = None
+        """The later part that ends the last block; "": the next one, which it announces; None: it
+        has ended."""
         self._quoted = False
         """A block with words of others came before."""
         for part in parts:
-            if self._last or self._shown:
+            if self._until is not None:
                 reading.pieces.append(Piece(Writer.HARNESS, part, reading.pieces[-1].what))
-                if not self._last:
-                    self._shown = False
-                elif part.strip() == self._last:
-                    self._last = ""
+                if self._until in ("", part.strip()):
+                    self._until = None
             elif isinstance(part, Attached):  # a document, or a line in place of an image
                 reading.pieces.append(Piece(Writer.QUOTATION, part, "attachment"))
             elif images_at(part) and all(isinstance(piece, Image) for piece in split(part)):
                 reading.pieces.append(Piece(Writer.OWNER, part, _IMAGE))
             else:
                 self._read_part(part)
-        if self._last:
-            reading.doubt = f"a block without its end, {self._last}"
+        if self._until:
+            reading.doubt = f"a block without its end, {self._until}"
 
     def _read_part(self, part: str) -> None:
         """Read one part: frames, the words, and the block behind them."""
@@ -317,7 +310,8 @@ class _Reader:
         reading.answered |= block.answered
         reading.stamped |= block.what in (_STAMP, _SENDER)
         reading.queued |= block.what == _QUEUE
-        self._shown |= block.shows
+        if block.shows:
+            self._until = ""
         if block.what == _SENDER:
             reading.sender = openclaw.one_sender(reading.sender, openclaw.sender_in(data))
             # OpenClaw names the sender first; what others said may hold another.
@@ -326,8 +320,9 @@ class _Reader:
         if block.what == _OTHER:
             reading.doubt = text.strip().partition("\n")[0]
         if "end" in groups:
-            self._last = "" if groups["end"] else block.spans
             reading.marks.append(groups["end"] or block.spans)
+            if not groups["end"]:
+                self._until = block.spans
         self._quoted |= block.writer is Writer.QUOTATION
         quoted = openclaw.bodies(data) if block.writer is Writer.QUOTATION else None
         return Piece(block.writer, text, block.what, quoted)
@@ -420,11 +415,7 @@ def is_nudge(message: Message, before: Message | None) -> bool:
 
 def nudged(messages: Sequence[Message]) -> bool:
     """Return whether the request asks again after an empty reply."""
-    return _ends_in_nudge(openclaw.without_volatile(messages))
-
-
-def _ends_in_nudge(kept: Sequence[Message]) -> bool:
-    return len(kept) > 1 and is_nudge(kept[-1], kept[-2])
+    return len(without_volatile(messages)) < len(openclaw.without_volatile(messages))
 
 
 def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
@@ -434,6 +425,6 @@ def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
     some formats it stays where it is until the user goes on, see `openclaw.is_volatile`.
     """
     kept = openclaw.without_volatile(messages)
-    while _ends_in_nudge(kept):
+    while len(kept) > 1 and is_nudge(kept[-1], kept[-2]):
         kept = openclaw.without_volatile(kept[:-1])
     return kept

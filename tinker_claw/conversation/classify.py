@@ -76,9 +76,8 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
             name.
     """
     seen = gather(request, headers)
-    explicit = _turn_type(headers)
     sign = recognise(seen)
-    kind, why = _kind(sign, explicit)
+    kind, why = _kind(sign, headers)
     key, key_source, by_trace = _session(seen, sign.request_kind, kind)
     identity = Identity(
         key=session_key(key),
@@ -101,11 +100,18 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
     return identity
 
 
-def _kind(sign: Sign, explicit: Kind | None) -> tuple[Kind, str]:
-    """Return the kind of a turn and why: by its header, unless that would train a side call."""
+def _kind(sign: Sign, headers: Mapping[str, str]) -> tuple[Kind, str]:
+    """Return the kind of a turn and why: by its header, unless that would train a side call. A step
+    of an episode is a main turn."""
+    value = headers.get("x-turn-type", "").strip().lower()
+    if value not in ("", _EPISODE, *Kind):
+        raise RequestError(
+            "The header X-Turn-Type must be main, side or episode.", param="X-Turn-Type"
+        )
     inferred = f"{sign.request_kind}: {sign.by}"
-    if explicit is None:
+    if not value:
         return sign.request_kind.kind, inferred
+    explicit = Kind.MAIN if value == _EPISODE else Kind(value)
     if explicit is Kind.MAIN and sign.request_kind.kind is Kind.SIDE:
         return Kind.SIDE, (
             f"{inferred} (X-Turn-Type says {explicit}, which makes no such call trainable)"
@@ -333,16 +339,6 @@ def is_episode(headers: Mapping[str, str]) -> bool:
     """Return whether X-Turn-Type marks a request as a step of an episode; a person's request has
     priority over it, whatever else it turns out to be."""
     return headers.get("x-turn-type", "").strip().lower() == _EPISODE
-
-
-def _turn_type(headers: Mapping[str, str]) -> Kind | None:
-    """Return the kind that the client names; a step of an episode is a main turn."""
-    value = headers.get("x-turn-type", "").strip().lower()
-    if value not in ("", _EPISODE, *Kind):
-        raise RequestError(
-            "The header X-Turn-Type must be main, side or episode.", param="X-Turn-Type"
-        )
-    return Kind.MAIN if is_episode(headers) else Kind(value) if value else None
 
 
 def _attempt(headers: Mapping[str, str]) -> Attempt | None:

@@ -143,7 +143,7 @@ class GenerationRequest:
     """The client's name for the session, and the field that holds it; None: the body has none."""
     left_out: tuple[str, ...] = ()
     """Sentences about what was asked for and is left out, such as a service's own tools."""
-    own: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
+    own: dict[str, Any] = field(default_factory=dict[str, Any], compare=False)
     """Data of the format's own, which nothing else reads."""
 
     def place(self, at: int) -> str:

@@ -11,8 +11,8 @@ huge integer into a float.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping
 from threading import Lock
 from typing import Any, TypeVar, cast
 
@@ -20,7 +20,7 @@ import msgspec
 from cachetools import LRUCache
 
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import GenerationRequest, WireFormat
+from tinker_claw.formats.base import GenerationRequest, Route, WireFormat
 
 INT64 = 2**63
 _Parsed = TypeVar("_Parsed")
@@ -29,6 +29,7 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 _text_or_items = msgspec.json.Decoder(str | list[msgspec.Raw])
 _NULL = msgspec.Raw(b"null")
+NO_ITEMS = msgspec.Raw(b"[]")
 
 
 def _decode(
@@ -59,23 +60,22 @@ def without_halves(raw: bytes) -> bytes:
     """Replace halves of surrogate pairs in JSON by U+FFFD: tools cut texts within an emoji."""
     if not any(mark in raw for mark in (b"\\ud", b"\\uD", b"\xed")):
         return raw  # most, in a tenth of the time
-
-    def mended(match: re.Match[bytes]) -> bytes:
-        if match["raw"]:
-            return "\ufffd".encode()
-        return rb"\ufffd" if match["half"] else match[0]
-
-    return _ESCAPE.sub(mended, raw)
+    return _ESCAPE.sub(_whole, raw)
 
 
-@dataclass(frozen=True, slots=True)
+def _whole(match: re.Match[bytes]) -> bytes:
+    if match["raw"]:
+        return "\ufffd".encode()
+    return rb"\ufffd" if match["half"] else match[0]
+
+
 class Neutral:
     """A field that may be sent as long as it asks for nothing."""
 
-    values: tuple[Any, ...]
-    """Values that are accepted besides null."""
-    because: str
-    """Why no other value can be honoured."""
+    def __init__(self, because: str, *values: Any) -> None:
+        """Accept these values, besides null. `because`: why no other one can be honoured."""
+        self.because = because
+        self.values = values
 
 
 class Fields:
@@ -146,8 +146,8 @@ class Object(dict[str, Any]):
         """A string; None: absent."""
         return self.string(name, empty=empty) if name in self else None
 
-    def one_of(self, name: str, choices: Collection[str]) -> str:
-        value = self.get(name)
+    def one_of(self, name: str, choices: Collection[str], default: str | None = None) -> str:
+        value = self.get(name, default)
         if not isinstance(value, str) or value not in choices:
             raise self.wrong(f"must be one of {', '.join(choices)}", name)
         return value
@@ -207,6 +207,11 @@ class Object(dict[str, Any]):
         return [Object(entry, f"{at}[{i}]") for i, entry in enumerate(entries)]
 
 
+def decoded(raw: msgspec.Raw) -> Any:
+    """Return the value of a part of a body."""
+    return _decode(raw, _anything)
+
+
 def load_body(body: bytes, raw: Collection[str] = ()) -> Object:
     """Decode a JSON object.
 
@@ -219,48 +224,30 @@ def load_body(body: bytes, raw: Collection[str] = ()) -> Object:
     fields = _decode(body, _members, RequestError("The body must be a JSON object."))
     return Object(
         {
-            name: value if name in raw and value != _NULL else _decode(value, _anything)
+            name: value if name in raw and value != _NULL else decoded(value)
             for name, value in fields.items()
         }
     )
 
 
-def raw_items(value: msgspec.Raw | None, at: str) -> list[msgspec.Raw]:
-    """Return the items of a list, not decoded.
+def raw_items(fields: Object, name: str, wanted: str, *, text: bool = False) -> Any:
+    """Return the items of a list, not decoded, or a string; neither is empty.
 
-    Raises:
-        RequestError: it is not a list.
+    Args:
+        wanted: what the field must be, for the error about any other value.
+        text: whether it may be a string.
     """
-    return _decode(value or _NULL, _items, RequestError(f"{at} must be a list.", param=at))
-
-
-def text_or_items(value: msgspec.Raw | None, otherwise: RequestError) -> str | list[msgspec.Raw]:
-    """Return a string, or the items of a list, not decoded. `otherwise`: raised for all else."""
-    return _decode(value or _NULL, _text_or_items, otherwise)
-
-
-def listed_together(parts: Sequence[msgspec.Raw]) -> msgspec.Raw:
-    """Return parts of a body as one list, to be read and cached as a whole."""
-    return msgspec.Raw(b"[" + b",".join(map(bytes, parts)) + b"]")
-
-
-def written(texts: Sequence[str]) -> msgspec.Raw:
-    """Return texts as they would stand in a body, to be read and cached as a whole."""
-    return msgspec.Raw(msgspec.json.encode([*map(str, texts)]))
+    wrong = fields.wrong(f"must be {wanted}", name)
+    items = _decode(fields.get(name, _NULL), _text_or_items if text else _items, wrong)
+    if not items:
+        raise wrong
+    return items
 
 
 ROOM = 64_000_000
 """Bytes of the cache of parsed parts: some hundred long sessions."""
 _ENTRY = 1000
 """Bytes that a cached part takes besides those counted by its length."""
-
-Read = Callable[[Callable[[Any, str], Any], msgspec.Raw, str], Any]
-"""Decode a part of a body, and call the function with it and with its place, for an error."""
-
-
-def anew(make: Callable[[Any, str], _Parsed], raw: msgspec.Raw, at: str) -> _Parsed:
-    """Parse a part of a body without the cache."""
-    return make(_decode(raw, _anything), at)
 
 
 class PartCache:
@@ -273,44 +260,72 @@ class PartCache:
         self._parsed = LRUCache[Any, tuple[int, Any]](room, getsizeof=lambda entry: entry[0])
         self._lock = Lock()  # large bodies are read in a thread
 
-    def reader(self, user: str, new: dict[Any, Any]) -> Read:
-        """Return a reader for parts of a user's body; it adds parts not in the cache to `new`."""
+    def get(self, key: Any) -> Any:
+        """Return a parsed part, or None."""
+        with self._lock:
+            return self._parsed.get(key, (0, None))[1]
 
-        def read(make: Callable[[Any, str], Any], raw: msgspec.Raw, at: str) -> Any:
-            key = user, make, bytes(raw)
-            with self._lock:
-                _, parsed = self._parsed.get(key, (0, new.get(key)))
-            if parsed is None:
-                parsed = new[key] = anew(make, raw, at)
-            return parsed
+    def learn(self, key: Any, size: int, parsed: Any) -> None:
+        """Cache a new part. `size`: bytes of what was parsed."""
+        room = _ENTRY + 4 * size
+        with self._lock:  # for a moment: the event loop reads, too
+            if room <= self._parsed.maxsize:
+                self._parsed[key] = room, parsed
 
-        return read
 
-    def learn(self, parts: Mapping[Any, Any]) -> None:
-        """Cache the new parts that a reader found."""
-        for key, value in parts.items():
-            size = _ENTRY + 4 * len(key[-1])
-            with self._lock:  # for a moment: the event loop reads, too
-                if size <= self._parsed.maxsize:
-                    self._parsed[key] = (size, value)
+class PartReader:
+    """Reads the parts of one body, those of its user's earlier requests from the cache."""
+
+    def __init__(self, cache: PartCache, user: str) -> None:
+        self._cache = cache
+        self._user = user
+        self._new = dict[Any, Any]()
+
+    def read(self, make: Callable[[Any, str], _Parsed], raw: msgspec.Raw, at: str) -> _Parsed:
+        """Decode a part, and call the function with it and with its place, for an error."""
+        return self.cached(lambda: make(decoded(raw), at), make, bytes(raw))
+
+    def cached(self, find_out: Callable[[], _Parsed], name: Any, *parts: bytes) -> _Parsed:
+        """Return what a function returns, or has returned for the same parts under this name."""
+        key = self._user, name, *parts
+        parsed = self._cache.get(key)
+        if parsed is None:
+            parsed = self._new.get(key)
+        if parsed is None:
+            parsed = self._new[key] = find_out()
+        return parsed
+
+    def remember(self) -> None:
+        """Cache the parts that were new."""
+        for key, parsed in self._new.items():
+            self._cache.learn(key, sum(map(len, key[2:])), parsed)
 
 
 class CachingFormat(WireFormat):
     """A format that caches the parsed parts of earlier requests.
 
-    Its requests' `own` holds what `_reading` returns with the reader.
+    Its requests' `own` holds their reader.
     """
+
+    fields: Fields
+    raw: Collection[str]
+    """Fields that are read part by part."""
 
     def __init__(self) -> None:
         self._cache = PartCache()
 
-    def _reading(self, user: str) -> tuple[Read, dict[Any, Any]]:
-        """Return a reader for a body, and the data that `remember` needs later."""
-        cache, new = self._cache, dict[Any, Any]()
-        return cache.reader(user, new), {"cache": cache, "new": new}
+    def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
+        reader = PartReader(self._cache, user)
+        request = self.request(self.fields.check(load_body(body, self.raw)), route, reader)
+        request.own["reader"] = reader
+        return request
+
+    @abstractmethod
+    def request(self, fields: Object, route: Route, reader: PartReader) -> GenerationRequest:
+        """Read the fields of a body, whose names are all known; see `parse`."""
 
     def remember(self, request: GenerationRequest, user: str) -> None:
-        request.own["cache"].learn(request.own["new"])
+        request.own["reader"].remember()
 
     def forget(self) -> None:
         self._cache = PartCache()  # another: requests that were read before know the old one

@@ -5,10 +5,8 @@ Rule: what depends on the model's chat template is read here and checked later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from msgspec import Raw
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
@@ -20,13 +18,12 @@ from tinker_claw.formats.base import (
 )
 from tinker_claw.formats.body import (
     INT64,
+    NO_ITEMS,
     CachingFormat,
     Fields,
     Neutral,
     Object,
-    Read,
-    anew,
-    load_body,
+    PartReader,
     raw_items,
 )
 from tinker_claw.formats.chat_reply import ChatReply, error_body
@@ -38,9 +35,9 @@ from tinker_claw.formats.fields import (
     effort_level,
     function_call,
     function_tool,
-    left_out,
+    item_messages,
     name_of,
-    naming,
+    offered,
     openai,
     paired,
     refuse_deep,
@@ -58,7 +55,7 @@ from tinker_claw.formats.parts import (
     text_of,
     thought_in,
 )
-from tinker_claw.types import KnownMessage, KnownTools, Message
+from tinker_claw.types import KnownTools, Message, Tool
 
 _UNTEMPERED = "replies are drawn from the model's own distribution; leave it out"
 _TOOLS = "use tools and tool_choice"
@@ -76,26 +73,26 @@ FIELDS = Fields(
         "prompt_cache_options prediction metadata"
     ),
     neutral={
-        "n": Neutral((1,), "a request has one reply; send it again for another"),
-        "logprobs": Neutral((False,), _NO_LOGPROBS),
-        "top_logprobs": Neutral((0,), _NO_LOGPROBS),
+        "n": Neutral("a request has one reply; send it again for another", 1),
+        "logprobs": Neutral(_NO_LOGPROBS, False),
+        "top_logprobs": Neutral(_NO_LOGPROBS, 0),
         "response_format": PLAIN_TEXT,
-        "logit_bias": Neutral(({},), _UNTEMPERED),
-        "presence_penalty": Neutral((0,), _UNTEMPERED),
-        "frequency_penalty": Neutral((0,), _UNTEMPERED),
-        "repetition_penalty": Neutral((1,), _UNTEMPERED),
-        "min_p": Neutral((0,), _UNTEMPERED),
-        "modalities": Neutral((["text"],), TEXT_ONLY),
-        "audio": Neutral((), TEXT_ONLY),
-        "functions": Neutral(([],), _TOOLS),
-        "function_call": Neutral(("auto", "none"), _TOOLS),
-        "web_search_options": Neutral((), "this server searches nothing; offer a tool that does"),
-        "moderation": Neutral((), "nothing is moderated here"),
+        "logit_bias": Neutral(_UNTEMPERED, {}),
+        "presence_penalty": Neutral(_UNTEMPERED, 0),
+        "frequency_penalty": Neutral(_UNTEMPERED, 0),
+        "repetition_penalty": Neutral(_UNTEMPERED, 1),
+        "min_p": Neutral(_UNTEMPERED, 0),
+        "modalities": Neutral(TEXT_ONLY, ["text"]),
+        "audio": Neutral(TEXT_ONLY),
+        "functions": Neutral(_TOOLS, []),
+        "function_call": Neutral(_TOOLS, "auto", "none"),
+        "web_search_options": Neutral("this server searches nothing; offer a tool that does"),
+        "moderation": Neutral("nothing is moderated here"),
     },
 )
 
 _STREAM = Fields(
-    "include_usage", neutral={"include_obfuscation": Neutral((False,), "no padding is sent")}
+    "include_usage", neutral={"include_obfuscation": Neutral("no padding is sent", False)}
 )
 # Roles of messages: developer is OpenAI's newer name for system, function its older one for tool.
 _ROLES = {
@@ -117,15 +114,34 @@ class Chat(CachingFormat):
         "OpenAI's chat completions: POST /v1/chat/completions. In OpenClaw set api to "
         '"openai-completions" and baseUrl to this address with /v1 at its end'
     )
+    fields = FIELDS
+    raw = ("messages", "tools")
     routes = (
         Route("POST", "/v1/chat/completions", "turn"),
         Route("GET", "/v1/models", "models"),
         Route("GET", "/v1/models/{name:path}", "model"),
     )
 
-    def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        read, own = self._reading(user)
-        return parse_chat(body, read, own)
+    def request(self, fields: Object, route: Route, reader: PartReader) -> GenerationRequest:
+        tools, missing = reader.read(_tools, fields.get("tools", NO_ITEMS), "tools")
+        sent = raw_items(fields, "messages", "a list of at least one message")
+        messages = (
+            message
+            for i, raw in enumerate(sent)
+            for message in item_messages(_message, raw, f"messages[{i}]", reader)
+        )
+        template_value = "must be a string, a number or a boolean"
+        return GenerationRequest(
+            **openai(fields, tools, "max_completion_tokens", "max_tokens", nested=True),
+            messages=tuple(paired(messages)),
+            wants_usage=fields.object("stream_options", _STREAM).flag("include_usage"),
+            top_k=top_k(fields),
+            seed=fields.integer("seed", -INT64, INT64),
+            stop=stop_strings(fields, "stop"),
+            template=fields.scalars("chat_template_kwargs", template_value),
+            reasoning_effort=effort_level(fields, "reasoning_effort"),
+            left_out=(*missing, *unmet_verbosity(fields)),
+        )
 
     def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
         return ChatReply(request, head)
@@ -140,75 +156,25 @@ class Chat(CachingFormat):
         return {"id": name, "object": "model", "created": since, "owned_by": "tinker-claw"}
 
 
-def parse_chat(
-    body: bytes, read: Read = anew, own: Mapping[Any, Any] | None = None
-) -> GenerationRequest:
-    """Read the body of POST /v1/chat/completions.
-
-    Args:
-        own: what the format needs again later.
-
-    Raises:
-        RequestError: names the first field that is malformed or cannot be honoured.
-    """
-    fields = FIELDS.check(load_body(body, raw=("messages", "tools")))
-    tools, missing = read(_tools, fields["tools"], "tools") if "tools" in fields else ((), ())
-    return GenerationRequest(
-        **openai(fields, tools, "max_completion_tokens", "max_tokens", nested=True),
-        messages=tuple(_messages(fields.get("messages"), read)),
-        wants_usage=fields.object("stream_options", _STREAM).flag("include_usage"),
-        top_k=top_k(fields),
-        seed=fields.integer("seed", -INT64, INT64),
-        stop=stop_strings(fields, "stop"),
-        template=fields.scalars("chat_template_kwargs", "must be a string, a number or a boolean"),
-        reasoning_effort=effort_level(fields, "reasoning_effort"),
-        left_out=(*missing, *unmet_verbosity(fields)),
-        own=own or {},
-    )
-
-
 def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...]]:
-    """Check the shape of tools. They go into the prompt unchanged, and constrain no reply.
-
-    Returns:
-        The functions, and sentences about tools of other types, which are left out.
-    """
-    functions, missing = list[Any](), list[str]()
-    for tool, sent in zip(Object({at: raw}).objects(at, required=True), raw, strict=True):
-        kind = tool.get("type")
-        if kind != "function" and isinstance(kind, str):
-            missing.append(left_out(kind, tool.at))
-            continue
-        if kind != "function":
-            raise tool.wrong("must be an object of type function")
-        function_tool(tool.object("function"))
-        refuse_deep(tool)
-        functions.append(sent)
-    if missing and not functions:
-        raise RequestError(f"{missing[0]}; offer functions.", param=f"{at}[0]")
-    return KnownTools(functions), tuple(missing)
+    tools = Object({at: raw}).objects(at, required=True)
+    return offered(tools, "function", _function, "offer functions.")
 
 
-def _messages(raw: Raw | None, read: Read) -> list[Message]:
-    """Check `messages`. Content becomes one string, which knows its parts and images. Members that
-    are not known are other servers' notes on their replies, and passed over.
-
-    Raises:
-        RequestError: names the message and the field.
-    """
-    messages = raw_items(raw, "messages")
-    if not messages:
-        raise RequestError("messages must be a list of at least one message.", param="messages")
-    return paired([read(_message, item, f"messages[{i}]") for i, item in enumerate(messages)])
+def _function(tool: Object) -> Tool:
+    """Check a function's shape. It goes into the prompt unchanged, and constrains no reply."""
+    function_tool(tool.object("function"))
+    refuse_deep(tool)
+    return {**tool}
 
 
-def _message(raw: Any, at: str) -> KnownMessage:
-    with naming(at, raw):
-        fields = Object(raw, at)
-        role = fields.one_of("role", _ROLES)
-        message = _assistant(fields) if role == "assistant" else _other(fields, _ROLES[role])
-        name = fields.optional("name", empty=True)
-        return KnownMessage({**message, "name": name} if name else message)
+def _message(fields: Object) -> list[Message]:
+    """Convert a message. Content becomes one string, which knows its parts and images. Members that
+    are not known are other servers' notes on their replies, and passed over."""
+    role = fields.one_of("role", _ROLES)
+    message = _assistant(fields) if role == "assistant" else _other(fields, _ROLES[role])
+    name = fields.optional("name", empty=True)
+    return [{**message, "name": name} if name else message]
 
 
 def _other(fields: Object, role: str) -> Message:

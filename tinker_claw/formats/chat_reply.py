@@ -19,7 +19,7 @@ from tinker_claw.formats.base import (
     TokenCounts,
     data,
 )
-from tinker_claw.formats.fields import called
+from tinker_claw.formats.fields import as_message, called
 from tinker_claw.types import Delta
 
 _DONE = b"data: [DONE]\n\n"
@@ -92,15 +92,9 @@ class ChatReply:
 
 
 def _choice(done: FinishedReply) -> Json:
-    reply = done.reply
-    message: Json = {
-        "role": "assistant",
-        "content": reply.text or (None if reply.tool_calls else ""),
-    }
-    if reply.reasoning is not None:
-        message["reasoning_content"] = reply.reasoning
-    if reply.tool_calls:
-        message["tool_calls"] = [*map(called, reply.tool_calls)]
+    message = {**as_message(done.reply)}
+    if done.reply.tool_calls and not done.reply.text:
+        message["content"] = None
     finish = _FINISH[done.finish]
     return {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
@@ -16,8 +15,8 @@ from tinker_claw.formats.body import (
     INT64,
     Neutral,
     Object,
-    Read,
-    listed_together,
+    PartReader,
+    decoded,
     shorten_name,
     without_halves,
 )
@@ -31,9 +30,9 @@ STOP_CHARACTERS = 256
 
 TEXT_ONLY = "this model writes text only; leave it out"
 PLAIN_TEXT = Neutral(
-    ({"type": "text"},),
     "a reply is not constrained to JSON here; offer a tool with this schema and name it in "
     "tool_choice, which forces a call with arguments in JSON",
+    {"type": "text"},
 )
 
 
@@ -88,30 +87,30 @@ def stop_strings(fields: Object, name: str, most: int = STOP_STRINGS) -> tuple[s
 
 def effort_level(fields: Object, name: str) -> str | None:
     """One of EFFORTS; None: absent."""
-    value = fields.get(name)
-    if value is None or (isinstance(value, str) and value in EFFORTS):
-        return value
-    raise fields.wrong(f"must be one of {', '.join(EFFORTS)}", name)
+    return fields.one_of(name, EFFORTS) if name in fields else None
 
 
 def unmet_verbosity(fields: Object) -> list[str]:
     """A sentence about a verbosity that is passed over; medium asks for nothing."""
-    level = fields.get("verbosity", "medium")
-    if level not in ("low", "medium", "high"):
-        raise fields.wrong("must be low, medium or high", "verbosity")
+    level = fields.one_of("verbosity", ("low", "medium", "high"), "medium")
     at = fields.place("verbosity")
     return [] if level == "medium" else [f"{at} {level}: ask for it in the prompt"]
-
-
-def parted(texts: Sequence[str]) -> str:
-    """Join texts of several authors with blank lines."""
-    heads = [text if text.endswith("\n\n") else f"{text}\n\n" for text in texts[:-1]]
-    return joined([*heads, *texts[-1:]])
 
 
 def function_call(id: str, name: str, arguments: str) -> dict[str, Any]:
     """A call in a message of the assistant. `arguments`: JSON."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def unmade_edits(edits: Sequence[Object]) -> list[str]:
+    """Sentences about edits of the history, none of which is made. The chat template decides which
+    thinking is shown again."""
+    kinds = [shorten_name(edit.string("type")) for edit in edits]
+    return [
+        f"{kind} (context_management): nothing is taken out of a history here"
+        for kind in kinds
+        if not kind.startswith("clear_thinking")
+    ]
 
 
 def arguments_of(fields: Object, name: str) -> str:
@@ -155,30 +154,6 @@ def paired(messages: Iterable[Message]) -> list[Message]:
     return identified
 
 
-@contextmanager
-def naming(at: str, raw: Any) -> Generator[None]:
-    """Name the message in the errors about it.
-
-    Args:
-        at: its place in the body.
-        raw: the message.
-    """
-    try:
-        yield
-    except RequestError as error:
-        sent = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
-        what = next(
-            (f"{n} {sent[n]}" for n in ("role", "type") if isinstance(sent.get(n), str)), ""
-        )
-        where = f"{at} ({shorten_name(what)})" if what else at
-        raise RequestError(
-            f"{error} It stands in {where}.",
-            status=error.status,
-            code=error.code,
-            param=error.param,
-        ) from error
-
-
 def called(call: ToolCall) -> dict[str, Any]:
     """A call of a reply, in a message of the assistant."""
     return function_call(call.id, call.name, call.arguments)
@@ -201,19 +176,38 @@ def as_message(reply: Reply) -> Message:
     return assistant([reply.text], thought, [*map(called, reply.tool_calls)])
 
 
-def one_reply(messages: Sequence[Message]) -> Message:
-    """Messages of the assistant in a row, as one."""
-    calls = [call for message in messages for call in message.get("tool_calls", ())]
-    thought = [m["reasoning_content"] for m in messages if "reasoning_content" in m]
-    return assistant([message["content"] for message in messages], thought, calls)
+Convert = Callable[[Object], Sequence[Message]]
+"""Converts an item of a history to messages."""
+
+
+def item_messages(
+    convert: Convert, raw: Raw, at: str, reader: PartReader
+) -> tuple[KnownMessage, ...]:
+    """Return the messages of an item, which is named in the errors about it. `at`: its place."""
+    return reader.cached(lambda: _converted(convert, decoded(raw), at), convert, bytes(raw))
+
+
+def _converted(convert: Convert, item: Any, at: str) -> tuple[KnownMessage, ...]:
+    try:
+        return tuple(map(KnownMessage, convert(Object(item, at))))
+    except RequestError as error:
+        sent = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
+        kinds = (f"{name} {sent[name]}" for name in ("role", "type") if type(sent.get(name)) is str)
+        what = next(kinds, "")
+        where = f"{at} ({shorten_name(what)})" if what else at
+        raise RequestError(
+            f"{error} It stands in {where}.",
+            status=error.status,
+            code=error.code,
+            param=error.param,
+        ) from error
 
 
 def conversation(
     items: Sequence[Raw],
-    messages_of: Callable[[Any, str], Sequence[KnownMessage]],
-    reply_of: Callable[[Any, str], KnownMessage],
+    convert: Convert,
     at: str,
-    read: Read,
+    reader: PartReader,
     *,
     thought_begins: bool = False,
 ) -> tuple[list[Message], list[str]]:
@@ -221,60 +215,63 @@ def conversation(
     are one.
 
     Args:
-        messages_of: converts one item.
-        reply_of: converts a list of items, all the assistant's, to one message.
         at: the field that holds the items.
         thought_begins: an item that only thinks begins another message, once one has said more.
     """
-    rows = list[_Row]()
+    rows, places = list[_Row](), list[str]()
     for i, raw in enumerate(items):
-        messages = read(messages_of, raw, place := f"{at}[{i}]")
-        for message in messages:
-            says = bool(message["content"] or "tool_calls" in message)
-            row = _Row(place, [message], [raw], alone=len(messages) == 1, says=says)
-            assistant_s = bool(rows) and rows[-1].role == row.role == "assistant"
-            thinks = not says and "reasoning_content" in message
-            if assistant_s and not (thought_begins and rows[-1].says and thinks):
-                rows[-1].add(row)
-            else:
-                rows.append(row)
-    return [row.joined(reply_of, at, read) for row in rows], [row.at for row in rows]
+        place = f"{at}[{i}]"
+        for n, message in enumerate(item_messages(convert, raw, place, reader)):
+            if not (rows and rows[-1].goes_on(message, thought_begins)):
+                rows.append(_Row([], []))
+                places.append(place)
+            rows[-1].messages.append(message)
+            rows[-1].origins.append((n, bytes(raw)))
+    return paired(row.joined(reader) for row in rows), places
 
 
 @dataclass(slots=True)
 class _Row:
-    """Messages that are one, and the items that they stand in."""
+    """Messages that are one."""
 
-    at: str
-    """Where the first item stands in the body."""
     messages: list[KnownMessage]
-    items: list[Raw]
-    alone: bool
-    """Whether no item holds further messages, so that the items say the whole."""
-    says: bool
-    """Whether any of them does more than think."""
+    origins: list[tuple[int, bytes]]
+    """The number of each within an item, and the item."""
 
-    @property
-    def role(self) -> str:
-        return self.messages[0]["role"]
+    def goes_on(self, message: Message, thought_begins: bool) -> bool:
+        if not self.messages[0]["role"] == message["role"] == "assistant":
+            return False
+        thinks = "reasoning_content" in message and not _says(message)
+        return not (thought_begins and thinks and any(map(_says, self.messages)))
 
-    def add(self, row: _Row) -> None:
-        self.messages += row.messages
-        self.items += row.items
-        self.alone &= row.alone
-        self.says |= row.says
-
-    def joined(self, reply_of: Callable[[Any, str], KnownMessage], at: str, read: Read) -> Message:
+    def joined(self, reader: PartReader) -> Message:
         if len(self.messages) == 1:
             return self.messages[0]
-        if not self.alone:
-            return KnownMessage(one_reply(self.messages))
-        return read(reply_of, listed_together(self.items), at)
+        numbers, items = zip(*self.origins, strict=True)
+        return reader.cached(lambda: _one_reply(self.messages), (_one_reply, numbers), *items)
 
 
-def system_message(texts: list[str], at: str) -> KnownMessage:
-    """The system message of texts of several authors. `at`: where they stand; they were checked."""
-    return KnownMessage({"role": "system", "content": parted(texts)})
+def _says(message: Message) -> bool:
+    """Return whether a message of the assistant does more than think."""
+    return bool(message["content"] or "tool_calls" in message)
+
+
+def _one_reply(messages: Sequence[Message]) -> KnownMessage:
+    """Messages of the assistant in a row, as one."""
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    thought = [m["reasoning_content"] for m in messages if "reasoning_content" in m]
+    return KnownMessage(assistant([message["content"] for message in messages], thought, calls))
+
+
+def system_message(texts: Sequence[str], reader: PartReader) -> KnownMessage:
+    """The system message of texts of several authors."""
+    return reader.cached(lambda: _head(texts), _head, *(text.encode() for text in texts))
+
+
+def _head(texts: Sequence[str]) -> KnownMessage:
+    plain = [*map(str, texts)]  # nobody but the system speaks there
+    heads = [text if text.endswith("\n\n") else f"{text}\n\n" for text in plain[:-1]]
+    return KnownMessage({"role": "system", "content": joined([*heads, plain[-1]])})
 
 
 def function_tool(fields: Object, schema: str = "parameters") -> Tool:
@@ -353,9 +350,7 @@ def _openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> C
 
 def _allowed(choice: Object, tools: tuple[Tool, ...], at: str, *, nested: bool) -> Calls:
     """The functions of a choice among some tools, which the model is shown alone."""
-    mode, names = choice.get("mode", "auto"), set[str]()
-    if mode not in ("auto", "required"):
-        raise choice.wrong("must be auto or required", "mode")
+    mode, names = choice.one_of("mode", ("auto", "required"), "auto"), set[str]()
     offered = {tool["function"]["name"] for tool in tools}
     for entry in choice.objects("tools"):
         if entry.get("type", "function") != "function":
@@ -370,9 +365,28 @@ def _allowed(choice: Object, tools: tuple[Tool, ...], at: str, *, nested: bool) 
     return {"tools": kept} if kept else {"may_call": False}
 
 
-def left_out(kind: str, at: str) -> str:
-    """Say that a tool was left out. `kind`: its type."""
-    return f"{shorten_name(kind)} ({at}): this server runs no tools itself, so it was not offered"
+def offered(
+    tools: Iterable[Object], usual: str, function_of: Callable[[Object], Tool], advice: str
+) -> tuple[KnownTools, tuple[str, ...]]:
+    """Return the functions, and sentences about tools of other types, which are left out.
+
+    Args:
+        usual: type of a function.
+        advice: what to do where there are tools and none is a function.
+    """
+    functions, missing = list[Tool](), list[str]()
+    for tool in tools:
+        kind = tool.string("type")
+        if kind == usual:
+            functions.append(function_of(tool))
+            continue
+        missing.append(
+            f"{shorten_name(kind)} ({tool.at}): this server runs no tools itself, so it was not "
+            "offered"
+        )
+    if missing and not functions:
+        raise RequestError(f"{missing[0]}; {advice}", param="tools[0]")
+    return KnownTools(functions), tuple(missing)
 
 
 def refuse_deep(value: Object) -> None:

@@ -25,15 +25,13 @@ from tinker_claw.formats.base import (
 )
 from tinker_claw.formats.body import (
     INT64,
+    NO_ITEMS,
     CachingFormat,
     Fields,
     Neutral,
     Object,
-    Read,
-    load_body,
+    PartReader,
     raw_items,
-    shorten_name,
-    written,
 )
 from tinker_claw.formats.fields import (
     PLAIN_TEXT,
@@ -46,16 +44,14 @@ from tinker_claw.formats.fields import (
     forced,
     function_call,
     function_tool,
-    left_out,
     name_of,
-    naming,
-    one_reply,
-    paired,
+    offered,
     refuse_deep,
     result,
     stop_strings,
     system_message,
     top_k,
+    unmade_edits,
 )
 from tinker_claw.formats.messages_reply import MessagesReply, error_body
 from tinker_claw.formats.parts import (
@@ -70,7 +66,7 @@ from tinker_claw.formats.parts import (
     text_of,
     unreadable,
 )
-from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
+from tinker_claw.types import KnownTools, Message, Tool
 
 STOP_SEQUENCES = 64
 """Most stop sequences of a request."""
@@ -87,13 +83,13 @@ FIELDS = Fields(
         "fallback_credit_token"
     ),
     neutral={
-        "container": Neutral((), _RUNS_NOTHING),
-        "mcp_servers": Neutral(([],), _RUNS_NOTHING),
-        "diagnostics": Neutral((), "a reply comes without diagnostics"),
-        "inference_geo": Neutral((), "replies are sampled where the model runs"),
-        "fallbacks": Neutral(([],), "one model is served here"),
-        "compaction": Neutral((), "ask for a summary in a message"),
-        "thread": Neutral((), "send the whole conversation"),
+        "container": Neutral(_RUNS_NOTHING),
+        "mcp_servers": Neutral(_RUNS_NOTHING, []),
+        "diagnostics": Neutral("a reply comes without diagnostics"),
+        "inference_geo": Neutral("replies are sampled where the model runs"),
+        "fallbacks": Neutral("one model is served here", []),
+        "compaction": Neutral("ask for a summary in a message"),
+        "thread": Neutral("send the whole conversation"),
     },
 )
 
@@ -105,8 +101,8 @@ _TOOL = Fields(
     # A call comes when it is complete, and the model is shown all tools at once.
     ignored="cache_control eager_input_streaming defer_loading",
     neutral={
-        "allowed_callers": Neutral((["direct"],), _RUNS_NOTHING),
-        "input_examples": Neutral(([],), "write them into the description"),
+        "allowed_callers": Neutral(_RUNS_NOTHING, ["direct"]),
+        "input_examples": Neutral("write them into the description", []),
     },
 )
 _METADATA = Fields("user_id")
@@ -138,6 +134,8 @@ class Messages(CachingFormat):
         Route("GET", "/v1/models", "models"),
         Route("GET", "/v1/models/{name:path}", "model"),
     )
+    fields = FIELDS
+    raw = ("messages", "tools")
     key_header = "x-api-key"
 
     def claims(self, path: str, headers: Mapping[str, str]) -> bool:
@@ -147,23 +145,21 @@ class Messages(CachingFormat):
         # Some clients send a placeholder in one header, and the key in the other.
         return headers.get("x-api-key", "").strip(), bearer(headers)
 
-    def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        read, own = self._reading(user)
-        fields = FIELDS.check(load_body(body, raw=("messages", "tools")))
+    def request(self, fields: Object, route: Route, reader: PartReader) -> GenerationRequest:
         if route.purpose == "turn" and "max_tokens" not in fields:
             raise fields.wrong("is missing", "max_tokens")
         choice = fields.object("tool_choice", _CHOICE)
         output = fields.object("output_config", _OUTPUT)
         effort, effort_at, shows = _thinking(fields, output)
-        tools, missing = (
-            read(_tools, fields["tools"], "tools") if "tools" in fields else (KnownTools(()), ())
-        )
-        system = _system(fields, read)
-        messages, places = _conversation(fields, read)
+        tools, missing = reader.read(_tools, fields.get("tools", NO_ITEMS), "tools")
+        system = _system(fields, reader)
+        sent = raw_items(fields, "messages", "a list of at least one message")
+        messages, places = conversation(sent, _messages, "messages", reader)
+        edits = fields.object("context_management", _MANAGEMENT).objects("edits")
         return GenerationRequest(
             **common(fields, 1, "max_tokens"),
             **_calls(fields, choice, tools),
-            messages=(*system, *paired(messages)),
+            messages=(*system, *messages),
             places=(*("system" for _ in system), *places),
             one_call=choice.flag("disable_parallel_tool_use"),
             top_k=top_k(fields),
@@ -171,8 +167,8 @@ class Messages(CachingFormat):
             reasoning_effort=effort,
             effort_at=effort_at,
             session=_session(fields.object("metadata", _METADATA)),
-            left_out=(*missing, *_edits(fields)),
-            own=own | {"thinking": shows},
+            left_out=(*missing, *unmade_edits(edits)),
+            own={"thinking": shows},
         )
 
     def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
@@ -219,13 +215,9 @@ def _session(metadata: Object) -> tuple[str, str] | None:
 def _thinking(fields: Object, output: Object) -> tuple[str | None, str, bool]:
     """The effort, the field that sets it, and whether thinking is shown."""
     effort, thinking = effort_level(output, "effort"), fields.object("thinking", _THINKING)
-    kind = thinking.get("type")
-    if kind not in ("enabled", "disabled", "adaptive", None) or (thinking and kind is None):
-        raise thinking.wrong("must be enabled, disabled or adaptive", "type")
+    kind = thinking.one_of("type", ("enabled", "disabled", "adaptive")) if thinking else None
     thinking.integer("budget_tokens", 1, INT64)  # only checked: it is an upper bound
-    display = thinking.get("display", "summarized")
-    if display not in ("summarized", "omitted"):
-        raise thinking.wrong("must be summarized or omitted", "display")
+    display = thinking.one_of("display", ("summarized", "omitted"), "summarized")
     if kind == "disabled":
         return "none", thinking.place("type"), False
     shows = kind is not None and display == "summarized"
@@ -235,29 +227,11 @@ def _thinking(fields: Object, output: Object) -> tuple[str | None, str, bool]:
     return None if usual else effort, output.place("effort"), shows
 
 
-def _edits(fields: Object) -> list[str]:
-    """Sentences about edits of the history that are not made. The chat template decides which
-    thinking is shown again, and nothing else is removed."""
-    edits = fields.object("context_management", _MANAGEMENT).objects("edits")
-    kinds = [edit.string("type") for edit in edits]
-    return [
-        f"{shorten_name(kind)} (context_management): nothing is taken out of a history here"
-        for kind in kinds
-        if not kind.startswith("clear_thinking")
-    ]
-
-
 def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...]]:
-    """The functions, and sentences about tools of other types, which are left out."""
-    functions, missing = list[Tool](), list[str]()
-    for tool in Object({at: raw}).objects(at):
-        if tool.get("type", "custom") == "custom":
-            functions.append(_tool(tool))
-        else:
-            missing.append(left_out(tool.string("type"), tool.at))
-    if missing and not functions:
-        raise RequestError(f"{missing[0]}; offer your own.", param="tools[0]")
-    return KnownTools(functions), tuple(missing)
+    tools = Object({at: raw}).objects(at)
+    for tool in tools:
+        tool.setdefault("type", "custom")
+    return offered(tools, "custom", _tool, "offer your own.")
 
 
 def _calls(fields: Object, choice: Object, tools: KnownTools) -> Calls:
@@ -284,13 +258,13 @@ def _tool(tool: Object) -> Tool:
     return function_tool(tool, "input_schema")
 
 
-def _system(fields: Object, read: Read) -> list[Message]:
+def _system(fields: Object, reader: PartReader) -> list[Message]:
     system = fields.get("system", "")
     whole = isinstance(system, str)
     sent = [system] if whole else [_text(block) for block in fields.objects("system")]
     texts = [stripped for text in sent if (stripped := _BILLING.sub("", text))]
     # By its text: Claude Code's billing line, which is gone by now, is another in every request.
-    return [read(system_message, written(texts), "system")] if texts else []
+    return [system_message(texts, reader)] if texts else []
 
 
 def _text(block: Object) -> str:
@@ -299,38 +273,18 @@ def _text(block: Object) -> str:
     return block.string("text", empty=True)
 
 
-def _conversation(fields: Object, read: Read) -> tuple[list[Message], list[str]]:
-    """Return the messages, and where each stands."""
-    sent = raw_items(fields.get("messages"), "messages")
-    if not sent:
-        raise RequestError("messages must be a list of at least one message.", param="messages")
-    return conversation(sent, _known_messages, _known_reply, "messages", read)
-
-
-def _known_messages(raw: Any, at: str) -> tuple[KnownMessage, ...]:
-    return tuple(map(KnownMessage, _messages(raw, at)))
-
-
-def _known_reply(raw: list[Any], at: str) -> KnownMessage:
-    return KnownMessage(
-        one_reply([message for item in raw for message in _known_messages(item, at)])
-    )
-
-
-def _messages(raw: Any, at: str) -> list[Message]:
+def _messages(fields: Object) -> list[Message]:
     """Convert one message of the client's into neutral messages."""
-    with naming(at, raw):
-        fields = Object(raw, at)
-        role = fields.one_of("role", _ROLES)
-        content = fields.get("content", [])
-        if not isinstance(content, list):
-            return [{"role": role, "content": text_of(fields, "content", plain_part)}]
-        items = (
-            {"type": "text", "text": item} if isinstance(item, str) else item
-            for item in cast("list[Any]", content)
-        )
-        blocks = [Object(item, f"{at}.content[{i}]") for i, item in enumerate(items)]
-        return _replies(blocks) if role == "assistant" else _others(blocks, role)
+    role = fields.one_of("role", _ROLES)
+    content = fields.get("content", [])
+    if not isinstance(content, list):
+        return [{"role": role, "content": text_of(fields, "content", plain_part)}]
+    items = (
+        {"type": "text", "text": item} if isinstance(item, str) else item
+        for item in cast("list[Any]", content)
+    )
+    blocks = [Object(item, f"{fields.at}.content[{i}]") for i, item in enumerate(items)]
+    return _replies(blocks) if role == "assistant" else _others(blocks, role)
 
 
 def _others(blocks: Sequence[Object], role: str) -> list[Message]:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, cast
 
 import msgspec
@@ -20,7 +21,7 @@ import msgspec
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Attached, Joined, Refusal, parts_of
 from tinker_claw.formats.body import Object, shorten_name
-from tinker_claw.images import Image, Pictured, images_at, read_data, read_url, split
+from tinker_claw.images import Image, Pictured, images_at, read_url, split
 
 READS_TEXT: Final = "this model reads text only"
 _ELSEWHERE: Final = "it was kept by another service, and is not here"
@@ -171,7 +172,7 @@ def unreadable(part: Object) -> RequestError:
 def _picture(part: Object) -> str:
     """An image, as the text that stands for it."""
     try:
-        return Pictured.showing(_image_of(part))
+        return Pictured.showing(read_url(*_url_of(part)))
     except RequestError as error:
         # Without its traceback, which would hold the whole body.
         refused = RequestError(str(error), param=error.param)
@@ -188,32 +189,31 @@ def _unpictured(part: Object) -> str:
     return Attached.of(line(_NOT_THEIRS, *_described(part)))
 
 
-def _image_of(part: Object) -> Image:
-    if part.get("type") == "image" and "source" in part:
+def _url_of(part: Object) -> tuple[str, str]:
+    """Address of an image, and where it stands; of one that is sent as data, a data: URL."""
+    if "source" in part:
         source = part.object("source")
         if source.get("type") == "url":
-            return read_url(source.string("url"), source.place("url"))
+            return source.string("url"), source.place("url")
         if source.get("type") != "base64":
             raise source.wrong("must be base64 or url", "type")
-        return read_data(source.string("data"), source.place("data"))
+        url = f"data:{_named(source, 'media_type')};base64,{source.string('data')}"
+        return url, source.place("data")
     if isinstance(part.get("image_url"), str):
-        return read_url(part["image_url"], part.place("image_url"))
+        return part["image_url"], part.place("image_url")
     image_url = part.object("image_url")
-    return read_url(image_url.string("url"), image_url.place("url"))
+    return image_url.string("url"), image_url.place("url")
 
 
 def _described(part: Object) -> tuple[str, str]:
     """Kind and size of an image, or its address."""
-    source: Any = part.get("source") or part.get("image_url") or part.get("file_id") or {}
-    fields: dict[str, Any] = source if isinstance(source, dict) else {"url": source}
-    data, url = fields.get("data"), fields.get("url") or fields.get("file_id")
-    kind = fields.get("media_type") if isinstance(fields.get("media_type"), str) else None
-    if isinstance(url, str):
-        head, comma, data = url.partition(",")
-        if not (comma and head.startswith("data:")):
-            return "image", url
-        kind = head.removeprefix("data:").partition(";")[0]
-    return kind or "image", _unpacked(data) if isinstance(data, str) else ""
+    try:
+        url, _ = _url_of(part)
+    except RequestError:
+        source = part.get("source")
+        url = _named(source if isinstance(source, dict) else part, "file_id")
+    kind, data = _data_url(url)
+    return (kind or "image", _unpacked(data)) if data else ("image", url)
 
 
 def without_images(text: str, whys: Callable[[Image], str | None]) -> str:
@@ -246,13 +246,8 @@ def _document(block: Object) -> str:
         return _headed("document", title, [_named(source, "data")])
     if kind == "content":
         return _headed("document", title, [text_of(source, "content", seen_part)])
-    data, media = source.get("data"), _named(source, "media_type")
-    if isinstance(data, str):
-        if (text := _decoded(media, data)) is not None:
-            return _headed("document", title, [text])
-        return Attached.of(line(READS_TEXT, media or "document", title, _unpacked(data)))
     at = _named(source, "url") or _named(source, "file_id")
-    return Attached.of(line(_ELSEWHERE, "document", title, at))
+    return _packed("document", title, _named(source, "media_type"), _named(source, "data"), at)
 
 
 def _search_result(block: Object) -> str:
@@ -280,30 +275,34 @@ def _file(part: Object) -> str:
     """A file as OpenAI's formats have it: in a member of the part, or the part itself."""
     raw: Any = part.get("file")
     file = Object(raw, part.place("file")) if isinstance(raw, dict) else part
-    name, data = _named(file, "filename"), _named(file, "file_data")
+    sent = _named(file, "file_data")
+    media, data = _data_url(sent)
+    at = _named(file, "file_url") or _named(file, "file_id")
+    return _packed("file", _named(file, "filename"), media, data or sent, at)
+
+
+def _data_url(url: str) -> tuple[str, str]:
+    """Type and data of a data: URL; two empty strings for any other text."""
+    head, _, data = url.partition(",")
+    return (head[5:].partition(";")[0], data) if head.startswith("data:") else ("", "")
+
+
+def _packed(what: str, title: str, media: str, data: str, at: str) -> str:
+    """A file in base64: its text, or a line in its place.
+
+    Args:
+        media: its type; "" where it is not known.
+        at: where it is if there is no data.
+    """
     if not data:
-        at = _named(file, "file_url") or _named(file, "file_id")
-        return Attached.of(line(_ELSEWHERE, "file", name, at))
-    head, comma, packed = data.partition(",")
-    named = bool(comma) and head.startswith("data:")
-    kind = head.removeprefix("data:").partition(";")[0] if named else ""
-    packed = packed if named else data
-    if (text := _decoded(kind, packed)) is not None:
-        return _headed("file", name, [text])
-    return Attached.of(line(READS_TEXT, kind or "file", name, _unpacked(packed)))
+        return Attached.of(line(_ELSEWHERE, what, title, at))
+    if media.startswith("text/") or media in ("application/json", "application/xml"):
+        with suppress(binascii.Error, ValueError):
+            return _headed(what, title, [base64.b64decode(data, validate=True).decode()])
+    return Attached.of(line(READS_TEXT, media or what, title, _unpacked(data)))
 
 
-def _decoded(media: str, data: str) -> str | None:
-    """Text of a file in base64; None: it is none."""
-    if not (media.startswith("text/") or media in ("application/json", "application/xml")):
-        return None
-    try:
-        return base64.b64decode(data, validate=True).decode()
-    except (binascii.Error, ValueError):
-        return None
-
-
-def _named(fields: Object, name: str) -> str:
+def _named(fields: Mapping[str, Any], name: str) -> str:
     """A text that describes something; "" where there is none."""
     value = fields.get(name)
     return value if isinstance(value, str) else ""
@@ -343,17 +342,13 @@ def _clear(value: Any, depth: int) -> Any:
 
 def answered(content: Any, at: str) -> str:
     """Return the result of a service's own tool: its texts, documents and images, or JSON."""
-    if isinstance(content, dict) and "source" in _inner(content):
-        content = [_inner(content)]  # a page that was fetched
+    inner: Any = content.get("content") if isinstance(content, dict) else None
+    if isinstance(inner, dict) and "source" in inner:
+        content = [inner]  # a page that was fetched
     blocks: Iterable[Any] = content if isinstance(content, list) else []
     if content and isinstance(content, list) and all(map(_is_part, blocks)):
         return joined([seen_part(Object(block, f"{at}[{i}]")) for i, block in enumerate(blocks)])
     return as_text(content if content is not None else "")
-
-
-def _inner(content: dict[str, Any]) -> dict[str, Any]:
-    inner = content.get("content")
-    return cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}
 
 
 def _is_part(block: Any) -> bool:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from msgspec import Raw
-
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
     GenerationRequest,
@@ -20,15 +18,13 @@ from tinker_claw.formats.base import (
     Route,
 )
 from tinker_claw.formats.body import (
+    NO_ITEMS,
     CachingFormat,
     Fields,
     Neutral,
     Object,
-    Read,
-    load_body,
-    shorten_name,
-    text_or_items,
-    written,
+    PartReader,
+    raw_items,
 )
 from tinker_claw.formats.chat_reply import error_body
 from tinker_claw.formats.fields import (
@@ -39,15 +35,13 @@ from tinker_claw.formats.fields import (
     effort_level,
     function_call,
     function_tool,
-    left_out,
     name_of,
-    naming,
-    one_reply,
+    offered,
     openai,
-    paired,
     refuse_deep,
     result,
     system_message,
+    unmade_edits,
     unmet_verbosity,
 )
 from tinker_claw.formats.parts import (
@@ -81,20 +75,18 @@ FIELDS = Fields(
         "prompt_cache_retention prompt_cache_options"
     ),
     neutral={
-        "background": Neutral(
-            (False,), "a reply comes to the client that waits for it; leave it out"
-        ),
-        "previous_response_id": Neutral((), _KEEPS_NOTHING),
-        "conversation": Neutral((), _KEEPS_NOTHING),
-        "prompt": Neutral((), "no prompt is kept here; send instructions and input"),
+        "background": Neutral("a reply comes to the client that waits for it; leave it out", False),
+        "previous_response_id": Neutral(_KEEPS_NOTHING),
+        "conversation": Neutral(_KEEPS_NOTHING),
+        "prompt": Neutral("no prompt is kept here; send instructions and input"),
         "truncation": Neutral(
-            ("disabled",), "nothing is taken out of a history here; send a shorter input"
+            "nothing is taken out of a history here; send a shorter input", "disabled"
         ),
-        "top_logprobs": Neutral((0,), "no logprobs are returned; the ledger has them"),
-        "max_tool_calls": Neutral((), "this server runs no tools itself; leave it out"),
-        "moderation": Neutral((), "nothing is moderated here"),
-        "image": Neutral((), "no images are drawn here"),
-        "personality": Neutral((), "ask for it in the instructions"),
+        "top_logprobs": Neutral("no logprobs are returned; the ledger has them", 0),
+        "max_tool_calls": Neutral("this server runs no tools itself; leave it out"),
+        "moderation": Neutral("nothing is moderated here"),
+        "image": Neutral("no images are drawn here"),
+        "personality": Neutral("ask for it in the instructions"),
     },
 )
 
@@ -102,20 +94,20 @@ _REASONING = Fields(
     honoured="effort",
     ignored="summary generate_summary",  # reasoning goes out as it was sampled
     neutral={
-        "context": Neutral(("auto",), "the chat template says which reasoning is shown again"),
-        "mode": Neutral(("standard",), "there is one mode"),
+        "context": Neutral("the chat template says which reasoning is shown again", "auto"),
+        "mode": Neutral("there is one mode", "standard"),
     },
 )
 _TEXT = Fields("verbosity", neutral={"format": PLAIN_TEXT})
 _INCLUDED = "reasoning.encrypted_content"
 """Asks for reasoning that comes back with the next request; it is sent in clear anyway."""
-_STREAM = Fields("", neutral={"include_obfuscation": Neutral((False,), "no padding is sent")})
+_STREAM = Fields("", neutral={"include_obfuscation": Neutral("no padding is sent", False)})
 _FUNCTION = Fields(
     honoured="type name description parameters strict",
     ignored="output_schema defer_loading",  # the model is shown all tools at once
     neutral={
-        "async": Neutral((False,), "an agent goes on once all its calls have results"),
-        "allowed_callers": Neutral((["direct"],), _RUNS_NOTHING),
+        "async": Neutral("an agent goes on once all its calls have results", False),
+        "allowed_callers": Neutral(_RUNS_NOTHING, ["direct"]),
     },
 )
 _NAMESPACE = Fields("type name description tools")
@@ -144,6 +136,8 @@ class Responses(CachingFormat):
         "OpenAI's Responses: POST /v1/responses. In Codex add a provider whose base_url is this "
         "address with /v1 at its end, and whose name is not OpenAI, or it would ask for compactions"
     )
+    fields = FIELDS
+    raw = ("input", "tools")
     routes = (
         Route("POST", "/v1/responses", "turn"),
         Route("POST", "/v1/responses/input_tokens", "count"),
@@ -152,29 +146,28 @@ class Responses(CachingFormat):
     def claims(self, path: str, headers: Mapping[str, str]) -> bool:
         return path.startswith("/v1/responses")
 
-    def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        read, own = self._reading(user)
-        fields = FIELDS.check(load_body(body, raw=("input", "tools")))
-        history, places = _conversation(fields, read)
-        history = tuple(paired(history))
-        tools, missing, names, fields["tools"] = read(
-            _tools, fields.get("tools", Raw(b"[]")), "tools"
+    def request(self, fields: Object, route: Route, reader: PartReader) -> GenerationRequest:
+        history, places = _history(fields, reader)
+        tools, missing, names, fields["tools"] = reader.read(
+            _tools, fields.get("tools", NO_ITEMS), "tools"
         )
         head = [fields.string("instructions")] if fields.get("instructions") else []
-        messages, places = _with_one_head(head, history, places, read)
+        messages, places = _with_one_head(head, history, places, reader)
         effort = effort_level(fields.object("reasoning", _REASONING), "effort")
         fields.object("stream_options", _STREAM)
         unmet = unmet_verbosity(fields.object("text", _TEXT))
-        _check_included(fields)
+        edits = fields.objects("context_management")
+        for i, entry in enumerate(fields.listed("include")):
+            if entry != _INCLUDED:
+                raise fields.wrong(f"is not supported; {_INCLUDED} alone is", f"include[{i}]")
         return GenerationRequest(
             **openai(fields, tools, "max_output_tokens", nested=False),
             messages=messages,
             places=places,
-            left_out=(*missing, *unmet, *_edits(fields), *_references(history)),
+            left_out=(*missing, *unmet, *unmade_edits(edits), *_references(history)),
             reasoning_effort=effort,
             effort_at="reasoning.effort",
-            own=own
-            | {
+            own={
                 "fields": fields
                 | {
                     "reasoning": {"effort": effort, "summary": None},
@@ -195,7 +188,7 @@ class Responses(CachingFormat):
 
 
 def _with_one_head(
-    head: list[str], messages: Sequence[Message], places: Sequence[str], read: Read
+    head: list[str], messages: Sequence[Message], places: Sequence[str], reader: PartReader
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """Merge instructions and leading developer messages into one system message: many chat
     templates accept only one. Return the messages, and where each stands."""
@@ -204,21 +197,7 @@ def _with_one_head(
     if not texts:
         return tuple(messages), tuple(places)
     where = "instructions" if head else places[0]
-    return (read(system_message, written(texts), where), *messages[at:]), (where, *places[at:])
-
-
-def _check_included(fields: Object) -> None:
-    for i, entry in enumerate(fields.listed("include")):
-        if entry != _INCLUDED:
-            raise fields.wrong(f"is not supported; {_INCLUDED} alone is", f"include[{i}]")
-
-
-def _edits(fields: Object) -> list[str]:
-    """Sentences about edits of the history, none of which is made."""
-    kinds = [shorten_name(edit.string("type")) for edit in fields.objects("context_management")]
-    return [
-        f"{kind} (context_management): nothing is taken out of a history here" for kind in kinds
-    ]
+    return (system_message(texts, reader), *messages[at:]), (where, *places[at:])
 
 
 def _references(messages: Sequence[Message]) -> list[str]:
@@ -240,33 +219,25 @@ def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...], Names, list[
         in a namespace, by the name the model is shown; and the list as it was sent, which the
         reply repeats.
     """
-    functions, missing, names = list[Tool](), list[str](), Names()
+    tools, names = list[Object](), Names()
     for entry in Object({at: raw}).objects(at):
         refuse_deep(entry)
-        space = _NAMESPACE.check(entry).string("name") if entry.get("type") == "namespace" else None
-        for tool in [entry] if space is None else entry.objects("tools", required=True):
-            kind = tool.get("type")
-            if isinstance(kind, str) and kind != "function":
-                missing.append(left_out(kind, tool.at))
-                continue
-            definition = _function(tool)
-            if space is not None:
-                function = definition["function"]
-                names[name := _shown(space, function["name"])] = (space, function["name"])
-                definition = {"type": "function", "function": {**function, "name": name}}
-            functions.append(definition)
-    if missing and not functions:
-        raise RequestError(
-            f'{missing[0]}; offer functions. In Codex, web_search = "disabled" leaves its own out.',
-            param="tools[0]",
-        )
-    return KnownTools(functions), tuple(missing), names, raw
+        if entry.get("type") != "namespace":
+            tools.append(entry)
+            continue
+        space = _NAMESPACE.check(entry).string("name")
+        for tool in entry.objects("tools", required=True):
+            if tool.get("type") == "function":
+                name = tool.string("name")
+                tool["name"] = full_name = _shown(space, name)
+                names[full_name] = space, name
+            tools.append(tool)
+    advice = 'offer functions. In Codex, web_search = "disabled" leaves its own out.'
+    return *offered(tools, "function", _function, advice), names, raw
 
 
-def _function(fields: Object) -> Tool:
-    if fields.get("type") != "function":
-        raise fields.wrong("must be of type function")
-    return function_tool(_FUNCTION.check(fields))
+def _function(tool: Object) -> Tool:
+    return function_tool(_FUNCTION.check(tool))
 
 
 def _shown(space: str, name: str) -> str:
@@ -274,17 +245,12 @@ def _shown(space: str, name: str) -> str:
     return f"{space}__{name}"
 
 
-def _conversation(fields: Object, read: Read) -> tuple[list[Message], list[str]]:
+def _history(fields: Object, reader: PartReader) -> tuple[list[Message], list[str]]:
     """Convert the items of an input to messages; return them, and where each stands."""
-    wrong = fields.wrong("must be a string or a list of items", "input")
-    items = text_or_items(fields.get("input"), wrong)
-    if not items:
-        raise wrong
+    items = raw_items(fields, "input", "a string or a list of items", text=True)
     if isinstance(items, str):
         return [KnownMessage({"role": "user", "content": items})], ["input"]
-    messages, places = conversation(
-        items, _known_items, _known_reply, "input", read, thought_begins=True
-    )
+    messages, places = conversation(items, _item, "input", reader, thought_begins=True)
     if not messages:
         raise RequestError("input holds nothing that this model can read.", param="input")
     if messages[-1] == {"role": "system", "content": _TRIGGER}:
@@ -294,15 +260,6 @@ def _conversation(fields: Object, read: Read) -> tuple[list[Message], list[str]]
             param=places[-1],
         )
     return messages, places
-
-
-def _known_items(raw: Any, at: str) -> tuple[KnownMessage, ...]:
-    with naming(at, raw):
-        return tuple(map(KnownMessage, _item(Object(raw, at))))
-
-
-def _known_reply(raw: list[Any], at: str) -> KnownMessage:
-    return KnownMessage(one_reply([message for item in raw for message in _known_items(item, at)]))
 
 
 def _item(fields: Object) -> list[Message]:

@@ -75,10 +75,7 @@ def marked(messages: Iterable[str]) -> Marker | None:
     Args:
         messages: the user's words, without an agent's additions, oldest first.
     """
-    newest: Marker | None = None
-    for text in messages:
-        newest = _marker(text) or newest
-    return newest
+    return next(filter(None, map(_marker, reversed([*messages]))), None)
 
 
 def ends(text: str) -> bool:

@@ -27,8 +27,8 @@ def name_digest(name: str) -> str:
 class _Secret:
     start: int
     end: int
+    kind: str
     name: str
-    what: str
 
 
 class Redactor:
@@ -43,11 +43,14 @@ class Redactor:
     def load(self) -> None:
         """Load all rules, so that the first text does not wait for them."""
         if self._maintained:
-            rules.load()
+            rules.scanner()
 
     def holds(self, text: str) -> str | None:
         """Return a description of a secret found, or None."""
-        return next((secret.what for secret in self._search(text)), None)
+        secret = next(iter(self._search(text)), None)
+        if secret is None:
+            return None
+        return f"{'a secret' if secret.kind == SECRETS else 'personal data'} ({secret.name})"
 
     def values(self, text: str) -> tuple[str, ...]:
         """Return the secrets that a text holds."""
@@ -81,10 +84,10 @@ class Redactor:
         for rule in self._rules:
             group = "cut" if "cut" in rule.pattern.groupindex else 0
             for match in _matches(rule, text, lowered):
-                yield _Secret(*match.span(group), rule.name, rule.what)
+                yield _Secret(*match.span(group), rule.kind, rule.name)
         if self._maintained:
             for start, end, name in rules.search(text):
-                yield _Secret(start, end, name, f"a secret ({name})")
+                yield _Secret(start, end, SECRETS, name)
 
 
 def _matches(rule: Rule, text: str, lowered: str) -> Iterator[Match]:

@@ -41,29 +41,22 @@ def search(text: str) -> Iterator[tuple[int, int, str]]:
                 yield at + start, at + end, name
 
 
-def load() -> None:
-    """Load the rules, in a second if they have been compiled before, else in several."""
-    _scanner()
-
-
 def _in_piece(piece: str) -> Iterator[tuple[int, int, str]]:
     encoded = piece.encode(errors="replace")
     at = offset = 0  # characters, and the bytes that they take
-    findings = [finding for finding in _scanner().scan(encoded) if finding.visible]
+    findings = [finding for finding in scanner().scan(encoded) if finding.visible]
     for finding in sorted(findings, key=lambda finding: finding.location["start_offset"]):
         begin = finding.location["start_offset"]
         at, offset = at + len(encoded[offset:begin].decode(errors="ignore")), begin
         start = piece.find(finding.secret, at)
         if start >= 0:
-            yield start, start + len(finding.secret), _name(finding.rule_id)
-
-
-def _name(rule: str) -> str:
-    return rule.rpartition(".")[2].replace("-", " ")
+            name = finding.rule_id.rpartition(".")[2].replace("-", " ")
+            yield start, start + len(finding.secret), name
 
 
 @cache
-def _scanner() -> Scanner:
+def scanner() -> Scanner:
+    """Load Kingfisher's rules, in a second if they have been compiled before, else in several."""
     from kingfisher_sdk import Rules, Scanner  # not needed by most commands
 
     return Scanner(Rules(confidence="high"), base64=False)
@@ -96,11 +89,6 @@ class Rule:
     def holds(self, match: Match) -> bool:
         """Return whether a match of the pattern is genuine."""
         return self.valid is None or self.valid(match)
-
-    @property
-    def what(self) -> str:
-        """Description of the kind, for a sentence."""
-        return f"a secret ({self.name})" if self.kind == SECRETS else f"personal data ({self.name})"
 
 
 def _secret(

@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, cast
+from typing import Any
 
-import renderers
-
-from tinker_claw.render.outside_text import CutTokenizer, Guard
+from tinker_claw.render.outside_text import CutTokenizer
 from tinker_claw.render.own_template import UNFIT
 from tinker_claw.types import Reply
 
@@ -33,78 +31,62 @@ _LONGEST = 40
 """Most ids that may change because the prompt ends between them."""
 
 Tools = Sequence[Mapping[str, Any]]
+Render = Callable[..., Sequence[int]]
+"""Renders messages and tools; see `ChatFormat.plain_ids`."""
 Reads = Callable[[Sequence[int], Sequence[int], Tools], Reply]
 """Parses ids after a prompt with tools as a reply."""
 
 
-class Beginnings:
-    """Beginnings of replies in one chat format."""
+def beginning(
+    render: Render, tokenizer: CutTokenizer, names: Sequence[str], reads: Reads
+) -> tuple[int, ...] | None:
+    """Return the ids with which every such reply begins, without thinking; () if there are none,
+    None if this format does not support it.
 
-    def __init__(self, plain: renderers.Renderer, tokenizer: CutTokenizer, guard: Guard) -> None:
-        self._plain = plain
-        self._encode, self._text = tokenizer.encode, tokenizer.text
-        self._guard = guard
+    Args:
+        names: tools of which it calls one; (): it is text.
+    """
+    # The first and the last in order share the common prefix of all names.
+    ends = sorted({min(names), max(names)}) if names else []
+    calls = [(name, arguments) for name in ends for arguments in _ARGUMENTS]
+    replies = [(_call(name, arguments), [_tool(name)]) for name, arguments in calls]
+    replies = replies or [({"role": "assistant", "content": text}, []) for text in _TEXTS]
+    for unthought in _UNTHOUGHT:
+        rows: list[Sequence[int]] = []
+        for message, tools in replies:
+            try:
+                prompt = render([_ASKED], tools, reply_follows=True)
+                conversation = render([_ASKED, {**message, **unthought}], tools)
+            except UNFIT:
+                break
+            ids = _behind(prompt, conversation, "".join(unthought.values()), tokenizer)
+            if ids is None or not _is_meant(reads(ids, prompt, tools), message):
+                break
+            rows.append(ids)
+        if len(rows) == len(replies):
+            return common(rows)
+    return None
 
-    def ids(self, names: Sequence[str], reads: Reads) -> tuple[int, ...] | None:
-        """Return the ids with which every such reply begins, without thinking; () if there are
-        none, None if this format does not support it.
 
-        Args:
-            names: tools of which it calls one; (): it is text.
-        """
-        # The first and the last in order share the common prefix of all names.
-        ends = sorted({min(names), max(names)}) if names else []
-        calls = [(name, arguments) for name in ends for arguments in _ARGUMENTS]
-        replies = [(_call(name, arguments), [_tool(name)]) for name, arguments in calls]
-        replies = replies or [({"role": "assistant", "content": text}, []) for text in _TEXTS]
-        for unthought in _UNTHOUGHT:
-            rows: list[Sequence[int]] = []
-            for message, tools in replies:
-                try:
-                    prompt = self._render([_ASKED], tools, reply_follows=True)
-                    conversation = self._render([_ASKED, {**message, **unthought}], tools)
-                except UNFIT:
-                    break
-                ids = self._behind(prompt, conversation, "".join(unthought.values()))
-                if ids is None or not _is_meant(reads(ids, prompt, tools), message):
-                    break
-                rows.append(ids)
-            if len(rows) == len(replies):
-                return common(rows)
-        return None
+def _behind(
+    prompt: Sequence[int], conversation: Sequence[int], thought: str, tokenizer: CutTokenizer
+) -> list[int] | None:
+    """Return the ids rendered after the prompt and the thinking; None: the reply does not continue
+    the prompt.
 
-    def _render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Tools,
-        *,
-        reply_follows: bool = False,
-    ) -> list[int]:
-        return self._plain.render_ids(
-            cast("Any", self._guard.messages(messages)),
-            tools=cast("Any", self._guard.tools(tools) or None),
-            add_generation_prompt=reply_follows,
-        )
-
-    def _behind(
-        self, prompt: Sequence[int], conversation: Sequence[int], thought: str
-    ) -> list[int] | None:
-        """Return the ids rendered after the prompt and the thinking; None: the reply does not
-        continue the prompt.
-
-        Text that the prompt begins may be tokenized differently where more of it follows.
-        """
-        same = len(common((prompt, conversation)))
-        begun, rest = self._text(prompt[same:]) + thought, conversation[same:]
-        if not begun:
-            return list(rest)
-        for n in range(1, min(len(rest), _LONGEST) + 1):
-            text = self._text(rest[:n])
-            if text.startswith(begun):
-                return [*self._encode(text[len(begun) :]), *rest[n:]]
-            if not begun.startswith(text):
-                return None
-        return None
+    Text that the prompt begins may be tokenized differently where more of it follows.
+    """
+    same = len(common((prompt, conversation)))
+    begun, rest = tokenizer.text(prompt[same:]) + thought, conversation[same:]
+    if not begun:
+        return list(rest)
+    for n in range(1, min(len(rest), _LONGEST) + 1):
+        text = tokenizer.text(rest[:n])
+        if text.startswith(begun):
+            return [*tokenizer.encode(text[len(begun) :]), *rest[n:]]
+        if not begun.startswith(text):
+            return None
+    return None
 
 
 def _is_meant(reply: Reply, message: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 from uuid import uuid4
 
@@ -56,7 +57,8 @@ Read: TypeAlias = Callable[[str, Tools], Sequence[Call] | None]
 class Family:
     """The marks of replies in one family of chat formats, each a single token."""
 
-    read: Read
+    read: Read | None = None
+    """Reads calls in a form of its own; None: there is none but JSON."""
     call: tuple[str, str] = ("<tool_call>", "</tool_call>")
     """Around one block of calls."""
     section: tuple[str, str] | None = None
@@ -79,13 +81,13 @@ class CallReader:
 
     def read(self, block: Sequence[int], tools: Tools) -> list[ToolCall] | None:
         """Return the calls between two marks; None: they are not whole."""
-        text = self._text(block)
+        text, read = self._text(block), self._family.read
         try:
-            calls = self._family.read(text, tools) or _one(read_json(text, tools))
+            calls = (read and read(text, tools)) or [read_json(text, tools)]
         except (ValueError, RecursionError):  # numbers of thousands of digits, endless nesting
             return None
-        tool_calls = [tool_call(call, tools) for call in calls or ()]
-        return [call for call in tool_calls if call] if tool_calls and all(tool_calls) else None
+        tool_calls = [call and tool_call(call, tools) for call in calls]
+        return [call for call in tool_calls if call] if all(tool_calls) else None
 
     def breaks_off(self, block: Sequence[int]) -> bool:
         """Return whether a block may end within its arguments."""
@@ -115,7 +117,7 @@ def tool_call(call: Call, tools: Tools) -> ToolCall | None:
     Its arguments become compact JSON, written as JavaScript writes it.
     """
     name, value = call
-    if not (_NAME.fullmatch(name) or any(_named(tool) == name for tool in tools)):
+    if not (_NAME.fullmatch(name) or _schemas(name, tools)):
         return None
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -163,7 +165,8 @@ def read_json(text: str, tools: Tools) -> Call | None:
         return None
     arguments = next(iter(fields.values()), None)
     if arguments is None:  # complete only if there is nothing to give
-        return Call(name, {}) if _takes_nothing(name, tools) else None
+        takes_nothing = any(not s or s.get("properties") == {} for s in _schemas(name, tools))
+        return Call(name, {}) if takes_nothing else None
     try:
         arguments = _object(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
@@ -171,45 +174,32 @@ def read_json(text: str, tools: Tools) -> Call | None:
     return Call(name, cast("dict[str, Any]", arguments)) if isinstance(arguments, dict) else None
 
 
-def _read_hermes(text: str, tools: Tools) -> Sequence[Call] | None:
-    return _one(read_json(text, tools))
-
-
-def _read_xml(text: str, tools: Tools) -> Sequence[Call] | None:
-    return _xml(_QWEN, text, tools)
-
-
-def _read_minimax(text: str, tools: Tools) -> Sequence[Call] | None:
-    return _xml(_MINIMAX, text, tools)
-
-
 class _Xml(NamedTuple):
     """Tags of a call and of its arguments."""
 
     begin: re.Pattern[str]
-    end: str
     argument: re.Pattern[str]
+    end: re.Pattern[str]
     line: bool
     """Whether a value stands on lines of its own."""
 
 
 _QWEN = _Xml(
-    re.compile(r"\s*<function=([^<>\n]+)>\s*"),
-    "</function>",
-    re.compile(r"<parameter=([^<>\n]+)>"),
+    re.compile(r"\s*<function=([^<>\n]+)>"),
+    re.compile(r"\s*<parameter=([^<>\n]+)>"),
+    re.compile(r"\s*</function>"),
     line=True,
 )
 _MINIMAX = _Xml(
-    re.compile(r'\s*<invoke name="([^"<>\n]+)">\s*'),
-    "</invoke>",
-    re.compile(r'<parameter name="([^"<>\n]+)">'),
+    re.compile(r'\s*<invoke name="([^"<>\n]+)">'),
+    re.compile(r'\s*<parameter name="([^"<>\n]+)">'),
+    re.compile(r"\s*</invoke>"),
     line=False,
 )
 _ARGUMENT = re.compile(r"(</parameter>)|<parameter(?:=[^<>\n]*|\s[^<>]*)?>")
-_BLANKS = re.compile(r"\s*")
 
 
-def _xml(form: _Xml, text: str, tools: Tools) -> list[Call] | None:
+def _read_xml(form: _Xml, text: str, tools: Tools) -> list[Call] | None:
     """Read calls whose tags are text."""
     calls, at = list[Call](), 0
     while begun := form.begin.match(text, at):
@@ -220,13 +210,15 @@ def _xml(form: _Xml, text: str, tools: Tools) -> list[Call] | None:
             if end is None or argument[1] in values:
                 return None
             value = text[argument.end() : end[0]]
-            values[argument[1]] = _without_layout(value) if form.line else value
-            at = _blanks_end(text, end[1])
-        if not text.startswith(form.end, at):
+            if form.line:
+                value = value.removeprefix("\n").removesuffix("\n")
+            values[argument[1]], at = value, end[1]
+        end_tag = form.end.match(text, at)
+        if end_tag is None:
             return None
-        at = _blanks_end(text, at + len(form.end))
+        at = end_tag.end()
         calls.append(_typed(name, values, tools))
-    return calls if at == len(text) else None
+    return calls if not text[at:].strip() else None
 
 
 def _closing(text: str, at: int) -> tuple[int, int] | None:
@@ -238,15 +230,6 @@ def _closing(text: str, at: int) -> tuple[int, int] | None:
         if not depth:
             return tag.span()
     return None
-
-
-def _without_layout(value: str) -> str:
-    return value.removeprefix("\n").removesuffix("\n")
-
-
-def _blanks_end(text: str, at: int) -> int:
-    match = _BLANKS.match(text, at)
-    return match.end() if match else at
 
 
 class _Pairs(NamedTuple):
@@ -274,20 +257,17 @@ _HY3_SUFFIX = ":opensource"
 _HY3 = _pairs(_TAG, _HY3_SUFFIX, name_end=_TAG + re.escape(f"<tool_sep{_HY3_SUFFIX}>"))
 
 
-def _read_pairs(form: _Pairs) -> Read:
-    def read(text: str, tools: Tools) -> Sequence[Call] | None:
-        begun = form.name.match(text)
-        if begun is None:
+def _read_pairs(form: _Pairs, text: str, tools: Tools) -> Sequence[Call] | None:
+    begun = form.name.match(text)
+    if begun is None:
+        return None
+    values, at = dict[str, str](), begun.end()
+    while pair := form.pair.match(text, at):
+        key, value = pair[1].strip(), pair[2]
+        if key in values or form.tag.search(value):
             return None
-        values, at = dict[str, str](), begun.end()
-        while pair := form.pair.match(text, at):
-            key, value = pair[1].strip(), pair[2]
-            if key in values or form.tag.search(value):
-                return None
-            values[key], at = value, pair.end()
-        return [_typed(begun[1], values, tools)] if at == len(text) else None
-
-    return read
+        values[key], at = value, pair.end()
+    return [_typed(begun[1], values, tools)] if at == len(text) else None
 
 
 _KIMI_CALL = re.compile(
@@ -299,37 +279,33 @@ _DEEPSEEK_CALL = re.compile(
 )
 
 
-def _read_named(form: re.Pattern[str]) -> Read:
+def _read_named(form: re.Pattern[str], text: str, tools: Tools) -> Sequence[Call] | None:
     """Read a name, and arguments in JSON."""
-
-    def read(text: str, tools: Tools) -> Sequence[Call] | None:
-        match = form.fullmatch(text)
-        return match and [Call(match[1], _object(match[2]))]
-
-    return read
+    match = form.fullmatch(text)
+    return match and [Call(match[1], _object(match[2]))]
 
 
-HERMES = Family(_read_hermes)
-_XML = Family(_read_xml, end="</function>")
+HERMES = Family()
+_XML = Family(partial(_read_xml, _QWEN), end="</function>")
 _GLM_TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-_GLM_FAMILY = Family(_read_pairs(_GLM), inner=_GLM_TAGS)
-_LAGUNA_FAMILY = Family(_read_pairs(_LAGUNA))
+_GLM_FAMILY = Family(partial(_read_pairs, _GLM), inner=_GLM_TAGS)
+_LAGUNA_FAMILY = Family(partial(_read_pairs, _LAGUNA))
 _KIMI = Family(
-    _read_named(_KIMI_CALL),
+    partial(_read_named, _KIMI_CALL),
     ("<|tool_call_begin|>", "<|tool_call_end|>"),
     ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     inner=("<|tool_call_argument_begin|>",),
     end="}",
 )
 _DEEPSEEK = Family(
-    _read_named(_DEEPSEEK_CALL),
+    partial(_read_named, _DEEPSEEK_CALL),
     ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
     ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     inner=("<｜tool▁sep｜>",),
     end="```",
 )
 _HUNYUAN = Family(
-    _read_pairs(_HY3),
+    partial(_read_pairs, _HY3),
     (f"<tool_call{_HY3_SUFFIX}>", f"</tool_call{_HY3_SUFFIX}>"),
     (f"<tool_calls{_HY3_SUFFIX}>", f"</tool_calls{_HY3_SUFFIX}>"),
     (f"<think{_HY3_SUFFIX}>", f"</think{_HY3_SUFFIX}>"),
@@ -344,7 +320,9 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("kimi-k2", "kimi-k2.5"), _KIMI),
     **dict.fromkeys(("deepseek-v3", "deepseek-r1"), _DEEPSEEK),
     "minimax-m2": Family(
-        _read_minimax, ("<minimax:tool_call>", "</minimax:tool_call>"), end="</invoke>"
+        partial(_read_xml, _MINIMAX),
+        ("<minimax:tool_call>", "</minimax:tool_call>"),
+        end="</invoke>",
     ),
     "hy3": _HUNYUAN,
 }
@@ -370,27 +348,15 @@ LATE: Mapping[str, Late] = {
 }
 
 
-def _one(call: Call | None) -> list[Call] | None:
-    return None if call is None else [call]
-
-
 def _typed(name: str, values: Mapping[str, str], tools: Tools) -> Call:
-    schema: Any = next((_parameters(tool) for tool in tools if _named(tool) == name), {})
+    schema: Any = next(iter(_schemas(name, tools)), {})
     return Call(name, {key: typed(value, key, schema) for key, value in values.items()})
 
 
-def _takes_nothing(name: str, tools: Tools) -> bool:
-    """Return whether this tool is on offer and has no parameters."""
-    schemas = (_parameters(tool) for tool in tools if _named(tool) == name)
-    return any(not schema or schema.get("properties") == {} for schema in schemas)
-
-
-def _named(tool: Tool) -> str:
-    return tool["function"]["name"]
-
-
-def _parameters(tool: Tool) -> Mapping[str, Any]:
-    return tool["function"].get("parameters") or {}
+def _schemas(name: str, tools: Tools) -> list[Mapping[str, Any]]:
+    """Return the schemas of the arguments of the tools of a name."""
+    functions = (tool["function"] for tool in tools)
+    return [f.get("parameters") or {} for f in functions if f["name"] == name]
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -16,11 +16,11 @@ import renderers
 
 from tinker_claw.errors import RequestError
 from tinker_claw.images import images_at, images_in, split
-from tinker_claw.render.begun import Beginnings
 from tinker_claw.render.eyes import Eyes
 from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.own_template import UNFIT, OwnTemplate
 from tinker_claw.render.prompt_cache import Ids, PromptCache, interned
+from tinker_claw.render.switches import Switches
 from tinker_claw.served import Prompt
 from tinker_claw.types import Message, Tokens
 
@@ -85,26 +85,26 @@ class ChatFormat:
         guard: Guard,
         cache: PromptCache,
         config: Any,
-        switches: Any = None,
         eyes: Eyes | None = None,
+        switches: Switches = (),
     ) -> None:
         """Set up a format.
 
         Args:
             guard: guard for the tokenizer's added tokens.
             config: config of the package, or None to go by the tokenizer's name.
-            switches: template switches, as in chat_template_kwargs.
             eyes: the model's image processor; None: it reads text only.
+            switches: template switches, as in chat_template_kwargs.
         """
         self._eyes = eyes
+        chosen = dict(switches)
         self.plain = renderers.create_renderer(
-            cast("Any", tokenizer), config, chat_template_kwargs=switches
+            cast("Any", tokenizer), config, chat_template_kwargs=chosen
         )
         self._tokenizer = tokenizer
         self._cache = cache
         name: str = cast("Any", self.plain).config.name
         self._guard = Guard(()) if name in _ENCODES_BY_ITSELF else guard
-        self.beginnings = Beginnings(self.plain, tokenizer, self._guard)
         self.own: OwnTemplate | None = None
         """The tokenizer's own template, where the package has no format for the model."""
         self._texts = _Texts(tokenizer)
@@ -114,10 +114,10 @@ class ChatFormat:
         """Whether a user's words end a text that is encoded as a whole."""
         self._of_texts: renderers.Renderer | None = None
         if name == "default":
-            self.own = OwnTemplate(tokenizer, config, switches)
+            self.own = OwnTemplate(tokenizer, config, chosen)
         else:
             self._of_texts = renderers.create_renderer(
-                cast("Any", self._texts), config, chat_template_kwargs=switches
+                cast("Any", self._texts), config, chat_template_kwargs=chosen
             )
             if not self._tried_out():
                 self._of_texts = None
@@ -171,6 +171,20 @@ class ChatFormat:
 
         new = (m["content"] for m in guarded) if laid is None else laid.entries
         return Plan(sum(len(text) for text in new if isinstance(text, str)), encode)
+
+    def plain_ids(
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None = None,
+        *,
+        reply_follows: bool = False,
+    ) -> list[int]:
+        """Return the ids that the package itself renders."""
+        return self.plain.render_ids(
+            cast("Any", self._guard.messages(messages)),
+            tools=cast("Any", self._guard.tools(tools) if tools else None),
+            add_generation_prompt=reply_follows,
+        )
 
     def extend(
         self,

@@ -11,7 +11,8 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import chain
 from typing import Any, TypeAlias, cast
 
 from tinker_claw.types import Tool, cached
@@ -131,14 +132,14 @@ def _shortest_of(words: Iterable[str]) -> str:
         for letter in word:
             node = node.setdefault(letter, {})
         node[""] = {}
+    return _pattern(tree)
 
-    def pattern(node: dict[str, Any]) -> str:
-        if "" in node:
-            return ""
-        ways = [re.escape(letter) + pattern(rest) for letter, rest in sorted(node.items())]
-        return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
 
-    return pattern(tree)
+def _pattern(node: Mapping[str, Any]) -> str:
+    if "" in node:
+        return ""
+    ways = [re.escape(letter) + _pattern(rest) for letter, rest in sorted(node.items())]
+    return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
 
 
 class CutTokenizer:
@@ -148,6 +149,9 @@ class CutTokenizer:
         """Wrap `tokenizer`, as the `renderers` package wants it; a fast one reports where ids
         begin."""
         self._tokenizer = tokenizer
+        self._text_of_one = cache(self._decoded)
+        """Text of single ids, since streaming samplers give one at a time. At most as many as there
+        are ids, some 10 MB."""
         self.tells_starts = bool(getattr(tokenizer, "is_fast", False))
         # Texts come one at a time: its own threads would have nothing to share.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -187,6 +191,9 @@ class CutTokenizer:
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of ids, control tokens spelled out."""
+        return self._text_of_one(*ids) if len(ids) == 1 else self._decoded(*ids)
+
+    def _decoded(self, *ids: int) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def _pieces(self, text: str, *, with_places: bool = True) -> Iterator[_Encoded]:
@@ -221,13 +228,11 @@ class CutTokenizer:
 
         Some tokenizers prepend a blank to every text, but not after an added token.
         """
-
-        def joined(before: str) -> str:
-            (first, _), (second, _) = self._encoded(["a", before + "a"])
-            return self.text([*first, *second[bool(before) :]])
-
-        if joined("") == "aa":
-            return ""
         added: dict[str, int] = self._tokenizer.get_added_vocab()
         able = (t for t, i in added.items() if [*self._encoded([t])] == [([i], [])])
-        return next((token for token in able if joined(token) == "aa"), "")
+        return next((before for before in chain([""], able) if self._joins_after(before)), "")
+
+    def _joins_after(self, before: str) -> bool:
+        """Return whether two pieces are one text where the second is encoded after a prefix."""
+        (first, _), (second, _) = self._encoded(["a", before + "a"])
+        return self.text([*first, *second[bool(before) :]]) == "aa"

@@ -9,17 +9,13 @@ streamed.
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import renderers
 from jinja2 import TemplateError
 
-from tinker_claw.errors import ConfigError
 from tinker_claw.render.calls import HERMES, read_json
 from tinker_claw.render.outside_text import CutTokenizer
 from tinker_claw.served import Prompt
@@ -35,10 +31,6 @@ UNFIT = (
     TemplateError,
 )
 """Errors that formats raise for messages they do not take."""
-_MOST_LINES = 1_000_000
-"""Lines that a template may run while it is tested; real ones run some thousands."""
-_MOST_CHARACTERS = 100_000_000
-"""Characters of a prompt; requests have at most 16 million."""
 _MARK = "\udc01"
 """Half a surrogate pair, which requests cannot hold; not the one that cuts (outside_text.py)."""
 _UNFINISHED = "\ufffd"
@@ -55,34 +47,6 @@ _PROBES = (
 )
 
 Messages = Sequence[Mapping[str, Any]]
-
-
-@contextmanager
-def ending_templates() -> Generator[None]:
-    """Stop a chat template that loops for ever inside the block.
-
-    Raises:
-        ConfigError: it ran too many lines.
-    """
-    left, tracer = _MOST_LINES, sys.gettrace()
-
-    def count(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise ConfigError(
-                "the model's chat template does not end; name a similar model's with --tokenizer"
-            )
-        return count
-
-    def call(frame: FrameType, event: str, _: Any) -> Any:
-        return count if frame.f_code.co_filename == "<template>" else None
-
-    sys.settrace(call)
-    try:
-        yield
-    finally:
-        sys.settrace(tracer)
 
 
 class OwnTemplate:
@@ -256,10 +220,4 @@ class _Letters(CutTokenizer):
     """A tokenizer whose tokens are the letters of the template's text."""
 
     def apply_chat_template(self, messages: Sequence[Any], **options: Any) -> list[int]:
-        text = self._tokenizer.template_text(messages, **options)
-        if len(text) > _MOST_CHARACTERS:
-            raise ConfigError(
-                f"the model's chat template writes {len(text):,} characters; name a similar "
-                "model's with --tokenizer"
-            )
-        return [*map(ord, text)]
+        return [*map(ord, self._tokenizer.template_text(messages, **options))]

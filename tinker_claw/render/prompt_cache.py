@@ -42,7 +42,8 @@ class PromptCache:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         """Create a cache of `capacity` bytes."""
-        self._entries = LRUCache[bytes, Ids](capacity, getsizeof=_held)
+        # Eight bytes for each place in the tuple.
+        self._entries = LRUCache[bytes, Ids](capacity, lambda ids: _ENTRY + 8 * len(ids))
         self._salt = os.urandom(32)
         self._lock = Lock()
 
@@ -70,8 +71,3 @@ class PromptCache:
         # A guarded text holds halves of surrogate pairs.
         written = text.encode(errors="surrogatepass")
         return blake2b(written, key=self._salt, digest_size=16).digest()
-
-
-def _held(ids: Ids) -> int:
-    """Return the bytes of an entry: eight for each place in the tuple."""
-    return _ENTRY + 8 * len(ids)

@@ -14,7 +14,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from pathlib import PurePath
 from typing import Any, cast
@@ -24,12 +24,12 @@ from renderers import ToolCallParseStatus
 from renderers.base import MODEL_RENDERER_MAP
 
 from tinker_claw.errors import ConfigError, RequestError
-from tinker_claw.render.begun import common
+from tinker_claw.render.begun import beginning, common
 from tinker_claw.render.calls import FAMILIES, HERMES, LATE, CallReader, Family, of_package
 from tinker_claw.render.eyes import Eyes
 from tinker_claw.render.format import ChatFormat, Tools, first_line
 from tinker_claw.render.outside_text import CutTokenizer, Guard
-from tinker_claw.render.own_template import THINK, UNFIT, ending_templates
+from tinker_claw.render.own_template import THINK, UNFIT
 from tinker_claw.render.prompt_cache import PromptCache
 from tinker_claw.render.stream import (
     NO_ID,
@@ -102,14 +102,19 @@ class Renderer:
         self._tokenizer = CutTokenizer(tokenizer)
         self.encode = self._tokenizer.encode
         """Ids of a text, in which control tokens are tokens: the opposite of `decode`."""
+        self.decode = self._tokenizer.text
+        """Text of ids, control tokens spelled out."""
         self._guard = Guard(tokenizer.get_added_vocab())
         self._cache = PromptCache()
         # One thread: more of them would only take the processor from the event loop.
         self._thread = ThreadPoolExecutor(1, "render", initializer=_after_the_event_loop)
-        self._format = lru_cache(_FORMATS)(partial(self._new_format, config))
+        self._format = lru_cache(_FORMATS)(
+            partial(ChatFormat, self._tokenizer, self._guard, self._cache, config, eyes)
+        )
         first = self._format(())
         self._base = first.plain
         self._own = first.own
+        self._decode_reply = self._own.decode if self._own else self.decode
         self.takes_system = first.takes_system
         config = cast("Any", self._base).config
         self.family: str = config.name
@@ -118,15 +123,9 @@ class Renderer:
         self.refusals = self._own.refusals if self._own else ()
         """Features that the model's own chat template was found to lack, each with its reason."""
         self._begin = lru_cache(_BEGINNINGS)(self._beginning)
-        self._decode_one = cache(self._decoded)
-        """Cached text of single ids, since streaming samplers give one at a time. At most as many
-        as there are ids, some 10 MB."""
         self.thinking = self._find_thinking(config)
         family = HERMES if self._own else FAMILIES.get(self.family)
-        self._markers = self._find_markers(family) if family else None
-        self._calls: CallReader | None = None
-        if family and self._markers and self._markers.tool_call != NO_ID:
-            self._calls = CallReader(family, self._tokenizer.get_added_vocab(), self._decode_reply)
+        self._marked = self._find_markers(family) if family else None
 
     @classmethod
     def load(cls, model: str, family: str = "auto") -> Renderer:
@@ -148,9 +147,8 @@ class Renderer:
             ) from error
         try:
             tokenizer = load(model)
-            with ending_templates():
-                renderer = cls(tokenizer, config, Eyes.load(model, family, tokenizer))
-                renderer.prompt(_PROBE)
+            renderer = cls(tokenizer, config, Eyes.load(model, family, tokenizer))
+            renderer.prompt(_PROBE)
         except _UNUSABLE as error:
             raise ConfigError(
                 f"the chat format {family!r} does not work with the tokenizer of {model!r} "
@@ -297,21 +295,14 @@ class Renderer:
         Args:
             may_call: False reads text that looks like a call as text.
         """
-        marks, calls = self._markers, self._calls
-        if marks is None:
+        if self._marked is None:
             return BufferedStream(
                 lambda tokens: self._parse_complete(tokens, prompt, tools or (), may_call)
             )
+        marks, calls = self._marked
         thinking = _opens_thinking(prompt, marks)
-        if calls is None or not may_call:
-            return MarkedStream(marks.without_calls, self._decode_reply, thinking=thinking)
-        return MarkedStream(
-            marks,
-            self._decode_reply,
-            partial(calls.read, tools=tools or ()),
-            calls.breaks_off,
-            thinking=thinking,
-        )
+        marks = marks if may_call else marks.without_calls
+        return MarkedStream(marks, self._decode_reply, calls, tools or (), thinking=thinking)
 
     def parse(self, tokens: Tokens, prompt: Tokens, tools: Tools | None = None) -> Reply:
         """Parse a whole completion as a reply."""
@@ -336,13 +327,14 @@ class Renderer:
 
     def _beginning(self, names: tuple[str, ...], switches: Switches) -> tuple[int, ...] | None:
         chat_format = self._format(switches)
-        unthought = chat_format.beginnings.ids((), self.parse)
+        begins = partial(beginning, chat_format.plain_ids, self._tokenizer, reads=self.parse)
+        unthought = begins(())
         if unthought is None and self._opened(chat_format).endswith(THINK[0]):
             unthought = tuple(self.encode(f"\n{THINK[1]}\n\n"))
         if not names:
             return unthought if self.thinking.on is not None else ()
         knows_calls = chat_format.own is None or chat_format.own.calls
-        begun = chat_format.beginnings.ids(names, self.parse) if knows_calls else None
+        begun = begins(names) if knows_calls else None
         if begun and unthought and self.thinking.on is None:
             # The format shows that a reply has no thinking, and this model never writes that.
             return begun[len(unthought) :] if begun[: len(unthought)] == unthought else begun
@@ -350,8 +342,7 @@ class Renderer:
 
     def _opened(self, chat_format: ChatFormat) -> str:
         """Return the text of a prompt, without blanks at its end."""
-        ids = chat_format.plain.render_ids(_PROBE, add_generation_prompt=True)
-        return self.decode(ids).rstrip()
+        return self.decode(chat_format.plain_ids(_PROBE, reply_follows=True)).rstrip()
 
     def _find_thinking(self, config: Any) -> Thinking:
         own, opened = str(self._tokenizer.chat_template or ""), self._opened(self._format(()))
@@ -361,24 +352,9 @@ class Renderer:
         """Drop everything kept of earlier requests from memory."""
         self._cache.clear()
 
-    def decode(self, tokens: Tokens) -> str:
-        """Return the text of ids, control tokens spelled out."""
-        return self._decode_one(*tokens) if len(tokens) == 1 else self._decoded(*tokens)
-
-    def _decode_reply(self, tokens: Tokens) -> str:
-        return self._own.decode(tokens) if self._own else self.decode(tokens)
-
-    def _decoded(self, *tokens: int) -> str:
-        return self._tokenizer.text(tokens)
-
-    def _new_format(self, config: Any, switches: Switches) -> ChatFormat:
-        return ChatFormat(
-            self._tokenizer, self._guard, self._cache, config, dict(switches), self.eyes
-        )
-
-    def _find_markers(self, family: Family) -> Markers | None:
-        """Return the format's markers; None where replies can only be parsed when they are
-        complete."""
+    def _find_markers(self, family: Family) -> tuple[Markers, CallReader] | None:
+        """Return the format's markers, and the reader of the calls between them; None where replies
+        can only be parsed when they are complete."""
         added: dict[str, int] = self._tokenizer.get_added_vocab()
         stop = frozenset(self.stop_tokens)
         pairs = (family.think, family.call, family.section or ())
@@ -392,7 +368,8 @@ class Renderer:
             )
         elif not {*chain(*pairs), *family.inner} <= added.keys():
             return None
-        return Markers(stop, *(added.get(mark, NO_ID) for pair in pairs for mark in pair or _NONE))
+        marks = Markers(stop, *(added.get(mark, NO_ID) for pair in pairs for mark in pair or _NONE))
+        return marks, CallReader(family, added, self._decode_reply)
 
     def _parse_complete(
         self, tokens: Tokens, prompt: Tokens, tools: Tools, may_call: bool

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from math import isfinite
 from typing import Any, NoReturn, cast
 
@@ -59,24 +60,18 @@ def _accepts(schema: Any, value: Any, root: Any, depth: int = 0) -> bool:
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return schema is not False
     keywords = cast("Mapping[str, Any]", schema)
-
-    def accepts(inner: Any) -> bool:
-        return _accepts(inner, value, root, depth + 1)
-
+    accepts = partial(_accepts, value=value, root=root, depth=depth + 1)
     if value is None and keywords.get("nullable") is True:
         return True
-    if "const" in keywords and not _same(keywords["const"], value):
-        return False
-    enum = keywords.get("enum")
-    if isinstance(enum, list) and not any(_same(allowed, value) for allowed in enum):
+    choices = [keywords["const"]] if "const" in keywords else keywords.get("enum")
+    if isinstance(choices, list) and not any(_same(choice, value) for choice in choices):
         return False
     if "$ref" in keywords and not accepts(_target(keywords["$ref"], root)):
         return False
-    for either in ("anyOf", "oneOf"):
-        if isinstance(keywords.get(either), list) and not any(map(accepts, keywords[either])):
+    for name, holds in (("anyOf", any), ("oneOf", any), ("allOf", all)):
+        inner = keywords.get(name)
+        if isinstance(inner, list) and not holds(map(accepts, inner)):
             return False
-    if isinstance(keywords.get("allOf"), list) and not all(map(accepts, keywords["allOf"])):
-        return False
     types = _types(keywords)
     return not types or any(_is(value, kind) for kind in types)
 

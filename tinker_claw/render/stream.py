@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Literal, Protocol
 
+from tinker_claw.render.calls import CallReader, Decode, Tools
 from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Delta, Reply, Tokens, ToolCall
 
@@ -106,8 +107,6 @@ class StopSearch:
         self.held = next(begun, "")
         return text[: len(text) - len(self.held)]
 
-
-Decode = Callable[[Sequence[int]], str]
 
 _UNFINISHED = "\ufffd"
 _GARBAGE = 32
@@ -228,22 +227,21 @@ class MarkedStream:
         self,
         markers: Markers,
         decode: Decode,
-        read_calls: Callable[[Sequence[int]], Sequence[ToolCall] | None] = lambda _: None,
-        breaks_off: Callable[[Sequence[int]], bool] = lambda _: False,
+        calls: CallReader,
+        tools: Tools,
         *,
         thinking: bool,
     ) -> None:
         """Set up a stream.
 
         Args:
-            read_calls: reads what stands between the markers of a call; None: it is not whole.
-            breaks_off: whether such a block may end within its arguments.
+            calls: reads what stands between the markers of a call.
             thinking: the prompt has already opened the thinking block.
         """
         self._set(markers)
         self._decode = decode
-        self._read_calls = read_calls
-        self._breaks_off = breaks_off
+        self._reader = calls
+        self._tools = tools
         self._text = Channel(decode)
         self._reasoning = Channel(decode)
         self._thought = thinking
@@ -354,10 +352,15 @@ class MarkedStream:
     def _end_call(self, *, closed: bool) -> None:
         """Handle a block that is over. `closed`: its closing marker has come."""
         self._state = _State.TEXT
-        pieces = self._pieces()
-        calls = self._read(pieces, closed=closed)
+        opener, end = self._markers.tool_call, self._markers.tool_call_end
+        inner = self._block[self._block.index(opener) + 1 :]
+        if inner[-1:] == [end]:
+            inner.pop()
+        pieces = _split(inner, opener)
+        whole = self._reader.read(inner, self._tools) if closed else None
+        calls = whole or self._read_apart(pieces, open_ends=pieces[:-1] if closed else pieces)
         if calls is None:
-            if any(map(self._breaks_off, pieces)):  # what follows may be part of an argument
+            if any(map(self._reader.breaks_off, pieces)):  # what follows may be part of an argument
                 self._set(self._markers.without_calls)
             self._unread()
             return
@@ -365,32 +368,17 @@ class MarkedStream:
         self._out += [Delta("tool_call", call=call) for call in calls]
         self._after_call = True
 
-    def _read(self, pieces: list[list[int]], *, closed: bool) -> list[ToolCall] | None:
-        """Read the calls of a block; several where markers between them are missing.
+    def _read_apart(
+        self, pieces: list[list[int]], open_ends: list[list[int]]
+    ) -> list[ToolCall] | None:
+        """Read the calls of a block in which markers between them are missing.
 
         A call without its closing marker counts where it ends as a whole one does.
         """
-        whole = self._read_calls(_joined(pieces, self._markers.tool_call)) if closed else None
-        if whole is not None:
-            return [*whole]
-        read = [self._read_calls(piece) for piece in pieces]
-        open_ends = pieces[:-1] if closed else pieces
-        if not all(read) or any(map(self._breaks_off, open_ends)):
+        read = [self._reader.read(piece, self._tools) for piece in pieces]
+        if not all(read) or any(map(self._reader.breaks_off, open_ends)):
             return None
         return [call for calls in read for call in calls or ()]
-
-    def _pieces(self) -> list[list[int]]:
-        """Return what stands between the markers of calls in the block."""
-        block, opener = self._block, self._markers.tool_call
-        pieces: list[list[int]] = [[]]
-        for token in block[block.index(opener) + 1 :]:
-            if token == opener:
-                pieces.append([])
-            else:
-                pieces[-1].append(token)
-        if pieces[-1][-1:] == [self._markers.tool_call_end]:
-            pieces[-1].pop()
-        return pieces
 
     def _unread(self) -> None:
         """Show the block as text: it is no call."""
@@ -434,11 +422,14 @@ class MarkedStream:
             self._out.append(Delta(kind, text))
 
 
-def _joined(pieces: Sequence[Sequence[int]], between: int) -> list[int]:
-    joined = [*pieces[0]]
-    for piece in pieces[1:]:
-        joined += (between, *piece)
-    return joined
+def _split(ids: Sequence[int], at: int) -> list[list[int]]:
+    pieces: list[list[int]] = [[]]
+    for token in ids:
+        if token == at:
+            pieces.append([])
+        else:
+            pieces[-1].append(token)
+    return pieces
 
 
 class BufferedStream:

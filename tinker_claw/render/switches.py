@@ -71,14 +71,9 @@ class Thinking:
     @property
     def efforts(self) -> tuple[str, ...]:
         """Efforts that a request may ask for, by the names of OpenAI's field."""
-        return () if self.on is None else tuple(filter(self._accepts, EFFORTS))
-
-    def _accepts(self, effort: str) -> bool:
-        try:
-            _of_effort(self.config, effort, _EFFORT)
-        except RequestError:
-            return False
-        return True
+        if self.on is None:
+            return ()
+        return tuple(e for e in EFFORTS if _of_effort(self.config, e) is not None)
 
     def check(self, decides: Decides, model: str) -> None:
         """Raise ConfigError where this model cannot do as `--thinking` says."""
@@ -136,7 +131,11 @@ class Thinking:
                 raise RequestError(f"{where} does not take this value.", param=where)
         if effort is None or (effort in _OFF and self.on is None):
             return {}  # nothing is asked, or not to think of a model that cannot
-        implied = _of_effort(self.config, effort, effort_at)
+        implied = _of_effort(self.config, effort)
+        if implied is None:
+            raise RequestError(
+                f"{effort_at} {effort} is not a level of this model.", param=effort_at
+            )
         for name, value in implied.items():
             if template.get(name, value) != value:
                 raise RequestError(
@@ -152,8 +151,9 @@ def _thinks(switches: Mapping[str, Any]) -> bool | None:
     return not any(value in (False, _NO_THINKING, "none") for value in values) if values else None
 
 
-def _of_effort(config: Any, effort: str, at: str) -> Mapping[str, Any]:
-    """Return the switches nearest to an effort: a level where there are any, else on or off."""
+def _of_effort(config: Any, effort: str) -> Mapping[str, Any] | None:
+    """Return the switches nearest to an effort: a level where there are any, else on or off; None:
+    the model has no such level."""
     field_names = renderers.template_field_names(config)
     switch = next((name for name in _ON_OFF if name in field_names), None)
     off = effort in _OFF
@@ -163,14 +163,9 @@ def _of_effort(config: Any, effort: str, at: str) -> Mapping[str, Any]:
             return level if switch is None else {**level, switch: not off}
         if off and _takes(config, {_EFFORT: _NO_THINKING}):
             return {_EFFORT: _NO_THINKING}
-        if switch is None or not off:
-            raise RequestError(f"{at} {effort} is not a level of this model.", param=at)
-    if switch is None:
-        raise RequestError(
-            f"{at} is not a switch of this model, nor is there one for thinking.",
-            param=at,
-        )
-    return {switch: not off}
+        if not off:
+            return None
+    return {switch: not off} if switch is not None else None
 
 
 def _takes(config: Any, options: Mapping[str, Any]) -> bool:

@@ -24,7 +24,7 @@ from tinker_claw.types import Delta, Message, ToolCall
 FIELDS = Fields(
     honoured="model messages tools stream options",
     ignored="keep_alive",
-    neutral={"format": Neutral(("",), "ask for it in the prompt")},
+    neutral={"format": Neutral("ask for it in the prompt", "")},
 )
 OPTIONS = Fields(
     honoured="temperature top_p top_k seed num_predict stop",
