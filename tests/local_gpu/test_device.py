@@ -127,23 +127,6 @@ async def test_a_device_that_fails_ends_its_process_and_a_new_one_goes_on(
 
 
 @pytest.mark.slow
-async def test_whoever_meets_the_consequence_is_told_the_cause(trainer: Starts) -> None:
-    """A teacher's scores may meet the failure, and the next step its consequence."""
-    async with trainer(ILL, well=1, ill=1) as local:
-        ref = await local.save_state("good")
-        await local.train_step(PASSES[:1], ADAM)
-        base = await local.base()
-        with pytest.raises(OutageError, match="illegal memory access"):
-            await base.logprobs((5, 6, 7), start=1)
-        await base.logprobs((5, 6, 7), start=1)
-        for _ in range(2):
-            with pytest.raises(OutageError, match=r"illegal memory access.*load a state first"):
-                await local.train_step(PASSES[:1], ADAM)
-        await local.load_state(ref)
-        await local.train_step(PASSES[:1], ADAM)
-
-
-@pytest.mark.slow
 async def test_ranks_that_do_not_start_again_are_an_outage(trainer: Starts, tmp_path: Path) -> None:
     """The device may be gone for hours; the ranks started before with the same settings."""
     async with trainer(ILL, well=0, ill=1) as local:

@@ -158,24 +158,6 @@ async def test_a_forgotten_prompt_is_computed_for_no_new_version(trainer: LocalT
     assert cached[1] == 0
 
 
-async def test_a_seed_decides_a_completion_whoever_else_is_served(trainer: LocalTrainer) -> None:
-    sampler, tokens = await trainer.base(), prompt(50)
-    state = torch.get_rng_state()
-    alone = await sampled(sampler, tokens, seed=3)
-    crowd = await asyncio.gather(
-        sampled(sampler, tokens, seed=3),
-        *(
-            sampled(sampler, prompt(20 + 7 * i, salt=i), seed=i, temperature=i % 3)
-            for i in range(6)
-        ),
-        sampled(sampler, tokens, seed=None),
-    )
-    assert crowd[0].tokens == alone.tokens
-    assert crowd[-1].tokens != alone.tokens
-    assert (await sampled(sampler, tokens, seed=None)).tokens != crowd[-1].tokens
-    assert torch.equal(torch.get_rng_state(), state), "nobody else's draws change"
-
-
 def engine(**sizes: int) -> Engine:
     """An engine over a tiny model whose cache holds one context."""
     size = {"context_tokens": 320, "kv_cache_tokens": 320, **sizes}

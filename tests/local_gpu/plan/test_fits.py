@@ -191,23 +191,6 @@ def test_the_formula_of_a_layer_is_what_a_layer_saves(tmp_path: Path, experts: i
     assert 0.97 * reckoned <= saved <= 1.3 * reckoned, "and 1.5 times that is what is set aside"
 
 
-@pytest.mark.parametrize("gib", [80, 140])
-def test_8b_on_one_gpu_learns_and_samples(sizes: dict[str, ModelSize], gib: float) -> None:
-    fit = fitted(demand(sizes["8B"]), gpus(1, gib))
-    assert fit.micro_batch_tokens == 32_768
-    assert any("activations: 40,960 tokens" in line for line in fit.lines()), "a whole sample fits"
-    assert kv_tokens(fit) >= 40_960
-    (share,) = fit.shares
-    assert 0 <= left(fit) < 0.02 * gib * GIB, "what is there is used"
-    assert fit.sampler_cache == share.parts[-1].size, "a server takes no more, whatever it finds"
-    assert kv_tokens(fit) * sizes["8B"].kv_bytes == pytest.approx(fit.sampler_cache, rel=1e-6)
-    assert fit.sampler_memory is not None
-    assert fit.learner_memory is not None
-    used = sum(part.size for part in share.parts) / (gib * GIB)
-    assert fit.learner_memory + fit.sampler_memory == pytest.approx(used, abs=0.01)
-    assert fit.learner_memory + fit.sampler_memory <= 1
-
-
 def test_8b_on_eight_gpus(sizes: dict[str, ModelSize]) -> None:
     """16.4 GB of weights, 0.7 of adapters and 3 GiB leave 0.9 of 80 GiB room for 387,000 tokens.
 
@@ -294,11 +277,6 @@ def fitted(what: Demand, there: list[Gpu]) -> Fit:
     fit = reckon(Layout((0,), ((0,),)), there, what)
     assert fit.short == ()
     return fit
-
-
-def left(fit: Fit) -> float:
-    (share,) = fit.shares
-    return share.gpu.total - sum(part.size for part in share.parts)
 
 
 def kv_tokens(fit: Fit) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from local_gpu.config import LocalConfig
 from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk
-from local_gpu.learn.learning import LearningCore
-from local_gpu.learn.scores import ScoreQueue
-from local_gpu.model.load import load_base, real_text
+from local_gpu.model.load import load_base
 from local_gpu.model.lora import BaseModel, clone
 from local_gpu.sample.exam import (
     PLACES,
@@ -26,20 +22,16 @@ from local_gpu.sample.exam import (
     differences,
     distance_fault,
     rms_difference,
-    rounding,
-    table,
 )
 from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.serving import Examiner, PoolServing
 from local_gpu.sample.vllm import VllmServer
 from tests.local_gpu.prompts import prompt
-from tests.support.backends import VOCABULARY, tiny_model
+from tests.support.backends import tiny_model
 from tests.support.inference_servers import InferenceServer, inference_servers
 from tests.support.pools import FAST, TEXT, Probes, Trainer, facts_of, site, tiny_base
 from tests.support.waits import eventually
 from tinker_claw.errors import BackendError, ConfigError
-from tinker_claw.render import tokenizer
-from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import SamplingParams, TokenLogprobs
 
 FAULTS: dict[str, dict[str, Any]] = {
@@ -205,28 +197,6 @@ async def test_a_mixture_of_experts_is_warned_of_and_taken(tmp_path: Path) -> No
         probes = Probes(tiny_base(), tmp_path)
         with pytest.raises(ConfigError, match="what tells 'probe-"):
             await start(server, folder=tmp_path, facts=facts, options=options, probes=probes)
-
-
-async def test_the_trainer_rounds_otherwise_in_another_cut(tmp_path: Path) -> None:
-    source = str(tiny_model(tmp_path))
-    base = load_base(source, device=torch.device("cpu"), dtype=torch.bfloat16)
-    core = LearningCore(LocalConfig(model=str(tmp_path), root=tmp_path, rank=4), base)
-
-    async def all_of(_: str, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
-        return core.score(None, asks)
-
-    score = ScoreQueue(all_of).score
-    rows = await table(score, core.facts, BASE_REF, TEXT)
-    assert 1e-3 < await rounding(score, core.facts, TEXT, rows) < 0.1
-
-
-async def test_a_text_is_real_where_the_model_has_a_tokenizer(tmp_path: Path) -> None:
-    real = real_text(str(MODEL_DIR), 4096)
-    assert len(real) > 540
-    assert "Load the base model" in tokenizer.load(str(MODEL_DIR)).decode(list(real))
-    any_tokens = real_text(str(tiny_model(tmp_path)), VOCABULARY)
-    assert len(any_tokens) > 540
-    assert 0 <= min(any_tokens) < max(any_tokens) < VOCABULARY // 2
 
 
 async def test_the_probe_is_as_large_as_it_takes(tmp_path: Path) -> None:

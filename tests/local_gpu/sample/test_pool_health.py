@@ -140,17 +140,6 @@ async def test_a_server_that_comes_back_has_every_version_in_use_again(tmp_path:
         place.servers[1].start()
 
 
-async def test_a_server_that_is_not_asked_for_anything_is_looked_after_as_well(
-    tmp_path: Path,
-) -> None:
-    options = PoolOptions(returns=Backoff(0.05, 30), look_s=0.05)
-    async with site(tmp_path, options=options) as place:
-        await place.publish("v1")
-        place.servers[0].restart()
-        await eventually(lambda: "v1" in place.servers[0].adapters)
-        assert place.servers[0].log.prompts == []
-
-
 async def test_a_server_that_was_restarted_unnoticed_is_noticed_by_what_it_lacks(
     tmp_path: Path,
 ) -> None:
@@ -161,21 +150,6 @@ async def test_a_server_that_was_restarted_unnoticed_is_noticed_by_what_it_lacks
         assert place.errors("v1", tokens, await sampled(sampler, tokens)) < 1e-4
         assert ("late", "v1") in restarted.log.changes
         await eventually(lambda: "v1" in restarted.adapters)
-
-
-@pytest.mark.slow
-async def test_a_server_full_of_episodes_is_well_and_takes_a_new_version(tmp_path: Path) -> None:
-    options = PoolOptions(look_s=0.1, still_s=1, warm_s=0.2, ready_s=30)
-    async with site(tmp_path, 1, options=options) as place:
-        sampler, (server,) = await place.publish("v1"), place.servers
-        server.faults.full = True
-        async with asyncio.TaskGroup() as group:
-            episode = group.create_task(sampled(sampler, prompt(520)))
-            await asyncio.sleep(3)
-            assert place.pool.away() == ()
-            await place.publish("v2")
-            server.faults.full = False
-        assert len(episode.result().tokens) == 12
 
 
 async def test_an_outage_of_all_names_them_and_ends_by_itself(tmp_path: Path) -> None:

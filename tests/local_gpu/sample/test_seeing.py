@@ -17,7 +17,6 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from local_gpu.config import LocalConfig
 from local_gpu.trainer import LocalTrainer
 from tests.render.test_eyes import said
-from tests.support.gateways import MODEL, gateway
 from tests.support.models import tiny_qwen3_vl
 from tests.support.pictures import bombs, picture, shown
 from tests.support.tinker import KEY, NAME, served
@@ -228,29 +227,5 @@ async def test_a_server_without_eyes_says_so_at_the_start(tmp_path: Path) -> Non
         can = await far.capabilities()
         assert not can.sees
         assert not can.trains_images
-    finally:
-        await far.aclose()
-
-
-async def test_a_gateway_answers_over_tinker(
-    model: Path, renderer: Renderer, tmp_path: Path
-) -> None:
-    """From the official client through gateway, adapter, SDK and server, for two turns."""
-    far = await over_tinker(model, tmp_path)
-    try:
-        sampler: Any = await far.base()
-        async with gateway(tmp_path / "run", renderer, sampler, sees=True) as world:
-            said: list[Any] = [shown(ONE, "What is this? ")]
-            first = await world.openai.chat.completions.create(
-                model=MODEL, messages=said, max_tokens=6, seed=1
-            )
-            text = first.choices[0].message.content
-            said += [{"role": "assistant", "content": text}, shown(TWO, "And this? ")]
-            await world.openai.chat.completions.create(model=MODEL, messages=said, max_tokens=6)
-            turns = world.turns()
-            assert [len(turn.completion.tokens) for turn in turns] == [6, 6]
-            eyes = renderer.eyes
-            assert eyes is not None
-            assert [turn.prompt.count(eyes.placeholder) for turn in turns] == [6, 14]
     finally:
         await far.aclose()

@@ -266,23 +266,6 @@ def test_a_mistake_is_named(client: Any, mistake: str) -> None:
     assert failed.value.category.value == "user"
 
 
-def test_a_custom_loss_of_the_sdk_works(client: Any) -> None:
-    training = lora(client)
-    data = [datum(sequence(20, 1), target_tokens=list(sequence(20, 2)), weights=[1.0] * 20)]
-
-    def squared(_: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-        return sum((row**2).sum() for row in logprobs), {}
-
-    losses = []
-    for _ in range(3):
-        losses.append(training.forward_backward_custom(data, squared).result(WAIT_S))
-        training.optim_step(WARM).result(WAIT_S)
-    assert (
-        losses[-1].loss_fn_outputs[0]["logprobs"].data
-        != losses[0].loss_fn_outputs[0]["logprobs"].data
-    )
-
-
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
