@@ -50,7 +50,6 @@ REPLIES = {
     CORRECTED: "Forty-two, of course.",
     PRAISED: "You are welcome.",
 }
-LONG = " ".join(["It is forty-three, as far as I can see."] * 150)
 SUMMARY = "They asked for forty plus two."
 MEMORY = "There is nothing to save."
 ASKED_TO_SUM_UP = {
@@ -66,8 +65,6 @@ ASKED_TO_SUM_UP = {
     "You are a summarization agent creating": SUMMARY,
 }
 ASKED_FOR_MEMORY = {"Managed memory has TWO directories.": MEMORY}
-GOES_ON = {"Continue if you have next steps": "There are none."}
-"""Message that opencode sends by itself after a summary."""
 
 
 @pytest.mark.parametrize("kind", [ClaudeCode, Codex, OpenCode, Pi])
@@ -84,73 +81,6 @@ async def test_words_after_a_compaction_answer_the_turn_before_it(
 
         assert any(SUMMARY in turn.reply_text for turn in world.turns()), "it was summed up"
         assert_only_words_count(world, TALK)
-
-
-async def test_opencode_sums_up_by_itself_and_asks_itself_to_go_on(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    replies = ASKED_TO_SUM_UP | GOES_ON | REPLIES | {ASKED: LONG}
-    async with started(OpenCode, tmp_path, renderer, replies) as (world, agent):
-        await asyncio.to_thread(agent.say, HELLO)
-        # Room for the first turns, but not for the long reply besides what it may say next.
-        agent.shrink(len(world.turns()[-1].prompt) + 4096 + len(spell(renderer, LONG)) // 2)
-        await asyncio.to_thread(agent.say, ASKED)
-        agent.shrink(WINDOW)
-        for message in (CORRECTED, PRAISED):
-            await asyncio.to_thread(agent.say, message)
-
-        replies = [turn.reply_text for turn in world.turns()]
-        assert SUMMARY in replies
-        assert "There are none." in replies
-        assert_only_words_count(world, TALK)
-
-
-CALLS = {
-    ClaudeCode: '{"name": "Bash", "arguments": {"command": "cat notes.txt", "description": "R"}}',
-    Codex: '{"name": "exec_command", "arguments": {"cmd": "cat notes.txt"}}',
-}
-
-
-@pytest.mark.parametrize("kind", [ClaudeCode, Codex])
-async def test_compaction_between_a_call_and_the_reply_is_no_turn(
-    tmp_path: Path, renderer: Renderer, kind: Any
-) -> None:
-    """It is asked for behind the result of a tool."""
-    call = f"{LONG}\n<tool_call>\n{CALLS[kind]}\n</tool_call>"
-    found = "It says forty-one."
-    behind = {NOTE: found, "Another language model started": found}
-    replies = ASKED_TO_SUM_UP | REPLIES | {READ: call} | behind
-    async with started(kind, tmp_path, renderer, replies) as (world, agent):
-        (agent.workspace / "notes.txt").write_text(NOTE)
-        await asyncio.to_thread(agent.say, HELLO)
-        # Room for what was said so far, but not for the long reply with the call.
-        room = len(world.turns()[-1].prompt) + len(spell(renderer, LONG)) // 2
-        if isinstance(agent, ClaudeCode):
-            agent.window = room + 4096 + 13_000  # it keeps a reply and so much more free
-        else:
-            agent.compacts_at = room
-        await asyncio.to_thread(agent.say, READ)
-        if isinstance(agent, ClaudeCode):
-            agent.window = None
-        await hears(agent, CORRECTED, PRAISED)
-
-        assert any(SUMMARY in turn.reply_text for turn in world.turns()), "it was summed up"
-        turns = trainable(world)
-        asked = [turn.request_text for turn in turns]
-        assert [*asked[:2], *asked[3:]] == [HELLO, READ, CORRECTED, PRAISED]
-        assert asked[2] in (READ, ""), "a summary may be all that is left of it"
-        assert turns[2].reply_text == found
-        said = {HELLO, READ, CORRECTED, PRAISED}
-        assert of_users(world) <= said
-        after = [next_state(world, turn) for turn in turns]
-        assert [state and state.text for state in (after[0], *after[2:])] == [
-            READ,
-            CORRECTED,
-            PRAISED,
-            None,
-        ]
-        assert after[1] is None or (after[1].role == "tool" and NOTE in after[1].text)
-        assert len({turn.session_id for turn in turns}) == 1
 
 
 MENTIONED = "What is in @notes.txt here?"

@@ -395,25 +395,6 @@ async def test_half_a_surrogate_pair_is_read_as_everywhere_else(
     assert capsys.readouterr().out.count("half an emoji") == 1
 
 
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        (b'{"turn": 1, "score": NaN}', 400),
-        (b'{"turn": 1, "score": Infinity}', 400),
-        (b"[]", 400),
-        (b"thumbs up", 400),
-        (b"", 400),
-        (b'{"turn": 1, "score": 1, "text": "' + b"x" * MAX_BYTES + b'"}', 413),
-    ],
-)
-async def test_bodies_that_are_none_are_refused(world: World, body: bytes, status: int) -> None:
-    await world.ask("hi")
-    sent = {"content-type": "application/json"}
-    answer = await world.http.post("/feedback", content=body, headers=sent)
-    assert answer.status_code == status
-    assert rows(world) == []
-
-
 async def test_the_longest_text_fits_however_it_is_escaped(world: World) -> None:
     await world.ask("hi")
     content = json.dumps({"turn": 1, "score": -1, "text": "\u00e9" * LONGEST_TEXT})

@@ -20,11 +20,10 @@ from tests.support.gateways import MODEL, chat, gateway, text_of, wired
 from tests.support.ledger import sql
 from tests.support.waits import eventually
 from tinker_claw.config.load import load
-from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.turn_state import Reason
-from tinker_claw.types import Adam, Datum, LossPass, StopReason
+from tinker_claw.types import StopReason
 
 CONTEXT = 2048
 
@@ -145,40 +144,6 @@ async def test_a_crash_of_the_engine_shows_nowhere_in_the_reply(
         scored = await sampler.logprobs((*turn.prompt, *done.tokens), start=len(turn.prompt))
         assert done.logprobs == pytest.approx(scored.logprobs, abs=1e-4)
         assert len(done.topk_ids) == len(done.topk_logprobs) == len(done.tokens)
-
-
-async def test_a_version_that_answers_nan_is_replaced_by_the_one_before(
-    tmp_path: Path, renderer: Renderer, trainer: LocalTrainer
-) -> None:
-    first = await trainer.publish()
-    datum = Datum((1, 2, 3, 4), 1, logprobs=(-4.0,) * 3, advantages=(0.1,) * 3)
-    await trainer.train_step([LossPass("ppo", (datum,))], Adam(0.01))
-    second = await trainer.publish()
-    spoil(second)
-    ledger = Ledger(tmp_path / "data")
-    version = ledger.steps.add_first_version(state_ref="s0", sampler_ref=first.ref)
-    step = ledger.steps.begin(version.id, [])
-    ledger.steps.commit(step, version, state_ref="s1", sampler_ref=second.ref, metrics={})
-    ledger.close()
-
-    reopened, base = await trainer.open(first.ref), await trainer.base()
-    async with gateway(
-        tmp_path / "data",
-        renderer,
-        second,
-        versions={0: reopened},
-        base=base,
-        context_tokens=CONTEXT,
-    ) as world:
-        reply = (await world.ask("hi", max_tokens=30)).json()
-        assert reply["system_fingerprint"] == "v0"
-        (turn,) = world.turns()
-        assert turn.policy_version == 0
-        assert world.column("reason") == [None]
-        # Version 0 samples like the base model.
-        tokens = (*turn.prompt, *turn.completion.tokens)
-        scored = await base.logprobs(tokens, start=len(turn.prompt))
-        assert turn.completion.logprobs == pytest.approx(scored.logprobs, abs=1e-4)
 
 
 async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:

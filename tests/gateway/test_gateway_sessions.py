@@ -257,15 +257,6 @@ async def test_a_re_ask_is_no_next_state_and_its_tools_are_followed(world: World
     }
 
 
-async def test_the_same_reply_twice_is_judged_once(world: World) -> None:
-    await asyncio.gather(*(talk(world, "hi") for _ in range(3)))
-    await talk(world, "hi", "fine", "thanks")
-    await talk(world, "hi", "fine", "thanks")
-    states = list(world.next_states().values())
-    assert states.count(NextState("user", "thanks")) == 1
-    assert world.woken == ["judge"]
-
-
 async def test_a_side_call_is_filed_with_the_turn_of_its_trace(world: World) -> None:
     await talk(world, "hi", **TRACE)
     child = runtime("agent:main:subagent:6c", "child")

@@ -163,13 +163,6 @@ async def test_a_known_turn_goes_on_with_its_images_as_they_were(world: World) -
     assert state.text.startswith("And this?\n[image, 64 x 64 pixels, ")
 
 
-async def test_a_turn_whose_image_is_gone_is_trained_again(world: World) -> None:
-    await world.ask(shown(ONE, "What is it?"))
-    await world.ask(world.turns()[0].request_text, "fine", "So?")
-    assert world.sampler.params[-1].images == ()
-    assert world.column("reason") == [Reason.IMAGES, None]
-
-
 @pytest.mark.parametrize("images", ["serve", "train"])
 async def test_of_a_private_turn_nothing_is_kept(
     tmp_path: Path, seeing: Renderer, images: str

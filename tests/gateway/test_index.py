@@ -95,19 +95,6 @@ def test_a_session_keeps_its_number_and_is_not_written_again_while_it_is_open(
     assert closed(ledger) == ["a"], "only the other user's"
 
 
-def test_what_was_open_when_the_process_stopped_is_closed_when_its_time_has_come(
-    ledger: Ledger,
-) -> None:
-    ledger.turns.add(new_turn(ledger))
-    now = sql(ledger).rows("SELECT created_at FROM turns")[0]["created_at"]
-    clock = Clock(now + HOUR - 1)
-    index = ConversationIndex(ledger.turns, HOUR, clock)
-    assert closed(ledger) == []
-    clock.at += 2
-    index.sweep()
-    assert closed(ledger) == ["s"]
-
-
 def test_a_closed_session_leaves_memory_and_is_found_in_the_ledger(ledger: Ledger) -> None:
     clock = Clock(1e9)
     index = ConversationIndex(ledger.turns, HOUR, clock)

@@ -65,22 +65,6 @@ def test_a_star_stands_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert "may stand at the end" in capsys.readouterr().err
 
 
-async def test_messages_take_many_stop_sequences_and_no_top_k(world: World) -> None:
-    world.say("one two\nHuman: three")
-    stops = ["\nHuman:", "\nAssistant:", "</a>", "</b>", "</c>", "</d>"]
-    url = world.url.removesuffix("/v1")
-    async with anthropic.AsyncAnthropic(base_url=url, api_key="none") as client:
-        reply = await client.messages.create(
-            model=MODEL,
-            max_tokens=99,
-            messages=[{"role": "user", "content": "hi"}],
-            stop_sequences=stops,
-            extra_body={"top_k": 0},
-        )
-    assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "\nHuman:")
-    assert world.sampler.params[0].top_k is None
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(npm() is None, reason="needs npm")
 @pytest.mark.parametrize("way", ["its variables", "models in the settings"])
