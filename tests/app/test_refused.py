@@ -7,7 +7,6 @@ does, which unloads weights while it answers everything else.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import random
 from collections.abc import AsyncGenerator, Callable
@@ -250,24 +249,6 @@ async def test_a_base_model_that_is_gone_is_told(product: Product, how: Any) -> 
 
 
 @pytest.mark.slow
-async def test_a_request_that_is_refused_for_itself_leaves_health_well(product: Product) -> None:
-    inner = product.there.faulty.app
-
-    async def picky(scope: Scope, receive: Receive, send: Send) -> None:
-        body = await body_of(receive) if scope["type"] == "http" else b""
-        if scope.get("path", "").endswith("asample") and b"0.1234" in body:
-            return await answer_with(send, 400, {"detail": "no such temperature here"})
-        return await inner(scope, replay(body, receive), send)
-
-    product.there.faulty.app = picky
-    answer = await product.ask(temperature=0.1234)
-    assert answer.status_code == 400
-    assert "no such temperature here" in answer.text
-    found = await product.health()
-    assert (found["status"], found["serving"], found["backend"]) == ("ok", "ok", "ok")
-
-
-@pytest.mark.slow
 async def test_a_pinned_version_that_is_gone_is_published_anew_from_its_state(
     product: Product,
 ) -> None:
@@ -315,28 +296,6 @@ class Scold:
 
         app.add_api_route("/v1/chat/completions", answer, methods=["POST"])
         return app
-
-
-@pytest.mark.slow
-async def test_a_judge_that_is_gone_is_told_and_replies_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    judge, seeds = Scold(404), itertools.count(10)
-    async with (
-        in_background(judge.app()) as url,
-        running(tmp_path, monkeypatch, "--judge-url", url) as product,
-    ):
-        await product.complain()
-        found = await product.until(judge="failing")
-        assert (found["status"], found["wrong"], found["serving"]) == ("degraded", ["judge"], "ok")
-        assert "HTTP 404" in found["judge_error"]
-        assert "judging waits" in found["meaning"]
-        assert (await product.ask()).status_code == 200
-        judge.status = 200
-        while (await product.health())["judge"] != "ok":
-            await product.complain(next(seeds))
-            await product.until(lambda: not judgeable(product.system.parts.ledger))
-        assert (await product.until(judge="ok"))["status"] == "ok"
 
 
 @pytest.mark.slow

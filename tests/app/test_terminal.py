@@ -11,7 +11,7 @@ import string
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -201,9 +201,3 @@ def test_events_are_sentences_on_a_terminal(tmp_path: Path) -> None:
     assert "there is no budget." in shown_of(folder=tmp_path)
     unknown = shown_of("--model-name", "mine", folder=tmp_path)
     assert "What it will cost is not known: of mine the price per million" in unknown
-
-
-@pytest.mark.parametrize(("usd", "cost"), [(None, ""), (0.2149, ", for $0.21 at most")])
-def test_practice_that_starts_says_its_cost(usd: float | None, cost: str) -> None:
-    line = LINES["practice.started"](cast("Any", None), {"lesson": 3, "prompts": 16, "usd": usd})
-    assert line == f"Lesson 3 is practised now on 16 of your first messages{cost}."
