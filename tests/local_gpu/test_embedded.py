@@ -15,18 +15,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from local_gpu.halves import ScoreAsk
-from local_gpu.learn.passes import PassBudget, Passes
-from local_gpu.learn.scores import score
-from local_gpu.model.lora import clone
 from local_gpu.sample import embedded
 from local_gpu.sample.cached import Row, hidden
 from local_gpu.sample.drawing import Recipe, draw
 from local_gpu.sample.embedded import Engine, EngineSize, LocalSampler
 from local_gpu.sample.routing import RecentPrompts
 from local_gpu.trainer import LocalTrainer
-from local_gpu.tree.body import Body
-from local_gpu.tree.kernels import SdpaKernel
 from tests.local_gpu.prompts import prompt, sampled
 from tests.support.backends import VOCABULARY, held_requests, start_local
 from tests.support.inference_servers import tiny_base
@@ -249,19 +243,6 @@ async def test_a_failing_forward_pass_fails_its_requests_and_the_next_one_is_ser
     assert [type(r) for r in results] == [SamplerError] * 3
     assert all("out of memory, say" in str(r) for r in results)
     assert await distance(sampler, prompt(40), await sampled(sampler, prompt(40))) < 1e-4
-
-
-async def test_numbers_that_are_not_finite_are_refused() -> None:
-    base = tiny_base()
-    module = clone(base.module)
-    broken = torch.full_like(module.get_output_embeddings().weight, torch.nan)
-    module.get_output_embeddings().weight = torch.nn.Parameter(broken, requires_grad=False)
-    size = EngineSize(VOCABULARY, 320, 320)
-    with pytest.raises(SamplerError, match="not finite"):
-        await sampled(Engine(module, size), prompt(40))
-    ask = ScoreAsk.of(facts_of(base), prompt(40), 3, None, 0)
-    with pytest.raises(SamplerError, match="not finite"):
-        score(Passes(Body(SdpaKernel(), base.device), PassBudget(None)), module, [ask])
 
 
 async def test_closing_frees_the_cache_without_a_garbage_collection(

@@ -10,11 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from peft.utils.integrations import init_empty_weights
-from transformers import AutoModelForCausalLM
 
 from local_gpu.learn import head
-from local_gpu.model.export import export_merged
-from local_gpu.model.files import read_adapter, write_adapter
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import (
     BaseModel,
@@ -26,7 +23,6 @@ from tests.local_gpu.learners import gradient, learner, peft_gradient, warm
 from tests.support.backends import VOCABULARY, tiny_model
 from tests.support.local_reference import (
     entropy_datum,
-    reference,
     rl_datum,
 )
 from tests.support.models import FAMILIES, tiny_of
@@ -70,26 +66,6 @@ def test_the_gradient_is_autograds_through_full_logits(
     for name, tensor in expected.items():
         assert tensor.norm() > 0
         assert (got[name] - tensor).norm() / tensor.norm() < ROUNDING, name
-
-
-@pytest.mark.parametrize("tied", TIED)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_peft_and_the_merged_model_give_our_logits(tmp_path: Path, shape: str, tied: str) -> None:
-    model = tiny_model(tmp_path / "model", tie_word_embeddings=TIED[tied])
-    base, wanted, folder = opened(model), SHAPES[shape], tmp_path / "adapter"
-    folder.mkdir()
-    write_adapter(folder, base, wanted, warm(base, wanted))
-    saved = read_adapter(folder, base)
-    assert saved.shape == wanted
-    export_merged(str(model), folder, tmp_path / "merged")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
-    tokens = torch.arange(30)[None] * 7 % VOCABULARY
-    with torch.no_grad():
-        ours = with_lora(base, saved.shape, saved.tensors)(tokens, use_cache=False).logits
-        plain = base.module(tokens, use_cache=False).logits
-        torch.testing.assert_close(reference(model, folder)(tokens).logits, ours, rtol=0, atol=2e-4)
-        torch.testing.assert_close(merged(tokens).logits, ours, rtol=0, atol=2e-4)
-    assert (ours - plain).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -149,20 +149,6 @@ async def test_old_states_are_pruned_but_never_the_one_that_was_loaded(tmp_path:
     await trainer.aclose()
 
 
-async def test_old_adapters_are_pruned_but_never_one_that_is_open(tmp_path: Path) -> None:
-    trainer = await start_local(tmp_path, keep_adapters=2)
-    opened = await trainer.publish()
-    published = [await trainer.publish() for _ in range(4)]
-    for sampler in published[:-1]:
-        await sampler.aclose()
-    newest = await trainer.publish()
-    kept = {p.name for p in (tmp_path / "run" / "adapters").iterdir()}
-    assert kept == {opened.ref, published[-1].ref, newest.ref}
-    with pytest.raises(BackendError):
-        await trainer.open(published[0].ref)
-    await trainer.aclose()
-
-
 def test_a_clone_shares_every_tensor_and_no_module(tmp_path: Path) -> None:
     base = load_base(
         str(tiny_model(tmp_path)), device=torch.device("cpu"), dtype=torch.float32

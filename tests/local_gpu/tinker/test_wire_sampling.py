@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import pickle
-import time
 from pathlib import Path
 from typing import Any
 
@@ -89,22 +87,6 @@ def test_a_sampler_without_a_name_is_kept_as_long_as_it_is_open(
         sample(samplers[0])
 
 
-def test_an_abandoned_sample_frees_its_cache(server: TinkerServer, base: Any) -> None:
-    params = tinker.SamplingParams(max_tokens=CONTEXT - len(PROMPT), seed=1)
-    going = base.sample(tinker.ModelInput.from_ints(PROMPT), 2, params)
-    wait_until(lambda: server.held_requests == 2)
-    going.future().cancel()
-    wait_until(lambda: server.held_requests == 0)
-    assert len(sample(base).sequences[0].tokens) == 12
-
-
-def wait_until(holds: Any) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 REFUSED = {
     "full context": ({"prompt": PROMPT * 29, "max_tokens": 19}, rf"context.*{CONTEXT}.*2030.*19"),
     "empty prompt": ({"prompt": []}, "empty"),
@@ -148,13 +130,6 @@ def test_what_is_not_served_is_refused_by_name(base: Any, mistake: str) -> None:
     with pytest.raises(tinker.RequestFailedError, match=sentence) as refused:
         sample(base, **asked)
     assert refused.value.category.value == "user"
-
-
-def test_a_prompt_as_long_as_the_context_can_be_scored(base: Any) -> None:
-    full = [(i * 7) % VOCABULARY for i in range(CONTEXT)]
-    scored = base.compute_logprobs(tinker.ModelInput.from_ints(full)).result(WAIT_S)
-    assert len(scored) == CONTEXT
-    assert all(math.isfinite(x) for x in scored[1:])
 
 
 def test_an_unknown_path_is_refused(client: Any, tmp_path: Path) -> None:

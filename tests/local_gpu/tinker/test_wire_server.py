@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import tinker
 
 from local_gpu.tinker import __main__ as command
 from local_gpu.tinker.checkpoints import locked
-from tests.support.tinker import KEY, ROOT, Raw, wire_process
+from tests.support.tinker import KEY, Raw, wire_process
 
 WAIT_S = 180
 
@@ -85,14 +83,3 @@ def test_what_is_in_use_or_missing_is_one_sentence(
             assert why in capsys.readouterr().err
     assert command.main((*free, "--model", "/no/such/model")) == 2
     assert "/no/such/model" in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_help_answers_without_loading_torch() -> None:
-    script = (
-        "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['--help'];"
-        "from local_gpu.tinker.__main__ import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=240
-    )
-    assert "--root" in done.stdout, done.stderr
