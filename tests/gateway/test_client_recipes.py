@@ -15,7 +15,6 @@ from tests.support import client_pages
 from tests.support.coding_agents import LLM, WINDOW, Aider, ClaudeCode
 from tests.support.gateways import World, gateway
 from tests.support.ledger import sql
-from tests.support.real_openclaw import LocalOpenClaw
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.served import RequestKind
 from tinker_claw.types import Kind
@@ -56,20 +55,6 @@ async def test_ten_messages_to_claude_code_need_no_compaction(
         asked = [turn.request_text for turn in world.turns() if turn.kind is Kind.MAIN]
         assert asked == [HELLO, READ, *talk[1:]]
         assert ratings(world) == []
-
-
-@real
-@pytest.mark.agents
-@pytest.mark.slow
-async def test_openclaw_with_the_block_of_the_readme(tmp_path: Path, renderer: Renderer) -> None:
-    sampler = scripted(renderer, REPLIES)
-    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=WINDOW) as world:
-        claw = LocalOpenClaw.create(
-            tmp_path / "home", world.url, "demo", contextWindow=WINDOW, maxTokens=4096
-        )
-        for said, reply in REPLIES.items():
-            assert await asyncio.to_thread(claw.say, "talk", said) == reply
-        assert ratings(world) == [-1.0]
 
 
 @pytest.mark.agents

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,15 +14,13 @@ from tokenizers import Tokenizer
 from local_gpu.config import LocalConfig
 from local_gpu.sample.embedded import LocalSampler
 from local_gpu.trainer import LocalTrainer
-from tests.support.backends import held_requests, tiny_model
-from tests.support.gateways import MODEL, chat, gateway, text_of, wired
+from tests.support.backends import tiny_model
+from tests.support.gateways import chat, gateway, text_of, wired
 from tests.support.ledger import sql
-from tests.support.waits import eventually
 from tinker_claw.config.load import load
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.turn_state import Reason
-from tinker_claw.types import StopReason
 
 CONTEXT = 2048
 
@@ -62,43 +59,6 @@ def spoil(sampler: Any) -> None:
 @pytest.fixture
 async def sampler(trainer: LocalTrainer) -> LocalSampler:
     return await trainer.publish()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_hanging_up_frees_the_cache_long_before_the_replies_would_end(
-    tmp_path: Path, renderer: Renderer, sampler: LocalSampler, stream: bool
-) -> None:
-    stops, passes = torch.tensor(list(renderer.stop_tokens)), 0
-
-    def never_stop(_: object, __: object, logits: torch.Tensor) -> torch.Tensor:
-        nonlocal passes
-        passes += 1
-        return logits.index_fill(-1, stops, -1e4)
-
-    module_of(sampler).get_output_embeddings().register_forward_hook(never_stop)
-    async with gateway(tmp_path, renderer, sampler, context_tokens=CONTEXT) as world:
-        body = {"model": MODEL, "messages": chat("hi " * 200), "stream": stream}
-        async with asyncio.TaskGroup() as group:
-            clients = [
-                group.create_task(world.http.post("/chat/completions", json=body)) for _ in range(2)
-            ]
-            async with asyncio.timeout(60):
-                while held_requests(sampler) < 2:  # noqa: ASYNC110 - the thread tells nobody
-                    await asyncio.sleep(0.01)
-                begun = passes
-                while passes < begun + 30:  # noqa: ASYNC110 - some tokens of each
-                    await asyncio.sleep(0.01)
-            for client in clients:
-                client.cancel()
-        await eventually(lambda: not (held_requests(sampler) or len(world.observer.seen) < 2))
-        fragments = world.turns()
-        assert [t.completion.stop_reason for t in fragments] == [StopReason.ABORT] * 2
-        assert all(0 < len(t.completion.tokens) < 1000 for t in fragments)
-        assert world.column("reason") == [Reason.HUNG_UP] * 2
-        # Only an empty cache holds this one.
-        long = "hi " * int(200 * 0.9 * CONTEXT / len(fragments[0].prompt))
-        whole = await world.ask(long, max_tokens=5)
-        assert whole.json()["usage"]["prompt_tokens"] > 0.8 * CONTEXT
 
 
 async def test_a_call_is_begun_and_goes_on_with_tokens_of_the_policy(

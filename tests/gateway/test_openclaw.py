@@ -6,20 +6,14 @@ import asyncio
 import json
 import signal
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from fastapi import FastAPI
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from examples.day.npm import npm
-from examples.day.openclaw import Gateway, readme_block
+from examples.day.openclaw import Gateway
 from tests.gateway.test_session_privacy import MARK, nothing_of
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import World, gateway, spell
@@ -27,7 +21,6 @@ from tests.support.ledger import read, sql
 from tests.support.lives import product
 from tests.support.real_openclaw import LocalOpenClaw
 from tests.support.waits import eventually
-from tinker_claw.app.server import in_background
 from tinker_claw.cli.openclaw import TRIED
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.served import RequestKind
@@ -428,47 +421,6 @@ async def test_agent_speaks_the_other_wires_too(
         assert NOTE in (result or "")
         assert rest == in_order(TALK[1:])
         assert world.column("reason") == [None] * 4
-
-
-@asynccontextmanager
-async def without_trace(url: str) -> AsyncGenerator[str]:
-    """A proxy in front of a gateway, which passes on no header that it does not know."""
-    async with httpx.AsyncClient(timeout=120) as http:
-
-        async def passed_on(request: Request) -> Response:
-            headers = {n: v for n, v in request.headers.items() if n not in ("traceparent", "host")}
-            answer = await http.request(
-                request.method,
-                url.removesuffix("/v1") + request.url.path,
-                content=await request.body(),
-                headers=headers,
-            )
-            kind = answer.headers["content-type"]
-            return Response(answer.content, answer.status_code, media_type=kind)
-
-        app = FastAPI(routes=[Route("/{path:path}", passed_on, methods=["GET", "POST"])])
-        async with in_background(app) as outside:
-            yield outside
-
-
-async def test_an_agent_without_tools_and_without_a_trace_talks_in_main_turns(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    """Small local models get no tools, and not every proxy passes traces on; what OpenClaw asks
-    for beside the talk stays beside it."""
-    said = {MESSAGES[0]: "I am Claw.", MESSAGES[1]: "It is seven.", MESSAGES[2]: "Gladly."}
-    messages = [long(MESSAGES[0]), long(MESSAGES[1]), long("Three."), MESSAGES[2]]
-    answers = COMPACTION | {"Three.": "third"} | said
-    sampler = scripted(renderer, answers)
-    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
-        async with without_trace(world.url) as url:
-            (entry,) = readme_block()["models"]["providers"]["tinker-claw"]["models"]
-            entry = {"compat": entry["compat"] | {"supportsTools": False}, "contextWindow": SMALL}
-            heard = await converse(world, tmp_path / "user", *messages, url=url, **entry)
-        assert heard == ["I am Claw.", "It is seven.", "third", "Gladly."]
-        assert set(world.column("trace")) == {None}
-        assert spoken(world) == in_order(messages)
-        assert RequestKind.COMPACTION in world.column("call")
 
 
 def named(*, affinity: bool) -> dict[str, Any]:
