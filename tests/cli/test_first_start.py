@@ -369,9 +369,9 @@ def test_failure_is_a_sentence_with_the_next_command(
     else:
         arrange, says = TROUBLES[name]
         flags = tuple(arrange(newcomer))
-    if "--data-dir" not in flags and not name.startswith("command"):
+    if "--data-dir" not in flags:
         flags += ("--data-dir", str(newcomer.home / "data"))
-    if "--port" not in flags and not name.startswith("command"):
+    if "--port" not in flags:
         flags += ("--port", "0")
     with service(newcomer.service or 200) as url:
         if newcomer.service is not None:
