@@ -32,16 +32,6 @@ HERMES = "0.19.0"
 PI = "1.6.0"
 CONTINUE = "1.5.47"
 LLM_VERSION = "0.36"
-CLAUDE_MODELS = (
-    "ANTHROPIC_MODEL",
-    "ANTHROPIC_DEFAULT_HAIKU_MODEL",
-    "ANTHROPIC_DEFAULT_SONNET_MODEL",
-    "ANTHROPIC_DEFAULT_OPUS_MODEL",
-    "ANTHROPIC_DEFAULT_FABLE_MODEL",
-    "ANTHROPIC_SMALL_FAST_MODEL",
-    "CLAUDE_CODE_SUBAGENT_MODEL",
-)
-"""Variables by which Claude Code chooses a model."""
 PATIENCE_S = 300
 WINDOW = 40_960
 """Tokens of the model's context, as docs/clients.md has it."""
@@ -188,8 +178,6 @@ class ClaudeCode(Agent):
     name, package, version = "claude-code", "@anthropic-ai/claude-code", CLAUDE_CODE
     recipe = "Claude Code"
     ready = r"\? for shortcuts"
-    model: str | None = field(default=None, init=False)
-    """Model that the user names in the command; None: none."""
     asks_for_titles: bool = field(default=False, init=False)
     """Whether it asks for titles on a terminal, as it does unless told to ask only for what is
     needed."""
@@ -219,7 +207,6 @@ class ClaudeCode(Agent):
 
     def _command(self, message: str) -> list[str]:
         words = ["claude", "-p", message, "--output-format", "json", "--allowedTools", "Bash"]
-        words += ["--model", self.model] if self.model else []
         return [*words, "--continue"] if self.begun else words
 
     def _said(self, out: str) -> str:
