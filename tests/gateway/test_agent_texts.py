@@ -170,33 +170,6 @@ async def test_titles_that_claude_code_asks_for_on_a_terminal_are_refused_and_no
         assert_only_words_count(world, TALK)
 
 
-TERMINAL = '{"name": "terminal", "arguments": {"command": "cat notes.txt"}}'
-
-
-async def test_the_title_that_hermes_asks_for_is_no_turn(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    """It asks for it beside the turns, with the first words and their answer in it."""
-    call = f"I look.\n<tool_call>\n{TERMINAL}\n</tool_call>"
-    title = {f"Assistant: {REPLIES[HELLO]}": "A sum"}
-    replies = title | REPLIES | {READ: call, NOTE: "It says forty-one."}
-    async with started(Hermes, tmp_path, renderer, replies) as (world, agent):
-        (agent.workspace / "notes.txt").write_text(NOTE)
-        talk = (HELLO, READ, CORRECTED)
-        with agent.at_a_terminal() as typist:
-            await asyncio.to_thread(type_all, typist, world, world.sampler, talk)
-
-        calls = zip(world.turns(), world.column("kind"), world.column("call"), strict=True)
-        side = [(turn.reply_text, call) for turn, kind, call in calls if kind == Kind.SIDE]
-        assert side == [("A sum", "title")]
-        turns = trainable(world)
-        assert [turn.request_text for turn in turns] == [HELLO, READ, READ, CORRECTED]
-        assert len({turn.session_id for turn in turns}) == 1
-        states = [next_state(world, turn) for turn in turns]
-        assert [state and state.role for state in states] == ["user", "tool", "user", None]
-        assert states[2] == NextState("user", CORRECTED), "judges the reply that was wrong"
-
-
 async def test_words_after_a_compaction_of_hermes_answer_the_turn_before_it(
     tmp_path: Path, renderer: Renderer
 ) -> None:

@@ -89,22 +89,6 @@ async def test_a_reply_that_breaks_off_is_gone_on_with(
         assert world.column("fallback") == [None]
 
 
-async def test_a_break_shows_nowhere_in_a_stream_with_tools(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    tokens = spell(renderer, '<tool_call>\n{"name": "ls", "arguments": {"p": "x"}}\n</tool_call>')
-    half = len(tokens) // 2
-    sampler = FakeSampler(Script(tokens, fail_after=half), Script(tokens[half:]))
-    tools = [{"type": "function", "function": {"name": "ls"}}]
-    async with gateway(tmp_path, renderer, sampler, keepalive_s=0.005) as world:
-        events = await world.events("hi", tools=tools)
-        deltas = [e["choices"][0]["delta"] for e in events if e]
-        assert sum(not delta for delta in deltas) >= 2, "alive inside of a call, while it waits"
-        (called,) = [d["tool_calls"][0] for d in deltas if "tool_calls" in d]
-        assert called["function"] == {"name": "ls", "arguments": '{"p":"x"}'}
-        assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
-
-
 class Forgetful(FakeSampler):
     """A sampler that never says that it is done."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import uuid
 from collections.abc import Sequence
@@ -206,31 +205,6 @@ async def test_compactions_lose_neither_the_session_nor_a_turn(
         assert await converse(world, home, *messages, **entry) == heard
         assert spoken(world) == in_order(messages), "before a compaction, too"
         assert RequestKind.COMPACTION in world.column("call")
-
-
-async def test_large_tool_result_keeps_its_turn_its_answer(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    call = {"name": "exec", "arguments": {"command": "seq 1 30000"}}
-    said = {
-        "Count": f"<tool_call>\n{json.dumps(call)}\n</tool_call>",
-        "<tool_response>": "It has counted.",
-        "Thanks": "Any time.",
-        "Bye": "Bye.",
-    }
-    sampler = scripted(renderer, said)
-    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
-        messages = ("Count to thirty thousand.", "Thanks, perfect.", "Bye now.")
-        heard = await converse(world, tmp_path / "talk", *messages, gives_up_s=300)
-        assert heard == ["It has counted.", "Any time.", "Bye."]
-        (_, result), *rest = spoken(world)
-        assert len(result or "") > 10_000
-        assert rest == in_order(messages)
-        seen, again = (
-            prompt.split("<tool_response>")[1].split("</tool_response>")[0]
-            for prompt in map(renderer.decode, sampler.prompts[1:3])
-        )
-        assert seen != again, "OpenClaw has cut it another time"
 
 
 async def test_a_message_in_the_frame_of_a_queue_is_answered_and_unclear(
