@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM
 
 from local_gpu.sample import embedded
 from local_gpu.sample.cached import Row, hidden
-from local_gpu.sample.drawing import Recipe, draw
 from local_gpu.sample.embedded import Engine, EngineSize, LocalSampler
 from local_gpu.sample.routing import RecentPrompts
 from local_gpu.trainer import LocalTrainer
@@ -269,29 +268,3 @@ async def test_closing_frees_the_cache_without_a_garbage_collection(
         assert not any(row() for row in rows)
     finally:
         gc.enable()
-
-
-def test_each_row_is_drawn_by_its_own_recipe() -> None:
-    plain: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": None}
-    plain |= {"uniform": 0.999, "student_topk": 0}
-    changes: list[dict[str, Any]] = [
-        {"temperature": 0.0, "student_topk": 2},
-        {"top_k": 2},
-        {"top_p": 0.6},
-        {"top_p": 0.01},
-        {"temperature": 1e-6},
-        {"uniform": 0.0},
-        {"uniform": 0.41},
-        {},
-    ]
-    row = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-    rows = torch.cat([row.repeat(8, 1), torch.tensor([[torch.nan, 0.0, 0.0, 0.0]])])
-    *drawn, broken = draw(
-        rows, [*(Recipe(**(plain | change)) for change in changes), Recipe(**plain)]
-    )
-    assert broken is None
-    assert [d.token for d in drawn if d] == [0, 1, 1, 0, 0, 0, 1, 3]
-    probabilities = [torch.tensor(d.logprob).exp().item() for d in drawn if d]
-    expected = [0.4, 3 / 7, 3 / 7, 1.0, 1.0, 0.4, 0.3, 0.1]
-    assert probabilities == pytest.approx(expected, abs=1e-5)
-    assert [d.topk_ids for d in drawn if d][:2] == [(0, 1), ()]

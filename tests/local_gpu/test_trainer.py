@@ -274,18 +274,6 @@ async def test_a_device_that_is_not_there_or_cannot_hold_it_is_refused(tmp_path:
             await start_local(tmp_path, device=device)
 
 
-async def test_a_folder_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
-    trainer = await start_local(tmp_path)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "adapters").write_text("a file where a folder should be")
-    with pytest.raises(BackendError, match="run"):
-        await trainer.publish()
-    assert [p.name for p in (tmp_path / "run").iterdir()] == ["adapters"]
-    await trainer.aclose()
-    with pytest.raises(BackendError, match="closed"):
-        await trainer.publish()
-
-
 async def test_over_a_bfloat16_base_versions_are_in_its_format_and_states_are_not(
     tmp_path: Path,
 ) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from local_gpu.tree.body import Body
 from local_gpu.tree.cuts import cut
 from local_gpu.tree.kernels import Kernel, MergedKernel, SdpaKernel
 from local_gpu.tree.prefix_tree import grow
-from tests.local_gpu.learners import SHAPE, STILL, apart, gradient, learner, warm
+from tests.local_gpu.learners import SHAPE, learner, warm
 from tests.support.backends import VOCABULARY, tiny_model
 from tinker_claw.types import Adam, Datum, LossPass
 
@@ -136,24 +135,6 @@ def datums(turns: list[Turn], loss: str) -> tuple[Datum, ...]:
 def learning(model: Path, kernel: Kernel, tokens: int | None) -> LoraOptimizer:
     base = load_base(str(model), device=CPU, dtype=torch.float32)
     return learner(base, kernel=kernel, tokens=tokens)
-
-
-@KERNELS
-@pytest.mark.parametrize("loss", ["ppo", "cross_entropy"])
-def test_a_step_in_float32_is_that_of_samples_one_by_one(
-    model: Path, kernel: Kernel, loss: Any
-) -> None:
-    """Also where the batch is cut into passes, and in logprobs and loss."""
-    wanted = [LossPass(loss, datums(batch("mixed"), loss))]
-    alone = learning(model, kernel, 1)
-    right, expected = alone.step(wanted, STILL), gradient(alone, wanted)
-    for tokens in (None, 150):
-        packed = learning(model, kernel, tokens)
-        report = packed.step(wanted, STILL)
-        assert apart(gradient(packed, wanted), expected) < 1e-5
-        assert report.losses == pytest.approx(right.losses, rel=1e-5)
-        for a, b in zip(report.logprobs[0], right.logprobs[0], strict=True):
-            assert a == pytest.approx(b, abs=1e-5)
 
 
 def computed(model: Path, turns: list[Turn], tokens: int | None) -> list[int]:
