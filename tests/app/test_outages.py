@@ -118,26 +118,6 @@ async def test_waiting_learner_says_when_it_tries_again_and_ends_at_once(tmp_pat
         assert step_counts(w.ledger)["intent"] == 0
 
 
-async def test_waits_grow_until_a_step_succeeds_not_until_a_state_is_loaded(
-    tmp_path: Path,
-) -> None:
-    attempts: list[int] = []
-
-    class Waits(Backoff):
-        def after(self, attempts_so_far: int) -> float:
-            attempts.append(attempts_so_far)
-            return 0.0
-
-    async with world(tmp_path, waits=Waits(0, 0)) as w:
-        w.trainer.away |= {"train_step": 3, "load_state": 2}
-        batch(w)
-        await w.version(1)
-        w.trainer.away["train_step"] = 1
-        batch(w)
-        await w.version(2)
-    assert attempts == [1, 2, 3, 4, 5, 1]
-
-
 async def test_outages_and_failures_of_one_batch_are_counted_apart(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         w.trainer.away["train_step"] = 2

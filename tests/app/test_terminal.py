@@ -23,9 +23,7 @@ from tinker_claw.app.terminal import Terminal as Shown
 from tinker_claw.billing.estimate import announce
 from tinker_claw.billing.prices import price_in_force
 from tinker_claw.config.load import load
-from tinker_claw.ledger.database import FILE, open_read_only
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.samples import read_queue
 from tinker_claw.telemetry import configure, log
 
 SAID = "No. Please write it as plain prose, without lists."
@@ -88,20 +86,6 @@ def test_a_start_shows_a_banner_and_what_came_of_each_turn(tmp_path: Path) -> No
     assert "hunter2" not in terminal.shown
     written = [f for f in tmp_path.rglob("*") if f.is_file() and "ledger" not in f.name]
     assert not any(SAID.encode() in file.read_bytes() for file in written)
-
-
-def test_the_bar_to_the_next_step_leaves_out_a_baseline_that_makes_none(tmp_path: Path) -> None:
-    with start(tmp_path) as terminal:
-        talk = Talk(address(terminal), tmp_path)
-        talk.say("What is 12 + 5?")
-        talk.say("Great, thank you!")
-        terminal.until(r"turn 1, verdict \+1")
-        with open_read_only(tmp_path / FILE) as rows:
-            assert terminal.shows(lambda: len(read_queue(rows)) == 1, PATIENCE_S)
-        talk.say("Great, thank you!")
-        judged = r"turn 2, verdict \+1.*next step \[\.{16}\] 0/16"
-        assert terminal.shows(lambda: re.search(judged, terminal.shown) is not None, PATIENCE_S)
-        assert terminal.interrupted() == 0
 
 
 @pytest.mark.parametrize("flag", ["--quiet", "--log=json"])
