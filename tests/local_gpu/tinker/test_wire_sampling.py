@@ -46,12 +46,6 @@ def sample(sampler: Any, prompt: list[int] = PROMPT, n: int = 1, **settings: Any
     return sampler.sample(model_input, n, params, **asked).result(WAIT_S)
 
 
-def test_without_max_tokens_a_completion_ends_with_the_context(base: Any) -> None:
-    long = PROMPT * 29
-    drawn = sample(base, long, max_tokens=None).sequences[0]
-    assert len(drawn.tokens) == CONTEXT - len(long)
-
-
 def test_a_sampler_goes_on_in_another_process(base: Any) -> None:
     there = pickle.loads(pickle.dumps(base))
     assert sample(there).sequences[0].tokens == sample(base).sequences[0].tokens
