@@ -359,16 +359,6 @@ async def test_of_two_branches_with_the_same_words_the_one_with_the_call_is_mean
             await go_on(world)
 
 
-async def test_a_result_of_another_call_makes_it_another_conversation(world: World) -> None:
-    world.say(CALL, "Done.", "Fine.")
-    called = await call_of(world, openclaw("count"))
-    await talk(world, "count", called, tool(called["tool_calls"][0]["id"], "one"))
-    forged = assistant("", ("other", "exec", '{"command":"seq"}'))
-    await talk(world, "count", forged, tool("other", "two"), "Done.", "thanks")
-    assert world.next_states()[2] is None
-    assert world.column("lost") == [None, None, 1]
-
-
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "after a restart"])
 @pytest.mark.parametrize("affinity", [False, True], ids=["", "named in a header"])
 async def test_a_compaction_keeps_the_session_and_the_reply_that_it_leaves_gets_its_answer(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -205,43 +204,6 @@ async def test_compactions_lose_neither_the_session_nor_a_turn(
         assert await converse(world, home, *messages, **entry) == heard
         assert spoken(world) == in_order(messages), "before a compaction, too"
         assert RequestKind.COMPACTION in world.column("call")
-
-
-async def test_a_message_in_the_frame_of_a_queue_is_answered_and_unclear(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    """OpenClaw puts a message that was interrupted at a terminal before the next one."""
-    old, new = "Tell me of bees.", "No, of wasps.\n\nIn German."
-    slow = Script(spell(renderer, "Bees dance in the dark."), holds_after=3)
-    sampler = Listener(
-        renderer,
-        {
-            "wasps": [spell(renderer, "Wespen tanzen nicht.")],
-            "bees": [slow],
-            "Hello": [spell(renderer, "Hi.")],
-            "Thanks": [spell(renderer, "Bye.")],
-        },
-    )
-    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
-        claw = LocalOpenClaw.create(tmp_path / "talk", world.url, "demo")
-        assert await asyncio.to_thread(claw.say, "talk", "Hello.") == "Hi."
-        process = claw.begin("talk", old)
-        try:
-            await sampler.holding.wait()
-            process.send_signal(signal.SIGINT)
-            await asyncio.to_thread(process.communicate, timeout=300)
-        finally:
-            process.kill()
-        assert process.returncode != 0
-        assert await asyncio.to_thread(claw.say, "talk", new) == "Wespen tanzen nicht."
-        assert await asyncio.to_thread(claw.say, "talk", "Thanks.") == "Bye."
-        framed = renderer.decode(sampler.prompts[2])
-        assert "[Queued user message" in framed
-        assert old in framed, "the model reads both"
-        assert world.column("asked_by") == ["owner", "owner", "unknown", "owner"]
-        states = list(world.next_states().values())
-        assert states == [NextState("user", old), None, NextState("user", "Thanks."), None]
-        assert world.column("reason")[1] == Reason.HUNG_UP
 
 
 WEBCHAT = {
