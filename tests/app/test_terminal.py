@@ -88,6 +88,7 @@ def test_a_start_shows_a_banner_and_what_came_of_each_turn(tmp_path: Path) -> No
     assert not any(SAID.encode() in file.read_bytes() for file in written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--quiet", "--log=json"])
 def test_words_and_lines_can_be_turned_off(tmp_path: Path, flag: str) -> None:
     with start(tmp_path, flag) as terminal:
