@@ -221,15 +221,6 @@ def test_32b_is_split_and_sampled_by_pairs(sizes: dict[str, ModelSize]) -> None:
     assert (alone.short, alone.shard) == ((), False), "on one GPU there is nothing to split"
 
 
-def test_4b_on_24_gib_fits_with_four_bits_and_a_shorter_context(
-    sizes: dict[str, ModelSize],
-) -> None:
-    four, one = sizes["4B"], gpus(1, 24)
-    shared = Layout((0,), ((0,),))
-    assert reckon(shared, one, demand(four, context_tokens=8192)).short
-    assert reckon(shared, one, demand(four, context_tokens=8192, quantization="4bit")).short == ()
-
-
 def test_the_cure_is_the_longest_context_that_fits(sizes: dict[str, ModelSize]) -> None:
     layout, there = Layout((0,), ((0,),)), gpus(1, 60)
     asked = demand(sizes["8B"])
