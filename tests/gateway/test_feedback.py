@@ -186,15 +186,6 @@ async def test_turns_that_cannot_be_trained_keep_their_reason(world: World) -> N
     assert judgeable(world.ledger) == []
 
 
-async def test_sessions_that_are_over_drop_no_turn_that_was_judged(world: World) -> None:
-    await world.ask("hi")
-    await world.ask("ho", headers={"X-Session-Id": "other"})
-    await give(world, turn=1, score=1)
-    world.ledger.turns.close([1, 2])
-    assert await world.ledger.trim(before=1e12) == 1
-    assert world.column("dropped") == [0, 1]
-
-
 # Who may give it
 
 
