@@ -32,12 +32,6 @@ KEYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
-    directory = tmp_path_factory.mktemp("every") / "data"
-    return directory, every_state(directory)
-
-
 @pytest.fixture
 def log(world: tuple[Path, dict[str, int]], capsys: pytest.CaptureFixture[str]) -> Any:
     """Run the command as the shell would, but in this process."""
@@ -128,7 +122,7 @@ def test_settings_of_a_run_find_its_ledger(
 
 
 def test_a_closed_pipe_ends_it_quietly(tmp_path: Path) -> None:
-    fill(tmp_path, 2000)
+    fill(tmp_path, 400)  # more than a pipe holds
     script = f"{sys.executable} run.py log turns --json --data-dir {tmp_path} | head -1"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", script],
