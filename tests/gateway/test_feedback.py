@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.gateway.test_auth import bearer
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import MODEL, World, chat, gateway, spell
 from tests.support.ledger import judgeable, postpone, sample_counts, session_outcome, sql
@@ -38,10 +39,6 @@ SECRET = "sk-ant-api03-" + "Zq7Xw2Lk9Pb4Rt6Vn8Mc1Hd3Jf5Gs0Ya" * 2 + "AA"
 async def give(world: World, **body: Any) -> httpx.Response:
     headers = body.pop("headers", {})
     return await world.http.post("/feedback", json=body, headers=headers)
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 def said_of(world: World, turn: int) -> Verdict | None:

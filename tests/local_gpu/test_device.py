@@ -21,13 +21,13 @@ from tests.support.lives import Fate, life, until
 from tests.support.ranks import (
     ADAM,
     PASSES,
-    alive,
     build_ill,
     lives,
     one_process,
     prescribe,
     same_report,
 )
+from tests.support.waits import alive
 from tinker_claw.errors import BackendError, ConfigError, OutageError, StepError
 
 ILLEGAL = (

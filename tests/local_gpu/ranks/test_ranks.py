@@ -23,7 +23,6 @@ from tests.support.ranks import (
     apart,
     config,
     echoes,
-    gone,
     kill,
     learn_the_same,
     moments,
@@ -34,6 +33,7 @@ from tests.support.ranks import (
     weights,
     write_warm,
 )
+from tests.support.waits import gone
 from tinker_claw.errors import (
     BackendError,
     ConfigError,
@@ -60,19 +60,6 @@ def ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran
     learning = RankedLearning(config(root, 3, model=str(model), micro_batch_tokens=90))
     yield learning
     learning.close()
-
-
-@pytest.fixture
-def many(ranks: RankedLearning, model: Path) -> RankedLearning:
-    ranks.read_state(model / "warm")
-    return ranks
-
-
-@pytest.fixture
-def one(model: Path, tmp_path: Path) -> LearningCore:
-    learning = one_process(model, tmp_path / "root")
-    learning.read_state(model / "warm")
-    return learning
 
 
 def test_ranks_learn_as_one_process_does(

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.local_gpu.learners import Gradient
+from tests.local_gpu.tinker.test_wire_store import lora
 from tests.support.backends import VOCABULARY
 from tests.support.local_reference import sequence
 from tests.support.tinker import NAME, TinkerServer
@@ -22,11 +23,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 WARM = tinker.AdamParams(learning_rate=0.01, beta2=0.98, eps=1e-8)
 WAIT_S = 180
-
-
-def lora(client: Any, **settings: Any) -> Any:
-    wanted = {"rank": 4, "seed": 1, "train_unembed": False} | settings
-    return client.create_lora_training_client(NAME, **wanted).result(WAIT_S)
 
 
 def datum(tokens: Sequence[int], **arrays: Any) -> Any:
