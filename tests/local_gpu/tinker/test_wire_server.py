@@ -12,7 +12,7 @@ import tinker
 
 from local_gpu.tinker import __main__ as command
 from local_gpu.tinker.checkpoints import locked
-from tests.support.tinker import KEY, Raw, wire_process
+from tests.support.tinker import KEY, wire_process
 
 WAIT_S = 180
 
@@ -37,21 +37,6 @@ def test_the_process_says_where_it_serves_and_stops_in_order(tmp_path: Path) -> 
         with pytest.raises(tinker.RequestFailedError, match="server ended"):
             going.result(WAIT_S)
         service.close("success").future().cancel()
-
-
-@pytest.mark.slow
-def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    with wire_process(tmp_path / "wire") as running:
-        raw = Raw(running.url)
-        model = raw.model(base="demo")
-        # One sequence is not cut, so the server waits for it: 30 s on two quiet cores.
-        raw.forward_backward(model, 1, [*range(100)] * 300)
-        time.sleep(0.2)
-        raw.http.close()
-        running.process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
-        assert running.process.poll() is None
-        assert running.stop(signal.SIGINT) == 130
 
 
 def test_the_listening_address_is_loopback_alone(
