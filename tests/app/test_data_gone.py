@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -38,21 +39,27 @@ def ask(running: Life) -> httpx.Response:
     return httpx.post(f"{running.url}/chat/completions", json=body, timeout=240)
 
 
-@pytest.mark.parametrize(
-    ("befalls", "why"),
-    [
-        (deleted, "is not there any more (No such file or directory)"),
-        (emptied, "was emptied"),
-        (replaced, "is another file than the one that was opened"),
-    ],
-)
+BEFALLS = {
+    deleted: "is not there any more (No such file or directory)",
+    emptied: "was emptied",
+    replaced: "is another file than the one that was opened",
+}
+
+
+@pytest.mark.parametrize("befalls", BEFALLS)
+def test_write_says_what_befell_the_ledger(tmp_path: Path, befalls: Callable[[Path], None]) -> None:
+    with closing(Ledger(tmp_path / "data")) as ledger:
+        befalls(tmp_path / "data")
+        with pytest.raises(LedgerError, match=re.escape(BEFALLS[befalls])):
+            ledger.turns.session("me", "a")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("befalls", [deleted, replaced])
 def test_turn_is_refused_and_health_and_terminal_say_what_befell_the_ledger(
-    tmp_path: Path,
-    befalls: Callable[[Path], None],
-    why: str,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, befalls: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = tmp_path / "data"
+    data, why = tmp_path / "data", BEFALLS[befalls]
     with life(data, "--batch-size", "64") as running:
         assert running.serves()
         assert ask(running).status_code == 200

@@ -46,6 +46,7 @@ def test_reply_that_cannot_be_written_is_refused_and_a_judgement_waits(tmp_path:
     assert "Traceback" not in running.said()
 
 
+@pytest.mark.slow
 def test_health_tells_what_the_ledger_refused_until_it_takes_a_write(tmp_path: Path) -> None:
     def ask() -> int:
         body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -130,6 +131,7 @@ def test_states_without_room_leave_the_gateway_answering(tmp_path: Path) -> None
     assert one(data, "SELECT COUNT(*) FROM turns WHERE reason = 'steps with it failed'") == 0
 
 
+@pytest.mark.slow
 def test_stop_on_a_full_disk_is_in_order(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with life(data, *SMALL) as running, talking(running.url) as who:

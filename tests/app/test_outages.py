@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
-from tests.support.learning import SHORT, Says, World, bad_batch, has_token, world
-from tests.support.ledger import judgeable, sample_counts, sql, step_counts, tries
+from tests.support.learning import SHORT, World, bad_batch, has_token, world
+from tests.support.ledger import judgeable, sample_counts, sql, step_counts
 from tinker_claw.errors import OutageError, SamplerError
-from tinker_claw.judge.prompts import Schema
 from tinker_claw.outages import Outages
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import configure
-from tinker_claw.types import Charge, LossPass, Message, uncharged
+from tinker_claw.types import LossPass
 
 Events = Callable[[], Counter[str]]
 
@@ -119,26 +118,6 @@ async def test_waiting_learner_says_when_it_tries_again_and_ends_at_once(tmp_pat
         assert step_counts(w.ledger)["intent"] == 0
 
 
-async def test_waits_grow_until_a_step_succeeds_not_until_a_state_is_loaded(
-    tmp_path: Path,
-) -> None:
-    attempts: list[int] = []
-
-    class Waits(Backoff):
-        def after(self, attempts_so_far: int) -> float:
-            attempts.append(attempts_so_far)
-            return 0.0
-
-    async with world(tmp_path, waits=Waits(0, 0)) as w:
-        w.trainer.away |= {"train_step": 3, "load_state": 2}
-        batch(w)
-        await w.version(1)
-        w.trainer.away["train_step"] = 1
-        batch(w)
-        await w.version(2)
-    assert attempts == [1, 2, 3, 4, 5, 1]
-
-
 async def test_outages_and_failures_of_one_batch_are_counted_apart(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         w.trainer.away["train_step"] = 2
@@ -198,35 +177,6 @@ async def test_first_judged_turn_after_an_outage_wakes_the_others(tmp_path: Path
         w.turn("YES")
         await w.settled()
         assert w.ledger.samples.queued() == 3
-
-
-async def test_one_turn_asks_at_a_time_while_the_service_is_away(tmp_path: Path) -> None:
-    class Crowded(Says):
-        at_once = most = 0
-
-        async def answers(
-            self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
-        ) -> list[str]:
-            self.at_once += 1
-            self.most = max(self.most, self.at_once)
-            try:
-                await asyncio.sleep(0)
-                return await super().answers(messages, n, schema, charge)
-            finally:
-                self.at_once -= 1
-
-    says = Crowded(away=UNTIL_TOLD)
-    async with world(tmp_path, endpoint=says, judge_waits=SHORT, batch_size=99) as w:
-        w.turn("YES")
-        await w.until(lambda: w.health.judge.state == "stalled")
-        says.most = 0
-        turns = [w.turn("YES") for _ in range(20)]
-        await w.until(lambda: w.health.backend.attempts("judging") > 40)
-        assert says.most == 1
-        assert sum(tries(w.ledger, turn) for turn in turns) == 0, "none is to blame"
-        says.away = 0
-        await w.settled()
-        assert w.ledger.samples.queued() == 21
 
 
 async def test_teacher_that_is_away_keeps_the_sample(tmp_path: Path) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.clients import HELLO, ask, converse, learn
+from tests.support.clients import learn
 from tests.support.ledger import read
 from tests.support.lives import product
 
@@ -54,45 +52,3 @@ def test_it_learns_stops_in_order_and_goes_on(tmp_path: Path) -> None:
         (1, 0, 1),
         (2, 1, 2),
     ]
-
-
-@pytest.mark.slow
-def test_dead_learner_leaves_the_gateway_answering_and_says_why(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    adapters, aside = data / "adapters", data / "aside"
-    with product(data, "--batch-size", "4") as running:
-        adapters.rename(aside)
-        adapters.write_text("no folder: nothing can be published")
-        seed = 0
-        while (health := running.health())["learner"] != "failed":
-            converse(running, seed)
-            seed += 1
-            assert seed < 60, health
-        assert health["status"] == "degraded"
-        assert "adapters" in health["last_error"]
-        assert ask(running, "after", [HELLO])
-        assert running.stop() == 0
-    assert read(data, "SELECT COUNT(*) FROM turns WHERE state = 'trained'") == [(0,)]
-
-    adapters.unlink()
-    aside.rename(adapters)
-    with product(data, "--batch-size", "4") as running:
-        learn(running, 1, range(500, 540))
-        assert running.stop() == 0
-
-
-@pytest.mark.slow
-def test_gateway_answers_while_a_step_runs(tmp_path: Path) -> None:
-    with product(tmp_path / "data", "--batch-size", "4") as running:
-        versions, states, deadline = set[int](), set[str](), time.monotonic() + 240
-        with ThreadPoolExecutor(3) as pool:
-            futures = [pool.submit(converse, running, i) for i in range(12)]
-            while max(versions, default=0) < 1 or not all(future.done() for future in futures):
-                assert time.monotonic() < deadline, "it has learned meanwhile"
-                health = running.health()
-                versions.add(health["policy_version"])
-                states.add(health["learner"])
-                time.sleep(0.05)
-            for future in futures:
-                future.result()
-        assert "training" in states

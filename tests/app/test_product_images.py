@@ -12,7 +12,7 @@ import pytest
 from PIL import Image as Pillow
 from safetensors.torch import load_file
 
-from tests.support.ledger import read
+from tests.support.ledger import everything, read
 from tests.support.lives import product, until
 from tests.support.models import tiny_qwen3_vl
 from tests.support.pictures import picture, shown
@@ -78,7 +78,3 @@ def test_a_picture_is_answered_judged_trained_and_forgotten(tmp_path: Path) -> N
     exported = out.read_bytes()
     assert b"trained" in exported
     assert not any(form(kept_file)[80:110] in exported for form in (bytes, b64encode, hexlify))
-
-
-def everything(data: Path) -> bytes:
-    return b"".join(file.read_bytes() for file in data.rglob("*") if file.is_file())

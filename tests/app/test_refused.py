@@ -7,30 +7,24 @@ does, which unloads weights while it answers everything else.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import random
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
 
 from examples.demo import homework
-from tests.support.fakes import rated
 from tests.support.faults import App, Receive, Scope, Send, answer_with, body_of, replay
 from tests.support.gateways import wired
 from tests.support.ledger import judgeable, sql
 from tests.support.tinker import KEY, Served, served
 from tests.support.waits import eventually
-from tinker_claw.app import wiring
 from tinker_claw.app.orders import order
-from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import System
 from tinker_claw.config.load import load
 from tinker_claw.retry import Backoff
@@ -250,24 +244,6 @@ async def test_a_base_model_that_is_gone_is_told(product: Product, how: Any) -> 
 
 
 @pytest.mark.slow
-async def test_a_request_that_is_refused_for_itself_leaves_health_well(product: Product) -> None:
-    inner = product.there.faulty.app
-
-    async def picky(scope: Scope, receive: Receive, send: Send) -> None:
-        body = await body_of(receive) if scope["type"] == "http" else b""
-        if scope.get("path", "").endswith("asample") and b"0.1234" in body:
-            return await answer_with(send, 400, {"detail": "no such temperature here"})
-        return await inner(scope, replay(body, receive), send)
-
-    product.there.faulty.app = picky
-    answer = await product.ask(temperature=0.1234)
-    assert answer.status_code == 400
-    assert "no such temperature here" in answer.text
-    found = await product.health()
-    assert (found["status"], found["serving"], found["backend"]) == ("ok", "ok", "ok")
-
-
-@pytest.mark.slow
 async def test_a_pinned_version_that_is_gone_is_published_anew_from_its_state(
     product: Product,
 ) -> None:
@@ -294,78 +270,3 @@ async def test_a_pinned_version_that_is_gone_is_published_anew_from_its_state(
     assert not product.system.learner.recovery.suspect
     assert product.newest.version.id == await product.order("unpin")
     assert (await product.ask()).json()["system_fingerprint"] == f"v{newest.version.id}"
-
-
-@dataclass
-class Scold:
-    """A judge over HTTP: each reply was bad, and each has a hint."""
-
-    status: int = 200
-
-    def app(self) -> FastAPI:
-        app = FastAPI()
-
-        async def answer(request: Request) -> JSONResponse:
-            body = await request.json()
-            if self.status != 200:
-                return JSONResponse({"detail": "no such model here"}, self.status)
-            text = rated(-1, "Use fewer words", "use fewer words")
-            one = {"message": {"content": text}, "finish_reason": "stop"}
-            return JSONResponse({"choices": [one] * body.get("n", 1)})
-
-        app.add_api_route("/v1/chat/completions", answer, methods=["POST"])
-        return app
-
-
-@pytest.mark.slow
-async def test_a_judge_that_is_gone_is_told_and_replies_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    judge, seeds = Scold(404), itertools.count(10)
-    async with (
-        in_background(judge.app()) as url,
-        running(tmp_path, monkeypatch, "--judge-url", url) as product,
-    ):
-        await product.complain()
-        found = await product.until(judge="failing")
-        assert (found["status"], found["wrong"], found["serving"]) == ("degraded", ["judge"], "ok")
-        assert "HTTP 404" in found["judge_error"]
-        assert "judging waits" in found["meaning"]
-        assert (await product.ask()).status_code == 200
-        judge.status = 200
-        while (await product.health())["judge"] != "ok":
-            await product.complain(next(seeds))
-            await product.until(lambda: not judgeable(product.system.parts.ledger))
-        assert (await product.until(judge="ok"))["status"] == "ok"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("asking", "how"), [("teaching", 404), ("teaching", "user"), ("judging", 400)]
-)
-async def test_a_base_model_that_judges_or_teaches_and_is_gone_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asking: Any, how: Any
-) -> None:
-    async with AsyncExitStack() as stack:
-        flags: tuple[str, ...] = ()
-        if asking == "teaching":
-            judge = await stack.enter_async_context(in_background(Scold().app()))
-            flags = ("--judge-url", judge, "--method", "opd")
-        else:
-            monkeypatch.setattr(wiring, "MODELS", ())  # as a model without a judge of its own
-        product = await stack.enter_async_context(running(tmp_path, monkeypatch, *flags))
-        product.speaks.how, product.speaks.refused = how, {"demo"}
-        await product.complain()
-        first = await product.until(backend="away")
-        await product.until(lambda: product.system.parts.health.backend.attempts(asking) > 2)
-        found = await product.health()
-        assert found["backend_since"] == first["backend_since"], "one outage, however often tried"
-        assert (found["status"], found["serving"]) == ("degraded", "ok")
-        assert "no longer has the base model" in found["backend_error"]
-        assert "judging waits" in found["meaning"]
-        assert found["samples_waiting"] == 0
-        assert (await product.ask()).status_code == 200
-        product.speaks.refused.clear()
-        await product.until(backend="ok")
-        if asking == "teaching":
-            await product.until(samples_waiting=1, status="ok")

@@ -68,6 +68,7 @@ def test_killed_while_a_version_is_refused_the_one_before_serves_and_learns_on(
     check(data, who.seen, batch_size=2)
 
 
+@pytest.mark.slow
 def test_directory_in_use_is_refused_and_the_lock_of_a_dead_process_is_not(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with life(data, *FLAGS) as first:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shlex
 import socket
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import World, gateway, spell
-from tests.support.lives import product
 from tinker_claw import connections
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import StopReason
@@ -76,26 +71,6 @@ async def test_a_connection_without_a_request_is_closed(
         assert not asking.done()
         sampler.go_on.set()
         assert (await asking).status_code == 200
-
-
-@pytest.fixture
-def few_files(tmp_path: Path) -> str:
-    """A Python that starts with a low soft limit of open files."""
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nulimit -Sn 100\nexec {shlex.quote(sys.executable)} "$@"\n')
-    python.chmod(0o700)
-    return str(python)
-
-
-@pytest.mark.slow
-def test_idle_connections_do_not_reach_a_low_soft_limit(few_files: str, tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        running = product(tmp_path / "data", python=few_files)
-        url = stack.enter_context(running).url.removesuffix("/v1") + "/healthz"
-        place = urlsplit(url)
-        for _ in range(300):
-            stack.enter_context(socket.create_connection((place.hostname or "", place.port or 0)))
-        assert httpx.get(url, timeout=120).status_code == 200
 
 
 async def _send_slowly(writer: asyncio.StreamWriter) -> None:

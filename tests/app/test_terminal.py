@@ -11,7 +11,7 @@ import string
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -23,9 +23,7 @@ from tinker_claw.app.terminal import Terminal as Shown
 from tinker_claw.billing.estimate import announce
 from tinker_claw.billing.prices import price_in_force
 from tinker_claw.config.load import load
-from tinker_claw.ledger.database import FILE, open_read_only
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.samples import read_queue
 from tinker_claw.telemetry import configure, log
 
 SAID = "No. Please write it as plain prose, without lists."
@@ -90,20 +88,7 @@ def test_a_start_shows_a_banner_and_what_came_of_each_turn(tmp_path: Path) -> No
     assert not any(SAID.encode() in file.read_bytes() for file in written)
 
 
-def test_the_bar_to_the_next_step_leaves_out_a_baseline_that_makes_none(tmp_path: Path) -> None:
-    with start(tmp_path) as terminal:
-        talk = Talk(address(terminal), tmp_path)
-        talk.say("What is 12 + 5?")
-        talk.say("Great, thank you!")
-        terminal.until(r"turn 1, verdict \+1")
-        with open_read_only(tmp_path / FILE) as rows:
-            assert terminal.shows(lambda: len(read_queue(rows)) == 1, PATIENCE_S)
-        talk.say("Great, thank you!")
-        judged = r"turn 2, verdict \+1.*next step \[\.{16}\] 0/16"
-        assert terminal.shows(lambda: re.search(judged, terminal.shown) is not None, PATIENCE_S)
-        assert terminal.interrupted() == 0
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--quiet", "--log=json"])
 def test_words_and_lines_can_be_turned_off(tmp_path: Path, flag: str) -> None:
     with start(tmp_path, flag) as terminal:
@@ -201,9 +186,3 @@ def test_events_are_sentences_on_a_terminal(tmp_path: Path) -> None:
     assert "there is no budget." in shown_of(folder=tmp_path)
     unknown = shown_of("--model-name", "mine", folder=tmp_path)
     assert "What it will cost is not known: of mine the price per million" in unknown
-
-
-@pytest.mark.parametrize(("usd", "cost"), [(None, ""), (0.2149, ", for $0.21 at most")])
-def test_practice_that_starts_says_its_cost(usd: float | None, cost: str) -> None:
-    line = LINES["practice.started"](cast("Any", None), {"lesson": 3, "prompts": 16, "usd": usd})
-    assert line == f"Lesson 3 is practised now on 16 of your first messages{cost}."

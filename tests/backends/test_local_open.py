@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from local_gpu.model.lora import LoraShape, fresh_adapter, with_lora
 from local_gpu.sample import embedded
 from tests.support.backends import VOCABULARY, start_local, tiny_model
 from tests.support.local_reference import WARM, rl_datum
-from tinker_claw.errors import BackendError, OutageError, SamplerError
+from tinker_claw.errors import BackendError, SamplerError
 from tinker_claw.types import LossPass, SamplingParams
 
 STEP = [LossPass("ppo", (rl_datum(30, 10, 1),))]
@@ -103,56 +101,6 @@ async def test_a_version_that_is_being_opened_is_not_removed(
                 await trainer.publish()
     opened = opening.result()
     assert (await opened.logprobs(PROMPT, start=1)).logprobs == pytest.approx(expected.logprobs)
-    await trainer.aclose()
-
-
-async def test_a_version_that_is_no_longer_wanted_while_it_is_opened_keeps_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer, warming = await start_local(tmp_path), asyncio.Event()
-    ref, opened = (await trainer.publish()).ref, list[Callable[[], object]]()
-
-    async def warm(self: embedded.LocalSampler) -> None:
-        opened.append(weakref.ref(self))
-        await self.sample(PROMPT, SamplingParams(max_tokens=1))
-        warming.set()
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(embedded.LocalSampler, "warm", warm)
-    opening = asyncio.create_task(trainer.open(ref))
-    async with asyncio.timeout(AT_MOST_S):
-        await warming.wait()
-    opening.cancel()
-    await asyncio.wait([opening])
-    del opening
-    gc.collect()
-    assert opened[0]() is None
-    await trainer.aclose()
-
-
-async def test_versions_that_no_server_takes_leave_those_to_go_back_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def away(self: embedded.EmbeddedServing, ref: str, folder: Path) -> Any:
-        raise OutageError("No server answers.")
-
-    trainer = await start_local(tmp_path, keep_states=4, keep_adapters=4)
-    kept: list[tuple[str, str]] = []
-    for _ in range(3):
-        await trainer.train_step(STEP, WARM)
-        kept.append((await trainer.save_state("one"), (await trainer.publish()).ref))
-    monkeypatch.setattr(embedded.EmbeddedServing, "open", away)
-    for _ in range(6):
-        await trainer.train_step(STEP, WARM)
-        await trainer.save_state("void")
-        with pytest.raises(OutageError):
-            await trainer.publish()
-        await trainer.load_state(kept[-1][0])
-    states, adapters = (
-        {p.name for p in (tmp_path / "run" / kind).iterdir()} for kind in ("states", "adapters")
-    )
-    assert states == {state for state, _ in kept}
-    assert adapters == {adapter for _, adapter in kept}
     await trainer.aclose()
 
 

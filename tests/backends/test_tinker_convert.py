@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from tinker import types as sdk
@@ -31,13 +29,6 @@ def test_reinforcement_datum_is_shifted_and_padded_with_zeros_before_the_reply()
     assert {a.dtype for n, a in arrays(sent).items() if n != "target_tokens"} == {np.dtype("f4")}
 
 
-def test_cross_entropy_without_targets_weighs_the_sampled_tokens() -> None:
-    datum = Datum(TOKENS, start=4, weights=((0.25,),))
-    (sent,) = to_sdk(LossPass("cross_entropy", (datum,)), sparse=True)
-    assert list(arrays(sent)["target_tokens"]) == [6, 7, 8, 9]
-    assert list(arrays(sent)["weights"]) == [0, 0, 0, 0.25]
-
-
 def candidates() -> LossPass:
     datum = Datum(TOKENS, start=3, targets=((1, 2), (3, 4)), weights=((0.1, -0.1), (0.2, -0.2)))
     return LossPass("cross_entropy", (datum,))
@@ -57,15 +48,6 @@ def test_sparse_rows_say_the_same_as_dense_ones() -> None:
         assert one.shape == other.shape == [4, 3]
         assert other.to_torch()[2:].tolist() == one.to_torch()[2:].tolist()
         assert other.to_torch()[:2].count_nonzero() == 0
-
-
-def test_answers_are_cut_to_the_reply_and_to_the_sampled_token() -> None:
-    datum = candidates().datums[0]
-    wide = sdk.TensorData.from_numpy(np.arange(12, dtype=np.float32).reshape(4, 3))
-    assert rows_of(datum, wide) == (6.0, 9.0)
-    narrow = sdk.TensorData.from_numpy(np.arange(4, dtype=np.float32))
-    one_each = replace(datum, targets=())
-    assert rows_of(one_each, narrow) == (2.0, 3.0)
 
 
 @pytest.mark.parametrize("shape", [(3,), (4,), (12,), (4, 2), (4, 1, 2), (3, 4)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ledger import sql
-from tests.support.stories import SECRET, TEACHER, Told, every_state, run
+from tests.support.stories import SECRET, TEACHER, Told, run
 from tinker_claw.cli import main
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.lessons import learn
@@ -29,12 +29,6 @@ FIELDS = {
     "by another version": "not by the current version: v1 failed: no adapter",
 }
 """What is said of a state beside its outcome, which test_outcome.py has."""
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int]]:
-    directory = tmp_path_factory.mktemp("every") / "data"
-    return directory, every_state(directory)
 
 
 def told(directory: Path, turn: int, capsys: pytest.CaptureFixture[str], *flags: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import gateway, spell
-from tests.support.ledger import judgeable, new_turn, sample_counts, sql
+from tests.support.ledger import everything, judgeable, new_turn, sample_counts, sql
 from tests.support.stories import METRICS, run
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import BLOCK, pack_ids, raw_ids
@@ -96,10 +96,6 @@ def talk(tmp_path: Path) -> Iterator[Talk]:
     talk = Talk(ledger)
     yield talk
     ledger.close()
-
-
-def everything(directory: Path) -> bytes:
-    return b"".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())
 
 
 def found(directory: Path, number: int) -> list[str]:

@@ -241,26 +241,6 @@ def test_a_key_stands_in_no_block_and_in_no_command() -> None:
 @pytest.mark.openclaw
 @pytest.mark.slow
 @pytest.mark.skipif(npm() is None, reason="npm is not installed: OpenClaw cannot be run")
-async def test_openclaws_levels_of_thinking_reach_the_template(
-    tmp_path: Path, thinker: Renderer
-) -> None:
-    claw = LocalOpenClaw.create(tmp_path / "user", "http://127.0.0.1:1/v1", "other")
-    async with gateway(tmp_path / "data", thinker, context_tokens=65536) as world:
-        world.say("I am Claw.")
-        port = world.url.removesuffix("/v1").rpartition(":")[2]
-        flags = ("--model-name", "Qwen/Qwen3-8B", "--served-model-name", "demo", "--port", port)
-        own = claw.environment | {API_KEY: "none"}
-        written = await asyncio.to_thread(lambda: typed(*flags, "--write", "--primary", **own))
-        assert written.returncode == 0, written.stderr
-        assert claw.check_config() == {"valid": True, "warnings": []}
-        for level, end in (((), "</think>\n\n"), (("--thinking", "low"), "assistant\n")):
-            await asyncio.to_thread(claw.say, f"s{len(level)}", "Who?", *level)
-            assert thinker.decode(world.sampler.prompts[-1]).endswith(end), level
-
-
-@pytest.mark.openclaw
-@pytest.mark.slow
-@pytest.mark.skipif(npm() is None, reason="npm is not installed: OpenClaw cannot be run")
 async def test_openclaw_writes_what_it_is_told_and_sends_the_key_of_its_environment(
     tmp_path: Path, renderer: Renderer
 ) -> None:

@@ -25,12 +25,6 @@ def newest(path: Path, limit: int) -> list[TurnView]:
         return read_turns(rows, Filter(), limit)
 
 
-def test_newest_requests_are_those_that_are_read(ledger: Ledger) -> None:
-    ids = [ledger.turns.add(new_turn(ledger)) for _ in range(5)]
-    assert [turn.id for turn in newest(ledger.path, 2)] == ids[-2:]
-    assert newest(ledger.path, 0) == []
-
-
 def test_reading_takes_no_lock_and_does_not_stop_the_writer(tmp_path: Path) -> None:
     script = (
         "import pathlib, sys; from tests.support.ledger import *\n"

@@ -77,18 +77,6 @@ async def test_gateway_that_does_not_answer_is_said_in_a_sentence(
         assert "timed out" in capsys.readouterr().err
 
 
-async def test_settings_file_names_the_data_directory(
-    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with gateway(tmp_path / "data", renderer) as world:
-        file = tmp_path / "mine.toml"
-        file.write_text(f"[run]\ndata_dir = '{tmp_path / 'data'}'\n")
-        for command in (["status"], ["log", "turns"], ["versions"]):
-            await world.ask("hello")
-            assert await asyncio.to_thread(main.main, [*command, "--config", str(file)]) == 0
-    assert ": ok\n" in capsys.readouterr().out
-
-
 def test_help_is_a_screen(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,13 +16,11 @@ from tests.support.ledger import new_turn
 from tests.support.lives import ROOT
 from tests.support.stories import SECRET, Told, every_state, run
 from tests.support.terminals import on_a_terminal
-from tinker_claw.cli import main
 from tinker_claw.cli.status import board
 from tinker_claw.ledger.decline import SIZE
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill
-from tinker_claw.turn_state import Reason
 from tinker_claw.types import NextState, Usage, Vote
 from tinker_claw.words import run_fields
 
@@ -106,31 +104,6 @@ def test_hold_is_told_until_a_rollback(tmp_path: Path) -> None:
         assert "learning is paused: 0% of the newest 32 first judged tu" in hold
         ledger.versions.roll_back(version)
         assert read_overview(tmp_path, 16)["held"] is None
-
-
-def test_every_turn_is_trained_or_has_its_reason(
-    directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.main(["status", "--json", "--data-dir", str(directory)]) == 2
-    report = json.loads(capsys.readouterr().out)
-    assert report["status"] == "unreachable"
-    ledger = report["ledger"]
-    assert ledger["turns"] == {"main": 19, "side": 1}
-    assert sum(ledger["not_trained"].values()) + ledger["samples"]["trained"] == 20
-    assert ledger["not_trained"] == {
-        "waits for the next message": 6,
-        "waits for the judge": 3,
-        "waits for a step": 3,
-        Reason.TOO_OLD: 1,
-        Reason.STEPS_FAILED: 1,
-        Reason.SIDE: 1,
-        Reason.HUNG_UP: 1,
-        "neutral verdict, no hint": 1,
-        "no valid vote, no hint": 1,
-    }
-    assert ledger["lost_next_states"] == 1
-    shares = [(one["version"], one["good"], one["of"]) for one in ledger["accepted"]]
-    assert shares == [(0, 2, 2), (1, 4, 6)]
 
 
 def test_a_pin_and_bills_are_told_and_versions_left_behind_do_not_count(tmp_path: Path) -> None:

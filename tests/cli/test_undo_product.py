@@ -7,14 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.clients import ask, learn
-from tests.support.ledger import read
+from tests.support.ledger import everything, read
 from tests.support.lives import LOCAL, ROOT, Life, product, until
 from tests.support.tinker import wire_process
 
@@ -113,13 +113,3 @@ def test_gateway_that_runs_is_pinned_rolled_back_and_made_to_forget(
             assert again.stop() == 0
     assert "Traceback" not in running.log.read_text()
     assert not (data / "control.json").exists()
-
-
-def everything(data: Path) -> bytes:
-    """Contents of all files, without those that vanish during the search."""
-    found = list[bytes]()
-    for folder, _, names in os.walk(data):
-        for name in names:
-            with suppress(FileNotFoundError):
-                found.append((Path(folder) / name).read_bytes())
-    return b"".join(found)

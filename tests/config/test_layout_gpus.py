@@ -20,10 +20,11 @@ from local_gpu.model.load import load_base
 from local_gpu.plan.layout import Gpu, Layout, Wanted, names, plan, visible
 from local_gpu.plan.memory import cpu_parts, model_size, sequence_bytes, total_of
 from local_gpu.sample.supervisor import KEY
-from tests.local_gpu.sample.test_supervisor import VLLM, comes, gone, starts
+from tests.local_gpu.sample.test_supervisor import VLLM, starts
 from tests.support.backends import tiny_model
 from tests.support.inference_servers import inference_servers
 from tests.support.models import FAMILIES, tiny_of
+from tests.support.waits import comes, gone
 from tinker_claw.backends import local
 from tinker_claw.backends.local import (
     arrange,

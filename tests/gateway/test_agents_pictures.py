@@ -19,7 +19,6 @@ from tests.support.ledger import sql
 from tests.support.pictures import picture, seeing_renderer
 from tests.support.real_openclaw import LocalOpenClaw
 from tinker_claw.ledger.prune import in_session
-from tinker_claw.render.renderer import Renderer
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import Kind, Turn
 
@@ -122,63 +121,6 @@ PDF = (
     b"3 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 99 99]>>endobj\n"
     b"trailer<</Root 1 0 R>>\n%%EOF\n"
 )
-
-
-@pytest.mark.parametrize(
-    ("start", "tool", "argument", "name", "line"),
-    [
-        (
-            claude_code,
-            "Read",
-            "file_path",
-            "red.png",
-            "[image/png, 1 kB: this model reads text only]",
-        ),
-        (claude_code, "Read", "file_path", "a.pdf", "[application/pdf, 1 kB: this model reads"),
-        (codex, "view_image", "path", "red.png", "[image/png, 1 kB: this model reads text only]"),
-    ],
-)
-async def test_a_file_that_a_tool_shows_to_a_model_without_eyes_ends_no_session(
-    tmp_path: Path, renderer: Renderer, start: Any, tool: str, argument: str, name: str, line: str
-) -> None:
-    file = tmp_path / "home" / "workspace" / name
-    looks = f"I will look.\n{CALL.format(tool, argument, file)}"
-    says = {"reads text": SEEN, HELLO: "I am Claw.", LOOK: looks, GOOD: "Thank you."}
-    async with gateway(
-        tmp_path / "data", renderer, scripted(renderer, says), context_tokens=200_000
-    ) as world:
-        say = start(world.url, tmp_path / "home")
-        file.write_bytes(FILE if name == "red.png" else PDF)
-        heard = [await asyncio.to_thread(say, said) for said in (HELLO, LOOK, GOOD)]
-        assert heard == ["I am Claw.", SEEN, "Thank you."]
-        turns = [turn for turn in world.turns() if turn.kind is Kind.MAIN]
-        assert len({turn.session_id for turn in turns}) == 1
-        assert [turn.request_text for turn in turns] == [HELLO, LOOK, LOOK, GOOD]
-        assert line in renderer.decode(turns[2].prompt)
-        assert line in renderer.decode(turns[3].prompt)
-        verdict = world.ledger.turns.next_state(turns[2].id)
-        assert verdict is not None
-        assert verdict.text == GOOD
-
-
-@pytest.mark.parametrize("kind", [ClaudeCode, Codex])
-async def test_a_picture_that_was_refused_ends_no_session(
-    tmp_path: Path, renderer: Renderer, kind: Any
-) -> None:
-    sampler = scripted(renderer, {HELLO: "I am Claw."})
-    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=200_000) as world:
-        agent = kind.create(tmp_path / "home", world.url, "demo", "any")
-        (agent.workspace / "picture.png").write_bytes(FILE)
-        if isinstance(agent, Codex):
-            agent.attached = agent.workspace / "picture.png"
-        ran = await asyncio.to_thread(agent.ask, "What does @picture.png show?")
-        assert "demo reads text only" in ran.stdout + ran.stderr
-        agent.begun = True
-        if isinstance(agent, Codex):
-            agent.attached = None
-        assert await asyncio.to_thread(agent.say, HELLO) == "I am Claw."
-        (turn,) = world.turns()
-        assert "[image/png, 1 kB: this model reads text only]" in renderer.decode(turn.prompt)
 
 
 @pytest.mark.parametrize("kind", [ClaudeCode, Codex, OpenCode])

@@ -153,12 +153,3 @@ async def test_lessons_that_are_off_hold_nothing(tmp_path: Path, renderer: Rende
     async with gateway(tmp_path, renderer) as world:
         assert always.OFF in (await world.ask(COMMAND)).text
         assert texts(world) == []
-
-
-async def test_each_user_holds_their_own(tmp_path: Path, renderer: Renderer) -> None:
-    users = {"ann": "key-a", "bob": "key-b"}
-    async with gateway(tmp_path, renderer, lessons=True, users=users) as world:
-        ann, bob = ({"authorization": f"Bearer {key}"} for key in users.values())
-        await world.ask(COMMAND, headers=ann)
-        assert "none yet" in (await world.ask("/always", headers=bob)).text
-        assert WISH in (await world.ask("/always", headers=ann)).text

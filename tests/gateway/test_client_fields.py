@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from examples.day.npm import npm
 from tests.render.test_own_template import folder
 from tests.support import agent_sdks
-from tests.support.coding_agents import Codex
 from tests.support.gateways import MODEL, World, chat, gateway
 from tinker_claw.gateway.parsing import BEGUN
 from tinker_claw.render.renderer import Renderer
@@ -99,30 +97,3 @@ async def test_compaction_is_refused_by_name(world: World, stream: bool) -> None
         assert field in refused.json()["error"]["message"]
         assert "OpenAI" in refused.json()["error"]["message"]
     assert world.turns() == []
-
-
-@pytest.mark.agents
-@pytest.mark.slow
-@pytest.mark.skipif(npm() is None, reason="npm is not installed: Codex cannot be run")
-async def test_codex_asks_for_a_verbosity_and_for_a_compaction(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(
-        tmp_path / "data", renderer, context_tokens=200_000, models="gpt-*"
-    ) as world:
-        world.say("I am Claw.")
-        # Of a model that it does not know it asks for no verbosity.
-        codex = Codex.create(tmp_path / "home", world.url, "gpt-5.5", "none")
-        config = codex.home / ".codex" / "config.toml"
-        config.write_text(
-            'model_verbosity = "low"\n'
-            + config.read_text().replace('\nname = "tinker-claw"', '\nname = "OpenAI"')
-        )
-        assert await asyncio.to_thread(codex.say, "Who are you?") == "I am Claw."
-        assert "text.verbosity low: ask for it in the prompt" in await left_out(world)
-        turns = len(world.turns())
-        codex.compact()
-        refused = await asyncio.to_thread(codex.ask, "And now?")
-        assert refused.returncode != 0
-        assert "another name than OpenAI" in refused.stdout + refused.stderr
-        assert len(world.turns()) == turns

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,11 +11,10 @@ from examples.day.npm import npm
 from tests.gateway.test_agent_texts import type_all
 from tests.gateway.test_coding_agents import BASH, KEY, NOTE, READ, TYPED
 from tests.gateway.test_openclaw import scripted
-from tests.support import client_pages, environments
-from tests.support.coding_agents import HERMES, LLM, WINDOW, Aider, ClaudeCode
+from tests.support import client_pages
+from tests.support.coding_agents import LLM, WINDOW, Aider, ClaudeCode
 from tests.support.gateways import World, gateway
 from tests.support.ledger import sql
-from tests.support.real_openclaw import LocalOpenClaw
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.served import RequestKind
 from tinker_claw.types import Kind
@@ -58,47 +55,6 @@ async def test_ten_messages_to_claude_code_need_no_compaction(
         asked = [turn.request_text for turn in world.turns() if turn.kind is Kind.MAIN]
         assert asked == [HELLO, READ, *talk[1:]]
         assert ratings(world) == []
-
-
-_THRESHOLD = """
-import sys, yaml
-from agent.context_compressor import ContextCompressor as Compressor
-model = yaml.safe_load(sys.stdin)["model"]
-window, reply = model["context_length"], model["max_tokens"]
-share = Compressor._effective_threshold_percent(window, 0.5)
-print(Compressor._compute_threshold_tokens(window, share, reply))
-"""
-
-
-@pytest.mark.agents
-@pytest.mark.slow
-def test_hermes_compacts_while_a_reply_fits_into_the_model_s_window() -> None:
-    """Its own arithmetic, for the recipe."""
-    python = environments.installed("hermes", f"hermes-agent=={HERMES}") / "python"
-    (config,) = client_pages.recipe("Hermes Agent", "http://127.0.0.1:1/v1", "demo", KEY)
-    shown = subprocess.run(
-        [python, "-c", _THRESHOLD],
-        input=config,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PATH": os.environ["PATH"]},
-    ).stdout
-    assert WINDOW // 2 < int(shown) <= WINDOW - 4096
-
-
-@real
-@pytest.mark.agents
-@pytest.mark.slow
-async def test_openclaw_with_the_block_of_the_readme(tmp_path: Path, renderer: Renderer) -> None:
-    sampler = scripted(renderer, REPLIES)
-    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=WINDOW) as world:
-        claw = LocalOpenClaw.create(
-            tmp_path / "home", world.url, "demo", contextWindow=WINDOW, maxTokens=4096
-        )
-        for said, reply in REPLIES.items():
-            assert await asyncio.to_thread(claw.say, "talk", said) == reply
-        assert ratings(world) == [-1.0]
 
 
 @pytest.mark.agents

@@ -25,11 +25,7 @@ from tests.support.coding_agents import (
 from tests.support.fakes import Script
 from tests.support.gateways import gateway, spell
 from tests.support.ledger import sql
-from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import Json, WireFormat
-from tinker_claw.formats.chat import Chat
-from tinker_claw.formats.messages import Messages
-from tinker_claw.formats.responses import Responses
+from tinker_claw.formats.base import Json
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Kind, Writer
 
@@ -189,44 +185,3 @@ async def test_an_agent_waits_for_a_model_that_thinks_as_long_as_there_are_keep_
             assert [turn.reply_text for turn in world.turns()] == ["I am Claw."]
         else:
             assert tries > 1 or ended.returncode != 0, "the clocks were shortened"
-
-
-def counting(refused: list[str]) -> list[WireFormat]:
-    """All formats; their refusals are collected in `refused`."""
-
-    def counted(kind: type[Any]) -> Any:
-        class Counted(kind):
-            def error(self, error: RequestError) -> Json:
-                refused.append(str(error))
-                return super().error(error)
-
-        return Counted()
-
-    return [counted(kind) for kind in (Chat, Messages, Responses)]
-
-
-async def test_claude_code_gives_a_wrong_key_up_at_once(tmp_path: Path, renderer: Renderer) -> None:
-    refused = list[str]()
-    async with gateway(
-        tmp_path / "data", renderer, api_key=KEY, formats=counting(refused)
-    ) as world:
-        agent = ClaudeCode.create(tmp_path / "home", world.url, "demo", "wrong")
-        ended = await asyncio.to_thread(agent.ask, HELLO)
-    assert ended.returncode != 0
-    assert "Invalid API key" in ended.stdout
-    assert len(refused) <= 2
-
-
-@pytest.mark.parametrize("kind", [ClaudeCode, Codex, OpenCode])
-async def test_a_window_that_the_agents_own_prompt_overflows_ends_its_run(
-    tmp_path: Path, renderer: Renderer, kind: Any
-) -> None:
-    refused = list[str]()
-    async with gateway(
-        tmp_path / "data", renderer, api_key=KEY, context_tokens=4000, formats=counting(refused)
-    ) as world:
-        agent = kind.create(tmp_path / "home", world.url, "demo", KEY)
-        ended = await asyncio.to_thread(agent.ask, HELLO)
-    assert ended.returncode != 0
-    assert "do not fit this model's window of 4000 tokens" in ended.stdout + ended.stderr
-    assert len(refused) <= 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -90,22 +89,6 @@ async def test_a_reply_that_breaks_off_is_gone_on_with(
         assert world.column("fallback") == [None]
 
 
-async def test_a_break_shows_nowhere_in_a_stream_with_tools(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    tokens = spell(renderer, '<tool_call>\n{"name": "ls", "arguments": {"p": "x"}}\n</tool_call>')
-    half = len(tokens) // 2
-    sampler = FakeSampler(Script(tokens, fail_after=half), Script(tokens[half:]))
-    tools = [{"type": "function", "function": {"name": "ls"}}]
-    async with gateway(tmp_path, renderer, sampler, keepalive_s=0.005) as world:
-        events = await world.events("hi", tools=tools)
-        deltas = [e["choices"][0]["delta"] for e in events if e]
-        assert sum(not delta for delta in deltas) >= 2, "alive inside of a call, while it waits"
-        (called,) = [d["tool_calls"][0] for d in deltas if "tool_calls" in d]
-        assert called["function"] == {"name": "ls", "arguments": '{"p":"x"}'}
-        assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
-
-
 class Forgetful(FakeSampler):
     """A sampler that never says that it is done."""
 
@@ -126,25 +109,6 @@ async def test_a_stream_that_is_cut_after_its_last_token_is_whole(
         assert response.json()["choices"][0]["finish_reason"] == finish
         assert len(sampler.prompts) == 1
         assert world.turns()[0].completion.stop_reason.value == finish
-
-
-async def test_hanging_up_while_a_broken_reply_waits_keeps_the_fragment(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    tokens = spell(renderer, WORDS)
-    sampler = FakeSampler(Script(tokens, fail_after=2), Script(tokens[2:], holds_after=0))
-    async with gateway(tmp_path, renderer, sampler) as world:
-        asking = asyncio.create_task(world.ask("hi", stream=True))
-        async with asyncio.timeout(60):
-            await sampler.holding.wait()
-            asking.cancel()
-            while not world.observer.seen:  # noqa: ASYNC110 - nobody tells us of the hang-up
-                await asyncio.sleep(0.01)
-        (turn,) = world.turns()
-        assert turn.completion.tokens == tokens[:2]
-        assert turn.completion.stop_reason is StopReason.ABORT
-        assert world.column("reason") == [Reason.HUNG_UP]
-        assert sampler.aborted == 1
 
 
 # A version that cannot answer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,16 +14,10 @@ from tokenizers import Tokenizer
 from local_gpu.config import LocalConfig
 from local_gpu.sample.embedded import LocalSampler
 from local_gpu.trainer import LocalTrainer
-from tests.support.backends import held_requests, tiny_model
-from tests.support.gateways import MODEL, chat, gateway, text_of, wired
-from tests.support.ledger import sql
-from tests.support.waits import eventually
-from tinker_claw.config.load import load
-from tinker_claw.ledger.ledger import Ledger
+from tests.support.backends import tiny_model
+from tests.support.gateways import gateway, text_of
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
-from tinker_claw.turn_state import Reason
-from tinker_claw.types import Adam, Datum, LossPass, StopReason
 
 CONTEXT = 2048
 
@@ -55,51 +48,9 @@ def module_of(sampler: Any) -> Any:
     return sampler._engine._module
 
 
-def spoil(sampler: Any) -> None:
-    """Let an adapter answer NaN."""
-    module_of(sampler).model.layers[0].mlp.up_proj.up.fill_(float("nan"))
-
-
 @pytest.fixture
 async def sampler(trainer: LocalTrainer) -> LocalSampler:
     return await trainer.publish()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_hanging_up_frees_the_cache_long_before_the_replies_would_end(
-    tmp_path: Path, renderer: Renderer, sampler: LocalSampler, stream: bool
-) -> None:
-    stops, passes = torch.tensor(list(renderer.stop_tokens)), 0
-
-    def never_stop(_: object, __: object, logits: torch.Tensor) -> torch.Tensor:
-        nonlocal passes
-        passes += 1
-        return logits.index_fill(-1, stops, -1e4)
-
-    module_of(sampler).get_output_embeddings().register_forward_hook(never_stop)
-    async with gateway(tmp_path, renderer, sampler, context_tokens=CONTEXT) as world:
-        body = {"model": MODEL, "messages": chat("hi " * 200), "stream": stream}
-        async with asyncio.TaskGroup() as group:
-            clients = [
-                group.create_task(world.http.post("/chat/completions", json=body)) for _ in range(2)
-            ]
-            async with asyncio.timeout(60):
-                while held_requests(sampler) < 2:  # noqa: ASYNC110 - the thread tells nobody
-                    await asyncio.sleep(0.01)
-                begun = passes
-                while passes < begun + 30:  # noqa: ASYNC110 - some tokens of each
-                    await asyncio.sleep(0.01)
-            for client in clients:
-                client.cancel()
-        await eventually(lambda: not (held_requests(sampler) or len(world.observer.seen) < 2))
-        fragments = world.turns()
-        assert [t.completion.stop_reason for t in fragments] == [StopReason.ABORT] * 2
-        assert all(0 < len(t.completion.tokens) < 1000 for t in fragments)
-        assert world.column("reason") == [Reason.HUNG_UP] * 2
-        # Only an empty cache holds this one.
-        long = "hi " * int(200 * 0.9 * CONTEXT / len(fragments[0].prompt))
-        whole = await world.ask(long, max_tokens=5)
-        assert whole.json()["usage"]["prompt_tokens"] > 0.8 * CONTEXT
 
 
 async def test_a_call_is_begun_and_goes_on_with_tokens_of_the_policy(
@@ -145,50 +96,3 @@ async def test_a_crash_of_the_engine_shows_nowhere_in_the_reply(
         scored = await sampler.logprobs((*turn.prompt, *done.tokens), start=len(turn.prompt))
         assert done.logprobs == pytest.approx(scored.logprobs, abs=1e-4)
         assert len(done.topk_ids) == len(done.topk_logprobs) == len(done.tokens)
-
-
-async def test_a_version_that_answers_nan_is_replaced_by_the_one_before(
-    tmp_path: Path, renderer: Renderer, trainer: LocalTrainer
-) -> None:
-    first = await trainer.publish()
-    datum = Datum((1, 2, 3, 4), 1, logprobs=(-4.0,) * 3, advantages=(0.1,) * 3)
-    await trainer.train_step([LossPass("ppo", (datum,))], Adam(0.01))
-    second = await trainer.publish()
-    spoil(second)
-    ledger = Ledger(tmp_path / "data")
-    version = ledger.versions.add_first(state_ref="s0", sampler_ref=first.ref)
-    step = ledger.steps.begin(version.id, [])
-    ledger.steps.commit(step, version, state_ref="s1", sampler_ref=second.ref, metrics={})
-    ledger.close()
-
-    reopened, base = await trainer.open(first.ref), await trainer.base()
-    async with gateway(
-        tmp_path / "data",
-        renderer,
-        second,
-        versions={0: reopened},
-        base=base,
-        context_tokens=CONTEXT,
-    ) as world:
-        reply = (await world.ask("hi", max_tokens=30)).json()
-        assert reply["system_fingerprint"] == "v0"
-        (turn,) = world.turns()
-        assert turn.policy_version == 0
-        assert world.column("reason") == [None]
-        # Version 0 samples like the base model.
-        tokens = (*turn.prompt, *turn.completion.tokens)
-        scored = await base.logprobs(tokens, start=len(turn.prompt))
-        assert turn.completion.logprobs == pytest.approx(scored.logprobs, abs=1e-4)
-
-
-async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    settings = load(["--model-name", "demo", "--backend", "local", "--data-dir", str(data)])
-    async with wired(settings) as (system, http):
-        spoil(system.parts.policy.current.sampler)
-        body = {"model": "demo", "messages": chat("What is 3 + 4?"), "max_tokens": 30}
-        reply = await http.post("/chat/completions", json=body)
-        assert reply.status_code == 200, reply.text
-        (turn,) = sql(system.parts.ledger).rows("SELECT fallback, reason FROM turns")
-        assert turn["reason"] == Reason.BASE_MODEL
-        assert turn["fallback"] == "v0 failed: The model's logits are not finite."

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, Script
 from tests.support.gateways import MODEL, chat, gateway, spell, text_of
-from tests.support.learning import world as loop
 from tinker_claw.errors import OutageError, SamplerError
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
@@ -35,17 +33,6 @@ async def test_outage_is_waited_out_inside_the_request(
         assert len(world.sampler.prompts) == 5
         assert len(world.turns()) == 1
         assert world.health.backend.away == frozenset()
-
-
-async def test_failing_sampler_is_given_up_although_the_service_was_away_before(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    broken = FakeSampler(Script(spell(renderer, "x"), fail_after=0))
-    async with gateway(tmp_path, renderer, broken) as world:
-        broken.away = 2
-        assert (await world.ask("hi")).status_code == 503
-        assert len(broken.prompts) == 5, "two outages, and three attempts as always"
-        assert world.health.backend.away == frozenset(), "a refusal is an answer"
 
 
 async def test_patience_ends_with_a_503_that_says_when_to_come_back(
@@ -135,18 +122,3 @@ async def test_a_version_that_cannot_be_opened_now_is_a_503_not_a_404(
         if error is OutageError:
             assert response.headers["retry-after"] == "30"
             assert world.health.backend.away == {"serving"}
-
-
-async def test_replies_go_on_while_learning_waits(tmp_path: Path, renderer: Renderer) -> None:
-    async with (
-        loop(tmp_path / "loop") as learning,
-        gateway(tmp_path / "gateway", renderer, health=learning.health) as world,
-    ):
-        learning.trainer.away |= {"train_step": 1, "load_state": UNTIL_TOLD}
-        for _ in range(4):
-            learning.turn("GOOD")
-        await learning.until(lambda: learning.health.learner.state == "stalled")
-        assert (await world.ask("hi")).status_code == 200
-        seen: dict[str, Any] = (await world.http.get("/../healthz")).json()
-        assert (seen["status"], seen["backend"], seen["judge"]) == ("degraded", "away", "ok")
-        assert seen["meaning"].startswith("Replies come from policy v0 as before; learning waits")

@@ -10,7 +10,6 @@ from typing import Any
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import IM_END, MODEL, World, gateway, spell, text_of
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.shipped import MODEL_DIR
 
 TOOL: Any = {
     "type": "function",
@@ -101,16 +100,3 @@ async def test_what_was_sampled_is_kept_to_the_letter(world: World, renderer: Re
     assert seen["turn"] == turn.id
     assert seen["completion_tokens"] == len(turn.completion.tokens)
     assert 0 <= seen["first_token_s"] <= seen["seconds"]
-
-
-async def test_a_model_with_a_template_of_its_own_streams_and_has_its_place_for_hints(
-    tmp_path: Path,
-) -> None:
-    own = Renderer.load(str(MODEL_DIR))
-    assert own.family == "default"
-    async with gateway(tmp_path, own, FakeSampler(spell(own, "One, two, three."))) as w:
-        events = await w.events("count")
-        assert text_of(events) == "One, two, three."
-        assert sum(bool(text_of([event])) for event in events) > 2
-        (turn,) = w.turns()
-        assert own.decode(turn.prompt[: turn.hint_at]).endswith("count")

@@ -179,24 +179,6 @@ async def test_what_the_chat_format_has_no_place_for_is_refused(world: World) ->
     assert world.turns() == []
 
 
-MALFORMED = (
-    '<tool_call>\n{"name": "ls", "arguments": {oops}}\n</tool_call>',
-    '<tool_call>\n{"arguments": {}}\n</tool_call>',
-    '<tool_call>\n{"name": "ls", "arguments": "x"}\n</tool_call>',
-    "<tool_call>\n<tool_call>\noops\n</tool_call>",
-    '{"name": "ls"}\n</tool_call>',
-    "<tool_call></tool_call>",
-)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_malformed_call_reaches_the_client_as_text(world: World, stream: bool) -> None:
-    for call in MALFORMED:
-        world.say(f"so {call}")
-        answer = await shown(world, "look", tools=[TOOL], stream=stream)
-        assert answer == (f"so {call}", "stop")
-
-
 async def test_a_call_of_a_tool_that_was_not_offered_is_the_agents_to_refuse(world: World) -> None:
     world.say(CALL.replace("ls", "rm"))
     (choice,) = (await world.ask("look", tools=[TOOL])).json()["choices"]

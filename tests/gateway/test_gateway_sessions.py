@@ -257,15 +257,6 @@ async def test_a_re_ask_is_no_next_state_and_its_tools_are_followed(world: World
     }
 
 
-async def test_the_same_reply_twice_is_judged_once(world: World) -> None:
-    await asyncio.gather(*(talk(world, "hi") for _ in range(3)))
-    await talk(world, "hi", "fine", "thanks")
-    await talk(world, "hi", "fine", "thanks")
-    states = list(world.next_states().values())
-    assert states.count(NextState("user", "thanks")) == 1
-    assert world.woken == ["judge"]
-
-
 async def test_a_side_call_is_filed_with_the_turn_of_its_trace(world: World) -> None:
     await talk(world, "hi", **TRACE)
     child = runtime("agent:main:subagent:6c", "child")
@@ -366,16 +357,6 @@ async def test_of_two_branches_with_the_same_words_the_one_with_the_call_is_mean
     if restarted:
         async with gateway(tmp_path, renderer, context_tokens=100_000) as world:
             await go_on(world)
-
-
-async def test_a_result_of_another_call_makes_it_another_conversation(world: World) -> None:
-    world.say(CALL, "Done.", "Fine.")
-    called = await call_of(world, openclaw("count"))
-    await talk(world, "count", called, tool(called["tool_calls"][0]["id"], "one"))
-    forged = assistant("", ("other", "exec", '{"command":"seq"}'))
-    await talk(world, "count", forged, tool("other", "two"), "Done.", "thanks")
-    assert world.next_states()[2] is None
-    assert world.column("lost") == [None, None, 1]
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "after a restart"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.fakes import FakeSampler, Script
-from tests.support.gateways import MODEL, OFF, World, chat, gateway, spell
+from tests.support.gateways import MODEL, World, chat, gateway, spell
 from tests.support.openclaw import assistant, openclaw, tool, user
 from tinker_claw.policy import Policy
 from tinker_claw.render.renderer import Renderer
@@ -74,20 +74,6 @@ async def test_a_prompt_goes_on_from_the_sampled_tokens_where_it_can(world: Worl
     changed = [*tools, {"type": "function", "function": {"name": "cat"}}]
     await world.reply({"messages": history, "tools": changed})
     assert world.turns()[2].prompt[: len(sampled)] != sampled
-
-
-async def test_an_extension_means_what_a_full_render_means(
-    world: World, renderer: Renderer
-) -> None:
-    off = {"chat_template_kwargs": {"enable_thinking": False}}
-    world.say("Four.")
-    await world.ask("2+2?", **off)
-    await world.ask("2+2?", "Four.", "thanks", **off)
-    first, second = world.turns()
-    sampled = (*first.prompt, *first.completion.tokens)
-    assert second.prompt[: len(sampled)] == sampled
-    full = renderer.prompt(chat("2+2?", "Four.", "thanks"), hint_message=2, switches=OFF)
-    assert (second.prompt, second.hint_at) == (full.tokens, full.hint_at)
 
 
 async def test_the_volatile_message_is_trained_as_sent_and_not_gone_on_from(

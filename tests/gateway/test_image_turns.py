@@ -20,7 +20,7 @@ from PIL import Image as Pillow
 
 from tests.support.fakes import FakeSampler
 from tests.support.gateways import MODEL, World, gateway
-from tests.support.ledger import sql
+from tests.support.ledger import everything, sql
 from tests.support.openclaw import ANN, BOB, SYSTEM, TOOLS, info, message, runtime
 from tests.support.pictures import (
     ANIMATIONS,
@@ -62,10 +62,6 @@ def sizes(sampler: FakeSampler) -> list[tuple[int, int, str]]:
     return found
 
 
-def kept(folder: Path) -> bytes:
-    return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
-
-
 def line(number: int) -> str:
     """The line of an image, behind words that make rules for secrets attentive."""
     digest = hashlib.sha256(str(number).encode()).hexdigest()
@@ -86,7 +82,7 @@ async def test_chat_completions_show_images_and_keep_none(tmp_path: Path, seeing
         data = world.sampler.params[0].images[0].data
         assert turn.completion.params.images == ()
     assert not Redactor([*KINDS]).holds("\n".join(map(line, range(500))))
-    files = kept(tmp_path)
+    files = everything(tmp_path)
     assert data[-60:-20] not in files
     assert base64.b64encode(ONE)[40:80] not in files
 
@@ -161,13 +157,6 @@ async def test_a_known_turn_goes_on_with_its_images_as_they_were(world: World) -
     state = world.next_states()[first.id]
     assert state is not None
     assert state.text.startswith("And this?\n[image, 64 x 64 pixels, ")
-
-
-async def test_a_turn_whose_image_is_gone_is_trained_again(world: World) -> None:
-    await world.ask(shown(ONE, "What is it?"))
-    await world.ask(world.turns()[0].request_text, "fine", "So?")
-    assert world.sampler.params[-1].images == ()
-    assert world.column("reason") == [Reason.IMAGES, None]
 
 
 @pytest.mark.parametrize("images", ["serve", "train"])

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -95,19 +91,6 @@ def test_a_session_keeps_its_number_and_is_not_written_again_while_it_is_open(
     assert closed(ledger) == ["a"], "only the other user's"
 
 
-def test_what_was_open_when_the_process_stopped_is_closed_when_its_time_has_come(
-    ledger: Ledger,
-) -> None:
-    ledger.turns.add(new_turn(ledger))
-    now = sql(ledger).rows("SELECT created_at FROM turns")[0]["created_at"]
-    clock = Clock(now + HOUR - 1)
-    index = ConversationIndex(ledger.turns, HOUR, clock)
-    assert closed(ledger) == []
-    clock.at += 2
-    index.sweep()
-    assert closed(ledger) == ["s"]
-
-
 def test_a_closed_session_leaves_memory_and_is_found_in_the_ledger(ledger: Ledger) -> None:
     clock = Clock(1e9)
     index = ConversationIndex(ledger.turns, HOUR, clock)
@@ -149,67 +132,6 @@ def test_streams_are_bounded_by_their_tokens_and_turns_are_found_without_them(
     put(index, sessions[0], FIRST, 9, size=3 * STREAM_TOKENS)
     streams = [find(index, session).stream is not None for session in sessions]
     assert streams == [True, False, False, False], "one that is too large is there alone"
-
-
-_GROWTH = """
-import json, sys
-from dataclasses import replace
-from pathlib import Path
-from tests.support.captures import load
-from tinker_claw.conversation.classify import identify
-from tinker_claw.conversation.history import Conversation, reply_digest
-from tinker_claw.gateway import index as index_module
-from tinker_claw.gateway.index import ConversationIndex, Stream
-from tests.support.chats import parse_chat
-from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.types import Reply
-
-def resident():
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096 / 1e6
-
-one_session = sys.argv[2] == "turns"
-base = next(one for one in load() if one.name == "tools_multiturn 1")
-ledger = Ledger(Path(sys.argv[1]))
-index = ConversationIndex(ledger.turns, 3600.0)
-request = parse_chat(base.encoded())
-system, *_, volatile = request.messages
-sizes, start = [], resident()
-for number in range(10_000):
-    headers = base.headers | {"x-session-id": "s" if one_session else f"s{number}"}
-    said = {"role": "user", "content": f"question {number} " + "and more of it " * 20}
-    request = replace(request, messages=(system, said, volatile))
-    session = index.session("me", identify(request, headers))
-    stream = None
-    if number % 3 == 0:  # a client whose prompts can be gone on from
-        prompt = tuple(range(number * 7, number * 7 + 12_000 + number % 5 * 4_000))
-        stream = Stream(prompt, prompt[:300], None, "x" * 64)
-    reply = reply_digest(Reply(f"reply {number} " * 30))
-    index.add(session, Conversation.of(request.messages).digests, reply, number, stream)
-    if number % 1000 == 999:
-        sizes.append(resident() - start)
-print(json.dumps({"sizes": sizes, "open": len(index._open), "pages": len(index._pages)}))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["sessions", "turns"])
-def test_ten_thousand_of_them_weigh_less_than_200_megabytes_and_no_more_than_a_thousand(
-    tmp_path: Path, what: str
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _GROWTH, str(tmp_path), what],
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=True,
-    )
-    seen = json.loads(done.stdout)
-    assert seen["open"] == (10_000 if what == "sessions" else 1)
-    assert seen["pages"] == 10_000
-    assert max(seen["sizes"]) < 200, seen
-    # A turn that has no successor leaves a few hundred bytes until its session is closed.
-    assert seen["sizes"][-1] - seen["sizes"][0] < 30, seen
 
 
 def test_a_forgotten_session_leaves_no_ids_although_its_turns_are_no_longer_found_by_name(

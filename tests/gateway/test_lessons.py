@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.ledger import new_turn, sql, sql_connection
+from tests.support.ledger import new_turn, sql
 from tinker_claw.errors import UndoError
 from tinker_claw.gateway.lessons import LessonChooser
 from tinker_claw.ledger.ledger import Ledger
@@ -21,27 +21,6 @@ def turn(ledger: Ledger, session_id: int, value: Vote, wish: Wish | None = None)
     if kept is not None:
         ledger.lessons.rule("keep", None, kept)
     return number
-
-
-def test_start_of_a_session_costs_the_same_however_many_there_were(ledger: Ledger) -> None:
-    """Counted in steps of SQLite's machine, over sessions that were told nothing."""
-    lessons = LessonChooser(ledger.lessons, lambda text: range(len(text)))
-    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain"))
-
-    def steps(key: str) -> int:
-        session, counted = ledger.turns.session("me", key), list[int]()
-        connection = sql_connection(ledger)
-        connection.set_progress_handler(lambda: counted.append(1), 1)
-        lessons.for_session(session, "me")
-        connection.set_progress_handler(None, 1)
-        return len(counted)
-
-    first = steps("first")
-    for number in range(400):
-        other = ledger.turns.session("me", f"{number}")
-        ledger.lessons.begin(other, ())
-        turn(ledger, other, 1)
-    assert steps("last") < 1.5 * first
 
 
 def test_a_lesson_forgotten_while_a_session_starts_is_not_told(ledger: Ledger) -> None:

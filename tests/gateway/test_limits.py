@@ -17,7 +17,7 @@ import pytest
 from tests.gateway.test_auth import ANNA, BEN, USERS, bearer
 from tests.gateway.test_gateway_refusals import assert_error
 from tests.support.fakes import FakeSampler, Script
-from tests.support.gateways import World, gateway, read_events, spell
+from tests.support.gateways import World, gateway, spell
 from tests.support.openclaw import assistant, openclaw, user
 from tinker_claw.gateway.limits import COME_BACK_S, Limits
 from tinker_claw.privacy.redact import Redactor
@@ -119,40 +119,6 @@ def episode(name: object, **more: str) -> dict[str, str]:
 @pytest.fixture
 def gate(renderer: Renderer) -> Gate:
     return Gate(spell(renderer, "fine"))
-
-
-async def test_no_more_are_sampled_at_once_than_is_set_and_the_rest_wait(
-    tmp_path: Path, renderer: Renderer, gate: Gate
-) -> None:
-    async with gateway(tmp_path, renderer, gate, max_concurrent=3, max_queue=9) as world:
-        async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(world.ask(f"no. {n}", stream=n % 2 == 0)) for n in range(12)]
-            await gate.filled(3)
-            gate.opened.set()
-        assert [task.result().status_code for task in asked] == [200] * 12
-        assert gate.most == 3
-        assert len(world.turns()) == 12
-
-
-async def test_who_waits_for_a_slot_is_kept_alive(
-    tmp_path: Path, renderer: Renderer, gate: Gate
-) -> None:
-    async with (
-        gateway(tmp_path, renderer, gate, max_concurrent=1, keepalive_s=0.05) as world,
-        asyncio.TaskGroup() as group,
-    ):
-        group.create_task(world.ask("first"))
-        await gate.filled(1)
-        body = {"model": "demo", "messages": [{"role": "user", "content": "me"}], "stream": True}
-        async with world.http.stream("POST", "/chat/completions", json=body) as answer:
-            assert answer.status_code == 200
-            text, waited = "", answer.aiter_text()
-            while text.count("data: ") < 4:
-                text += await anext(waited)
-            assert gate.inside == 1, "it has no slot yet"
-            gate.opened.set()
-            text += "".join([piece async for piece in waited])
-        assert read_events(text)[-1] == {}
 
 
 async def test_a_full_queue_is_a_429_that_says_when_to_come_back(
@@ -325,26 +291,6 @@ async def test_every_slot_comes_back_however_a_request_ends(
             assert (await world.ask("x", stream=stream)).status_code == (200 if stream else 503)
         world.say("fine")
         assert (await world.ask("x")).status_code == 200
-
-
-async def test_a_slot_is_kept_for_who_has_none() -> None:
-    limits, order = Limits(["a", "b", "c"], 2, 9), list[str]()
-    release = asyncio.Event()
-
-    async def use(user: str) -> None:
-        async with limits.slot(user):
-            order.append(user)
-            await release.wait()
-
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-        for user in ("a", "a", "a", "a", "b", "b", "c"):
-            group.create_task(use(user))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert order == ["a", "b"], "with fewer slots than users, nobody has two"
-        release.set()
-    assert order[:5] == ["a", "b", "c", "a", "b"], order
-    assert sorted(order) == ["a"] * 4 + ["b"] * 2 + ["c"]
 
 
 @pytest.mark.parametrize("of_episode", [False, True])

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import anthropic
 import pytest
 
-from examples.day.npm import npm
-from tests.support.coding_agents import CLAUDE_MODELS, WINDOW, ClaudeCode
-from tests.support.fakes import FakeSampler, Script
-from tests.support.gateways import MODEL, World, gateway, spell
+from tests.support.gateways import MODEL, World, gateway
 from tinker_claw.cli import main
 from tinker_claw.render.renderer import Renderer
 
@@ -40,14 +36,6 @@ async def test_a_name_is_the_model_if_the_settings_say_so(
         assert [await asked(world, path, name) for name in names[:3]] == [200, 404, 404]
 
 
-async def test_a_stand_in_answers_under_such_a_name_too(tmp_path: Path, renderer: Renderer) -> None:
-    broken = FakeSampler(Script(spell(renderer, "never"), fail_after=0))
-    base = FakeSampler(spell(renderer, "the base"))
-    async with gateway(tmp_path, renderer, broken, base=base, models=NAMES) as world:
-        response = await world.ask("hi", model="claude-x")
-        assert response.json()["choices"][0]["message"]["content"] == "the base"
-
-
 async def test_clients_can_choose_from_the_names(tmp_path: Path, renderer: Renderer) -> None:
     async with gateway(tmp_path, renderer, models=NAMES) as world:
         listed = [MODEL, f"claude-{MODEL}", "haiku"]
@@ -63,47 +51,3 @@ async def test_clients_can_choose_from_the_names(tmp_path: Path, renderer: Rende
 def test_a_star_stands_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["openclaw-config", "--models", "cl*de"]) == 2
     assert "may stand at the end" in capsys.readouterr().err
-
-
-async def test_messages_take_many_stop_sequences_and_no_top_k(world: World) -> None:
-    world.say("one two\nHuman: three")
-    stops = ["\nHuman:", "\nAssistant:", "</a>", "</b>", "</c>", "</d>"]
-    url = world.url.removesuffix("/v1")
-    async with anthropic.AsyncAnthropic(base_url=url, api_key="none") as client:
-        reply = await client.messages.create(
-            model=MODEL,
-            max_tokens=99,
-            messages=[{"role": "user", "content": "hi"}],
-            stop_sequences=stops,
-            extra_body={"top_k": 0},
-        )
-    assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "\nHuman:")
-    assert world.sampler.params[0].top_k is None
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(npm() is None, reason="needs npm")
-@pytest.mark.parametrize("way", ["its variables", "models in the settings"])
-async def test_claude_codes_small_models_are_the_model(
-    tmp_path: Path, renderer: Renderer, way: str
-) -> None:
-    """Asked for by the user, and for an agent of its own."""
-    models = NAMES if way == "models in the settings" else None
-    data = tmp_path / "data"
-    async with gateway(data, renderer, context_tokens=WINDOW, models=models) as world:
-        world.say(
-            '<tool_call>\n{"name": "Agent", "arguments": {"description": "look", "prompt": "Look", '
-            '"subagent_type": "general-purpose", "model": "haiku"}}\n</tool_call>',
-            "seen",
-            "done",
-        )
-        agent = ClaudeCode.create(tmp_path / "home", world.url, MODEL, "any")
-        if models:
-            agent.environment = {
-                name: value
-                for name, value in agent.environment.items()
-                if name not in CLAUDE_MODELS
-            }
-        agent.model = "haiku"
-        assert await asyncio.to_thread(agent.say, "Have it looked at.") == "done"
-        assert len(world.sampler.prompts) >= 3

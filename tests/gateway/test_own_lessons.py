@@ -188,14 +188,6 @@ async def test_a_lesson_is_the_owner_s_whole_sentence(world: World) -> None:
         assert await lessons_of(world, text, bought(quote=quote, words=words)) == [lesson]
 
 
-async def test_a_long_wish_is_cut_at_the_end_of_a_sentence(world: World) -> None:
-    sentences = [f"Always keep rule number {n} of the house in mind." for n in range(12)]
-    judge = bought(quote=" ".join(sentences), words="Always")
-    (text,) = await lessons_of(world, " ".join(sentences), judge)
-    assert text == " ".join(sentences[:6])
-    assert len(text) <= 300
-
-
 @pytest.mark.parametrize(
     "said",
     [

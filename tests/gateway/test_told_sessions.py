@@ -129,17 +129,6 @@ async def test_every_chat_format_has_a_place_for_lessons(tmp_path: Path, name: s
         assert turns[1].prompt[:place] == turns[0].prompt[:place]
 
 
-async def test_the_newest_lesson_stands_last_and_one_said_again_is_the_newest(
-    world: World, renderer: Renderer
-) -> None:
-    await teach(world)
-    await teach(world, "second", "Be brief.")
-    await teach(world, "third", PLAIN)
-    await world.ask("New?", **named("later"))
-    system = told_system("Be brief.", PLAIN)
-    assert world.turns()[-1].prompt == renderer.prompt([system, *chat("New?")]).tokens
-
-
 async def test_a_running_session_is_told_nothing_new(world: World) -> None:
     await teach(world)
     await world.ask("Help me.", "fine", "No lists, ever!", "fine", "So?", **named("first"))
@@ -196,15 +185,6 @@ async def test_the_first_time_that_a_lesson_is_told_is_said(
         assert lesson["first"] == world.turns()[-2].id
         lines = dict(run_fields(read_overview(tmp_path, 16)))
         assert "lesson 1 first in session 2" in lines["lessons"]
-
-
-async def test_private_sessions_make_no_lesson(world: World) -> None:
-    world.say("fine")
-    await world.ask("Help me.", **named("s"))
-    turn = world.turns()[-1].id
-    await world.ask("Help me.", "fine", "No lists", **named("s", **{"x-private": "1"}))
-    judge(world, turn)
-    assert world.ledger.lessons.of_user() == []
 
 
 async def test_no_more_is_told_than_fits(world: World) -> None:

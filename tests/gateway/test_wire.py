@@ -7,10 +7,8 @@ import asyncio
 import gzip
 import json
 import random
-import shutil
 import zlib
 from codecs import BOM_UTF8
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,7 +22,6 @@ from tinker_claw.gateway.coding import TooLongError, decode
 from tinker_claw.gateway.limits import MAX_BODY_BYTES
 
 CHAT = "/chat/completions"
-STOCK_JAVA = Path(__file__).parents[1] / "data" / "StockClient.java"
 
 
 def body(text: str = "hi", **more: Any) -> bytes:
@@ -49,29 +46,6 @@ CODINGS = {
     "identity": bytes,
     "": bytes,
 }
-
-
-@pytest.mark.skipif(shutil.which("java") is None, reason="there is no java on the PATH")
-async def test_a_stock_java_client_is_answered(world: World) -> None:
-    """It asks for an upgrade to h2c with each request."""
-    world.say("hello")
-    pipe = asyncio.subprocess.PIPE
-    client = await asyncio.create_subprocess_exec(
-        "java",
-        str(STOCK_JAVA),
-        f"{world.url}{CHAT}",
-        body().decode(),
-        stdout=pipe,
-        stderr=pipe,
-    )
-    out, wrong = await asyncio.wait_for(client.communicate(), 120)
-    answers = out.decode().splitlines()
-    assert len(answers) == 2, wrong.decode()
-    for answer in answers:
-        status, _, told = answer.partition(" ")
-        assert status == "200", told
-        assert json.loads(told)["choices"][0]["message"]["content"] == "hello"
-    assert len(world.turns()) == 2
 
 
 async def test_a_request_for_h2c_keeps_its_body(world: World) -> None:

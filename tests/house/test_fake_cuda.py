@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from local_gpu.config import LocalConfig
 from local_gpu.halves import ScoreAsk
@@ -25,9 +24,8 @@ from local_gpu.model.load import keep_memory_whole, load_base
 from local_gpu.model.lora import BaseModel
 from local_gpu.sample.drawing import Recipe, draw
 from local_gpu.tree.body import obstacle
-from local_gpu.tree.choice import Heads, choose
+from local_gpu.tree.choice import Heads, Trial, choose
 from local_gpu.tree.kernels import Kernel, MergedKernel, SdpaKernel, attend
-from local_gpu.tree.prefix_tree import grow
 from tests.support.backends import tiny_model
 from tests.support.fake_cuda import CPU, GPU, FakeCuda, on_gpu
 from tests.support.local_reference import entropy_datum, rl_datum
@@ -129,25 +127,16 @@ def test_the_host_waits_as_often_for_a_deep_model_as_for_a_shallow_one(tmp_path:
 
 
 @pytest.mark.parametrize("kernel", [SdpaKernel(), MergedKernel()])
-@pytest.mark.parametrize("heads", [(4, 2), (3, 3)])
+@pytest.mark.parametrize("heads", [Heads(4, 2, 16), Heads(3, 3, 16)])
 def test_kernels_give_cuda_what_its_flash_attention_takes(
-    kernel: Kernel, heads: tuple[int, int], cuda: FakeCuda
+    kernel: Kernel, heads: Heads, cuda: FakeCuda
 ) -> None:
-    draw_from = torch.Generator().manual_seed(0)
-    stem = torch.arange(60)
-    tree = grow([torch.cat([stem, torch.full((9 + i,), 100 + i)]) for i in range(4)], least=1)
-    rows = [
-        torch.randn(1, len(tree.tokens), count, 16, generator=draw_from).bfloat16().transpose(1, 2)
-        for count in (heads[0], heads[1], heads[1], heads[0])
-    ]
-    found: list[tuple[Tensor, ...]] = []
-    for each, place, dtype in ((kernel, GPU, torch.bfloat16), (SdpaKernel(), CPU, torch.float32)):
-        *inputs, grad = (t.to(place, dtype) for t in rows)
-        inputs = [t.requires_grad_() for t in inputs]
-        out = each.prepare(tree, place)(*inputs, None)
-        assert out.device.type == place.type
-        found.append((out.detach(), *torch.autograd.grad(out, inputs, grad)))
-    for got, right in zip(*found, strict=True):
+    here, there = (Trial.of(60, 9, 4, heads, place) for place in (CPU, GPU))
+    pairs = zip(
+        there.run(kernel, torch.bfloat16), here.run(SdpaKernel(), torch.float32), strict=True
+    )
+    for got, right in pairs:
+        assert got.device.type == GPU.type
         assert float((got.cpu().float() - right).norm() / right.norm()) < 0.01
     assert cuda.unfused == []
 

@@ -291,10 +291,6 @@ class Look:
     at: float
     """Seconds since the soak began."""
     pid: int
-    cpu_s: float
-    """Processor time of the product."""
-    around_s: float
-    """Processor time of this process: the talkers and the judge."""
     rss_bytes: int
     descriptors: int
     threads: int
@@ -302,8 +298,6 @@ class Look:
     ledger_bytes: int
     silence_ms: float
     """Longest answer of /healthz since the look before."""
-    p50_ms: float
-    p95_ms: float
     version: int
     fault: str
 
@@ -500,23 +494,16 @@ class Soak:
         assert pid is not None
         status = Path(f"/proc/{pid}/status").read_text()
         fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-        since = self.looks[-1].at if self.looks else 0.0
-        lately = [s * 1000 for at, s in self.traffic.latencies if at - self.began >= since]
-        lately = sorted(lately) or [math.nan]
         silence, self._silence = self._silence, 0.0
         return Look(
             at=self._now(),
             pid=pid,
-            cpu_s=time.clock_gettime(~pid << 3 | 2),  # how Linux names another process's clock
-            around_s=time.process_time(),
             rss_bytes=int(fields["VmRSS"].split()[0]) * 1024,
             descriptors=len(os.listdir(f"/proc/{pid}/fd")),
             threads=int(fields["Threads"]),
             turns=one(self.data, "SELECT MAX(id) FROM turns") or 0,
             ledger_bytes=sum(p.stat().st_size for p in self.data.glob("ledger.sqlite3*")),
             silence_ms=silence * 1000,
-            p50_ms=lately[len(lately) // 2],
-            p95_ms=lately[int(len(lately) * 0.95)],
             version=one(self.data, "SELECT MAX(id) FROM versions"),
             fault=self.fault,
         )
@@ -596,27 +583,14 @@ def report(soak: Soak) -> dict[str, Any]:
         "versions": last.version,
         "answered": len(answered),
         "failed_requests": soak.failures(),
-        "cpu_ms_a_turn": round(1000 * each_turn("cpu_s"), 1),
-        "cpu_ms_a_turn_around": round(1000 * each_turn("around_s"), 1),
         "rss_mb": round(last.rss_bytes / 2**20),
         "rss_bytes_a_turn": round(each_turn("rss_bytes")),
         "descriptors": last.descriptors,
-        "descriptors_per_1000_turns": round(1000 * each_turn("descriptors"), 3),
         "threads": last.threads,
-        "threads_per_1000_turns": round(1000 * each_turn("threads"), 3),
         "ledger_mb": round(last.ledger_bytes / 1e6, 1),
         "ledger_bytes_a_turn": round(each_turn("ledger_bytes")),
         "p50_ms_quiet": round(share(quiet or [math.nan], 0.5), 1),
         "p95_ms_quiet": round(share(quiet or [math.nan], 0.95), 1),
-        "p50_ms_per_1000_turns": round(
-            1000 * slope([(k.turns, k.p50_ms) for k in late if not math.isnan(k.p50_ms)]), 2
-        ),
-        "silence_ms_quiet": round(
-            max(
-                (k.silence_ms for k in soak.looks if soak.befell(soak.began + k.at) == QUIET),
-                default=0,
-            )
-        ),
         "silence_ms": round(max(look.silence_ms for look in soak.looks)),
         "moved_again_after_s": {fault: round(took, 1) for fault, took in soak.moved.items()},
         "wrong": soak.wrong,

@@ -15,18 +15,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from local_gpu.halves import ScoreAsk
-from local_gpu.learn.passes import PassBudget, Passes
-from local_gpu.learn.scores import score
-from local_gpu.model.lora import clone
 from local_gpu.sample import embedded
 from local_gpu.sample.cached import Row, hidden
-from local_gpu.sample.drawing import Recipe, draw
 from local_gpu.sample.embedded import Engine, EngineSize, LocalSampler
 from local_gpu.sample.routing import RecentPrompts
 from local_gpu.trainer import LocalTrainer
-from local_gpu.tree.body import Body
-from local_gpu.tree.kernels import SdpaKernel
 from tests.local_gpu.prompts import prompt, sampled
 from tests.support.backends import VOCABULARY, held_requests, start_local
 from tests.support.inference_servers import tiny_base
@@ -158,24 +151,6 @@ async def test_a_forgotten_prompt_is_computed_for_no_new_version(trainer: LocalT
     assert cached[1] == 0
 
 
-async def test_a_seed_decides_a_completion_whoever_else_is_served(trainer: LocalTrainer) -> None:
-    sampler, tokens = await trainer.base(), prompt(50)
-    state = torch.get_rng_state()
-    alone = await sampled(sampler, tokens, seed=3)
-    crowd = await asyncio.gather(
-        sampled(sampler, tokens, seed=3),
-        *(
-            sampled(sampler, prompt(20 + 7 * i, salt=i), seed=i, temperature=i % 3)
-            for i in range(6)
-        ),
-        sampled(sampler, tokens, seed=None),
-    )
-    assert crowd[0].tokens == alone.tokens
-    assert crowd[-1].tokens != alone.tokens
-    assert (await sampled(sampler, tokens, seed=None)).tokens != crowd[-1].tokens
-    assert torch.equal(torch.get_rng_state(), state), "nobody else's draws change"
-
-
 def engine(**sizes: int) -> Engine:
     """An engine over a tiny model whose cache holds one context."""
     size = {"context_tokens": 320, "kv_cache_tokens": 320, **sizes}
@@ -269,19 +244,6 @@ async def test_a_failing_forward_pass_fails_its_requests_and_the_next_one_is_ser
     assert await distance(sampler, prompt(40), await sampled(sampler, prompt(40))) < 1e-4
 
 
-async def test_numbers_that_are_not_finite_are_refused() -> None:
-    base = tiny_base()
-    module = clone(base.module)
-    broken = torch.full_like(module.get_output_embeddings().weight, torch.nan)
-    module.get_output_embeddings().weight = torch.nn.Parameter(broken, requires_grad=False)
-    size = EngineSize(VOCABULARY, 320, 320)
-    with pytest.raises(SamplerError, match="not finite"):
-        await sampled(Engine(module, size), prompt(40))
-    ask = ScoreAsk.of(facts_of(base), prompt(40), 3, None, 0)
-    with pytest.raises(SamplerError, match="not finite"):
-        score(Passes(Body(SdpaKernel(), base.device), PassBudget(None)), module, [ask])
-
-
 async def test_closing_frees_the_cache_without_a_garbage_collection(
     trainer: LocalTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,29 +268,3 @@ async def test_closing_frees_the_cache_without_a_garbage_collection(
         assert not any(row() for row in rows)
     finally:
         gc.enable()
-
-
-def test_each_row_is_drawn_by_its_own_recipe() -> None:
-    plain: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": None}
-    plain |= {"uniform": 0.999, "student_topk": 0}
-    changes: list[dict[str, Any]] = [
-        {"temperature": 0.0, "student_topk": 2},
-        {"top_k": 2},
-        {"top_p": 0.6},
-        {"top_p": 0.01},
-        {"temperature": 1e-6},
-        {"uniform": 0.0},
-        {"uniform": 0.41},
-        {},
-    ]
-    row = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-    rows = torch.cat([row.repeat(8, 1), torch.tensor([[torch.nan, 0.0, 0.0, 0.0]])])
-    *drawn, broken = draw(
-        rows, [*(Recipe(**(plain | change)) for change in changes), Recipe(**plain)]
-    )
-    assert broken is None
-    assert [d.token for d in drawn if d] == [0, 1, 1, 0, 0, 0, 1, 3]
-    probabilities = [torch.tensor(d.logprob).exp().item() for d in drawn if d]
-    expected = [0.4, 3 / 7, 3 / 7, 1.0, 1.0, 0.4, 0.3, 0.1]
-    assert probabilities == pytest.approx(expected, abs=1e-5)
-    assert [d.topk_ids for d in drawn if d][:2] == [(0, 1), ()]

@@ -250,15 +250,3 @@ def test_a_run_in_bfloat16_goes_home_in_bfloat16(tmp_path: Path) -> None:
     moved = (here - scores(core, None, STEM)).abs().mean()
     for there in (theirs, plain(merged, STEM)):
         assert (there - here).abs().mean() < 0.1 * moved
-
-
-def test_the_adapter_says_all_that_a_server_asks_for(tmp_path: Path) -> None:
-    model = tiny_of(FAMILIES["Qwen3"], tmp_path / "model")
-    core_of(model, tmp_path).write_adapter(tmp_path / "one")
-    config = json.loads((tmp_path / "one" / "adapter_config.json").read_text())
-    assert (config["peft_type"], config["task_type"]) == ("LORA", "CAUSAL_LM")
-    assert (config["r"], config["lora_alpha"], config["bias"]) == (4, 8, "none")
-    assert isinstance(config["target_modules"], list)
-    assert len(config["target_modules"]) == 7
-    for name in ("use_rslora", "use_dora", "modules_to_save", "rank_pattern", "alpha_pattern"):
-        assert not config[name]

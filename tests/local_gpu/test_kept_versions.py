@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import signal
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -54,45 +49,6 @@ async def test_a_version_that_nobody_was_answered_by_is_not_kept(tmp_path: Path)
     await trainer.load_state(state)
     assert await scores(again) == await scores(kept), "what is open stays"
     assert on_disk(tmp_path) == {kept.ref, again.ref}
-    await trainer.aclose()
-
-
-LIFE: Final = """
-import asyncio, json, os, signal, sys
-from pathlib import Path
-from tests.local_gpu.test_kept_versions import STEP, WARM, scores, start
-
-async def main():
-    trainer = await start(Path(sys.argv[1]))
-    await trainer.train_step(STEP, WARM)
-    sampler = await trainer.publish()
-    state = await trainer.save_state("one")
-    print(json.dumps([sampler.ref, state, await scores(sampler)]), flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.slow
-async def test_a_ref_resolves_after_kill_9(tmp_path: Path) -> None:
-    life = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-W",
-        "ignore",
-        "-c",
-        LIFE,
-        str(tmp_path),
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    said, _ = await life.communicate()
-    assert life.returncode == -signal.SIGKILL
-    ref, state, expected = json.loads(said)
-    trainer = await start(tmp_path)
-    assert await scores(await trainer.open(ref)) == expected
-    await trainer.load_state(state)
-    assert await scores(await trainer.publish()) == expected
     await trainer.aclose()
 
 

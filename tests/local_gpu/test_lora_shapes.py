@@ -5,17 +5,13 @@ The reference is peft's own model with the written adapter, in float64, through 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from peft.utils.integrations import init_empty_weights
-from transformers import AutoModelForCausalLM
 
 from local_gpu.learn import head
-from local_gpu.model.export import export_merged
-from local_gpu.model.files import read_adapter, read_state, write_adapter, write_state
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import (
     BaseModel,
@@ -23,16 +19,14 @@ from local_gpu.model.lora import (
     for_sampling,
     with_lora,
 )
-from tests.local_gpu.learners import apart, gradient, learner, peft_gradient, warm
+from tests.local_gpu.learners import gradient, learner, peft_gradient, warm
 from tests.support.backends import VOCABULARY, tiny_model
 from tests.support.local_reference import (
     entropy_datum,
-    reference,
     rl_datum,
 )
 from tests.support.models import FAMILIES, tiny_of
-from tinker_claw.errors import BackendError
-from tinker_claw.types import Adam, LossPass
+from tinker_claw.types import LossPass
 
 pytestmark = [
     # peft 0.21 reads a property that transformers 5.23 has renamed.
@@ -72,40 +66,6 @@ def test_the_gradient_is_autograds_through_full_logits(
     for name, tensor in expected.items():
         assert tensor.norm() > 0
         assert (got[name] - tensor).norm() / tensor.norm() < ROUNDING, name
-
-
-@pytest.mark.parametrize("tied", TIED)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_peft_and_the_merged_model_give_our_logits(tmp_path: Path, shape: str, tied: str) -> None:
-    model = tiny_model(tmp_path / "model", tie_word_embeddings=TIED[tied])
-    base, wanted, folder = opened(model), SHAPES[shape], tmp_path / "adapter"
-    folder.mkdir()
-    write_adapter(folder, base, wanted, warm(base, wanted))
-    saved = read_adapter(folder, base)
-    assert saved.shape == wanted
-    export_merged(str(model), folder, tmp_path / "merged")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
-    tokens = torch.arange(30)[None] * 7 % VOCABULARY
-    with torch.no_grad():
-        ours = with_lora(base, saved.shape, saved.tensors)(tokens, use_cache=False).logits
-        plain = base.module(tokens, use_cache=False).logits
-        torch.testing.assert_close(reference(model, folder)(tokens).logits, ours, rtol=0, atol=2e-4)
-        torch.testing.assert_close(merged(tokens).logits, ours, rtol=0, atol=2e-4)
-    assert (ours - plain).abs().max() > 0.1
-
-
-def test_a_state_goes_on_where_it_was_saved(tmp_path: Path) -> None:
-    base = opened(tiny_model(tmp_path / "model"))
-    one, two = learner(base, ALL), learner(base, ALL)
-    adam = Adam(learning_rate=0.01)
-    one.step(PASSES, adam)
-    write_state(tmp_path / "states" / "a", base, ALL, one.masters.state())
-    two.load(read_state(tmp_path / "states" / "a", base, ALL))
-    for learning in (one, two):
-        learning.step(PASSES, adam)
-    assert apart(one.masters.adapter(), two.masters.adapter()) == 0
-    with pytest.raises(BackendError, match="has LoRA on the head, unlike"):
-        read_state(tmp_path / "states" / "a", base, replace(ALL, head=False))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

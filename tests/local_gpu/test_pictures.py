@@ -28,7 +28,7 @@ from tests.support.models import tiny_qwen3_vl
 from tests.support.pictures import picture
 from tinker_claw.errors import AlignmentError, StepError
 from tinker_claw.images import Image
-from tinker_claw.types import Datum, Images, LossPass, PlacedImage
+from tinker_claw.types import Datum, LossPass, PlacedImage
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 ONE, TWO = (Image(picture(*size), "").clean() for size in ((96, 64), (64, 128)))
@@ -169,21 +169,6 @@ def test_prefixes_are_shared_behind_the_same_images_only(base: BaseModel, vision
     assert rows(first, same) == alone + 7
     # One shape more or less: the text before the image is shared, and nothing behind it.
     assert rows(first, turned) == alone + len(turned.tokens) - 50
-
-
-def test_each_image_of_a_batch_is_looked_at_once(
-    base: BaseModel, vision: Vision, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = list[bytes]()
-    pixels = vision.pixels
-
-    def counted(images: Images) -> Any:
-        seen.extend(image.data for image in images)
-        return pixels(images)
-
-    monkeypatch.setattr(vision, "pixels", counted)
-    gradient(learning(base, vision, tokens=1), ppo(*batch(vision)))
-    assert sorted(seen) == sorted([ONE, TWO, TURNED])
 
 
 def test_scores_are_those_of_the_whole_model(

@@ -6,7 +6,6 @@ import ctypes
 import json
 import os
 from collections.abc import AsyncIterator, Callable
-from copy import copy
 from itertools import chain
 from pathlib import Path
 from shutil import rmtree
@@ -16,15 +15,13 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import PretrainedConfig
 
 from local_gpu.config import LocalConfig
 from local_gpu.learn import learning, memory
-from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.memory import passes_in_memory
-from local_gpu.model.load import load_base, open_base
+from local_gpu.model.load import load_base
 from local_gpu.model.lora import clone
-from local_gpu.plan.memory import DEFAULT_TOKENS, ModelSize, counted
+from local_gpu.plan.memory import DEFAULT_TOKENS, ModelSize
 from local_gpu.trainer import LocalTrainer
 from local_gpu.tree import kernels
 from tests.support.backends import start_local, tiny_model
@@ -146,20 +143,6 @@ async def test_old_states_are_pruned_but_never_the_one_that_was_loaded(tmp_path:
     assert kept == {loaded, *refs[-2:]}
     with pytest.raises(BackendError, match="older"):
         await trainer.load_state(refs[0])
-    await trainer.aclose()
-
-
-async def test_old_adapters_are_pruned_but_never_one_that_is_open(tmp_path: Path) -> None:
-    trainer = await start_local(tmp_path, keep_adapters=2)
-    opened = await trainer.publish()
-    published = [await trainer.publish() for _ in range(4)]
-    for sampler in published[:-1]:
-        await sampler.aclose()
-    newest = await trainer.publish()
-    kept = {p.name for p in (tmp_path / "run" / "adapters").iterdir()}
-    assert kept == {opened.ref, published[-1].ref, newest.ref}
-    with pytest.raises(BackendError):
-        await trainer.open(published[0].ref)
     await trainer.aclose()
 
 
@@ -288,18 +271,6 @@ async def test_a_device_that_is_not_there_or_cannot_hold_it_is_refused(tmp_path:
             await start_local(tmp_path, device=device)
 
 
-async def test_a_folder_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
-    trainer = await start_local(tmp_path)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "adapters").write_text("a file where a folder should be")
-    with pytest.raises(BackendError, match="run"):
-        await trainer.publish()
-    assert [p.name for p in (tmp_path / "run").iterdir()] == ["adapters"]
-    await trainer.aclose()
-    with pytest.raises(BackendError, match="closed"):
-        await trainer.publish()
-
-
 async def test_over_a_bfloat16_base_versions_are_in_its_format_and_states_are_not(
     tmp_path: Path,
 ) -> None:
@@ -334,25 +305,6 @@ async def test_over_a_bfloat16_base_versions_are_in_its_format_and_states_are_no
     finally:
         await later.aclose()
     assert again.logprobs == in_hand.logprobs
-
-
-def test_model_that_does_not_say_how_wide_it_is_is_trained_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Gemma 3n has another width in each layer."""
-    of = PretrainedConfig.get_text_config
-
-    def unlike(self: PretrainedConfig, *args: Any, **more: Any) -> Any:
-        found = copy(of(self, *args, **more))
-        vars(found)["intermediate_size"] = [8, 16]
-        return found
-
-    with monkeypatch.context() as patched:
-        patched.setattr(PretrainedConfig, "get_text_config", unlike)
-        base = open_base(str(tiny_model(tmp_path)), device="cpu", dtype="float32", threads=None)
-        with pytest.raises(ModelFileError, match="cannot be computed from its config"):
-            counted(base.module)
-        LearningCore(LocalConfig(model="tiny", root=tmp_path), base)
 
 
 def test_files_that_a_container_has_read_take_nothing_of_its_memory(

@@ -71,9 +71,6 @@ class Faults:
     """Tokens of a stream after which the connection is cut."""
     ends_after: int | None = None
     """Tokens after which a stream ends as if all was well, without a finish reason."""
-    full: bool = False
-    """Whether all places are taken, so that what has a lower priority than people's requests waits
-    behind others of its kind."""
     slow_s: float = 0.0
     """Seconds before each token."""
     load_s: float = 0.0
@@ -241,7 +238,7 @@ class InferenceServer:
         seen = self.log.warmed if body["max_tokens"] == 1 else self.log.prompts
         seen.append((name, prompt))
         self.log.salts.setdefault((name, prompt), set()).add(body["cache_salt"])
-        if self.faults.hangs or (self.faults.full and body["priority"] > 0):
+        if self.faults.hangs:
             await self._hang(request)
         if self.faults.status is not None:
             return _error(self.faults.status, "EngineCore encountered an issue.")
@@ -257,7 +254,7 @@ class InferenceServer:
         """Wait until the client disconnects, or the server stops."""
         while not await request.is_disconnected():
             await asyncio.sleep(0.02)
-            if not (self.faults.hangs or self.faults.full):
+            if not self.faults.hangs:
                 return
 
     def _engine_for(self, name: str, prompt: tuple[int, ...]) -> Engine:

@@ -9,7 +9,7 @@ import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -57,6 +57,16 @@ def _row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> Row:
     row = Row(values)
     row.columns = [column[0] for column in cursor.description]
     return row
+
+
+def everything(data: Path) -> bytes:
+    """Contents of all files, without those that vanish during the search."""
+    contents = list[bytes]()
+    for folder, _, names in os.walk(data):
+        for name in names:
+            with suppress(FileNotFoundError):
+                contents.append((Path(folder) / name).read_bytes())
+    return b"".join(contents)
 
 
 def read(data: Path, query: str, *values: Any) -> list[Row]:

@@ -39,6 +39,7 @@ from local_gpu.ranks.rank import build_learner
 from local_gpu.ranks.remote import RankedLearning
 from local_gpu.tree.body import Body
 from tests.support.local_reference import entropy_datum, rl_datum, sequence
+from tests.support.waits import alive
 from tinker_claw.errors import ContextLengthError, StepError
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 
@@ -116,23 +117,6 @@ def rank_pids(root: Path) -> list[int]:
     log = (root / "logs" / "ranks.log").read_text()
     ids = {rank: int(pid) for rank, pid in re.findall(r"Rank (\d+) of .* is process (\d+)", log)}
     return [pid for _, pid in sorted(ids.items()) if alive(pid)]
-
-
-def alive(pid: int) -> bool:
-    """Whether a process lives; one that ended and was not waited for does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def gone(pids: Sequence[int], seconds: float = PATIENCE_S) -> bool:
-    """Whether all processes end within this time."""
-    until = time.monotonic() + seconds
-    while any(map(alive, pids)) and time.monotonic() < until:
-        time.sleep(0.05)
-    return not any(map(alive, pids))
 
 
 def kill(pid: int) -> None:

@@ -191,23 +191,6 @@ def test_the_formula_of_a_layer_is_what_a_layer_saves(tmp_path: Path, experts: i
     assert 0.97 * reckoned <= saved <= 1.3 * reckoned, "and 1.5 times that is what is set aside"
 
 
-@pytest.mark.parametrize("gib", [80, 140])
-def test_8b_on_one_gpu_learns_and_samples(sizes: dict[str, ModelSize], gib: float) -> None:
-    fit = fitted(demand(sizes["8B"]), gpus(1, gib))
-    assert fit.micro_batch_tokens == 32_768
-    assert any("activations: 40,960 tokens" in line for line in fit.lines()), "a whole sample fits"
-    assert kv_tokens(fit) >= 40_960
-    (share,) = fit.shares
-    assert 0 <= left(fit) < 0.02 * gib * GIB, "what is there is used"
-    assert fit.sampler_cache == share.parts[-1].size, "a server takes no more, whatever it finds"
-    assert kv_tokens(fit) * sizes["8B"].kv_bytes == pytest.approx(fit.sampler_cache, rel=1e-6)
-    assert fit.sampler_memory is not None
-    assert fit.learner_memory is not None
-    used = sum(part.size for part in share.parts) / (gib * GIB)
-    assert fit.learner_memory + fit.sampler_memory == pytest.approx(used, abs=0.01)
-    assert fit.learner_memory + fit.sampler_memory <= 1
-
-
 def test_8b_on_eight_gpus(sizes: dict[str, ModelSize]) -> None:
     """16.4 GB of weights, 0.7 of adapters and 3 GiB leave 0.9 of 80 GiB room for 387,000 tokens.
 
@@ -236,15 +219,6 @@ def test_32b_is_split_and_sampled_by_pairs(sizes: dict[str, ModelSize]) -> None:
     assert (fit.short, fit.shard) == ((), True), "65.5 GB are over 45 % of 80 GiB"
     alone = reckon(plan(Wanted(gpus=2)), gpus(2, 140), demand(sizes["32B"]))
     assert (alone.short, alone.shard) == ((), False), "on one GPU there is nothing to split"
-
-
-def test_4b_on_24_gib_fits_with_four_bits_and_a_shorter_context(
-    sizes: dict[str, ModelSize],
-) -> None:
-    four, one = sizes["4B"], gpus(1, 24)
-    shared = Layout((0,), ((0,),))
-    assert reckon(shared, one, demand(four, context_tokens=8192)).short
-    assert reckon(shared, one, demand(four, context_tokens=8192, quantization="4bit")).short == ()
 
 
 def test_the_cure_is_the_longest_context_that_fits(sizes: dict[str, ModelSize]) -> None:
@@ -294,11 +268,6 @@ def fitted(what: Demand, there: list[Gpu]) -> Fit:
     fit = reckon(Layout((0,), ((0,),)), there, what)
     assert fit.short == ()
     return fit
-
-
-def left(fit: Fit) -> float:
-    (share,) = fit.shares
-    return share.gpu.total - sum(part.size for part in share.parts)
 
 
 def kv_tokens(fit: Fit) -> int:

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from local_gpu.learn.learning import LearningCore
 from local_gpu.ranks.remote import RankedLearning
 from tests.support.backends import start_local, tiny_model
-from tests.support.local_reference import rl_datum
 from tests.support.ranks import (
     ADAM,
     PASSES,
@@ -24,7 +23,6 @@ from tests.support.ranks import (
     apart,
     config,
     echoes,
-    gone,
     kill,
     learn_the_same,
     moments,
@@ -35,6 +33,7 @@ from tests.support.ranks import (
     weights,
     write_warm,
 )
+from tests.support.waits import gone
 from tinker_claw.errors import (
     BackendError,
     ConfigError,
@@ -42,7 +41,7 @@ from tinker_claw.errors import (
     OutageError,
     StepError,
 )
-from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
+from tinker_claw.types import Adam, SamplingParams
 
 pytestmark = pytest.mark.slow
 
@@ -61,19 +60,6 @@ def ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran
     learning = RankedLearning(config(root, 3, model=str(model), micro_batch_tokens=90))
     yield learning
     learning.close()
-
-
-@pytest.fixture
-def many(ranks: RankedLearning, model: Path) -> RankedLearning:
-    ranks.read_state(model / "warm")
-    return ranks
-
-
-@pytest.fixture
-def one(model: Path, tmp_path: Path) -> LearningCore:
-    learning = one_process(model, tmp_path / "root")
-    learning.read_state(model / "warm")
-    return learning
 
 
 def test_ranks_learn_as_one_process_does(
@@ -104,19 +90,6 @@ def test_a_state_goes_from_ranks_to_one_process_and_back(
     many.step(PASSES, ADAM)
     one.step(PASSES, ADAM)
     assert apart(weights(many, tmp_path / "y"), weights(one, tmp_path / "z")) < 1e-5
-
-
-def test_a_failure_on_one_rank_voids_the_step_on_all(
-    one: LearningCore, many: RankedLearning, tmp_path: Path
-) -> None:
-    bad = rl_datum(70, 30, 5)
-    bad = Datum(bad.tokens, bad.start, bad.logprobs, (float("nan"),) * len(bad.advantages))
-    datums = (*PASSES[0].datums, bad)
-    before = weights(many, tmp_path / "before")
-    with pytest.raises(StepError, match="loss is nan"):
-        many.step((LossPass("ppo", datums),), ADAM)
-    assert apart(weights(many, tmp_path / "after"), before) == 0
-    same_report(many.step(PASSES, ADAM), one.step(PASSES, ADAM))
 
 
 async def test_the_trainer_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
@@ -193,13 +166,6 @@ def test_closing_ends_ranks_whatever_they_do(tmp_path: Path) -> None:
         assert gone(pids)
         with pytest.raises(BackendError, match="closed"):
             echo.step((), Adam(1.0))
-
-
-def test_after_an_outage_of_memory_they_start_with_fewer_tokens(tmp_path: Path) -> None:
-    with echoes(tmp_path, micro_batch_tokens=600) as echo:
-        with pytest.raises(OutageError, match="The next passes have at most 7 tokens"):
-            echo.export_adapter(tmp_path / "full")
-        assert echo.step((), Adam(1.0)).tokens == 7
 
 
 def test_ranks_that_die_while_idle_cost_no_command_but_what_they_held(tmp_path: Path) -> None:

@@ -62,19 +62,6 @@ def ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran
     learning.close()
 
 
-@pytest.fixture
-def many(ranks: RankedLearning, model: Path) -> RankedLearning:
-    ranks.read_state(model / "warm")
-    return ranks
-
-
-@pytest.fixture
-def one(model: Path, tmp_path: Path) -> LearningCore:
-    learning = one_process(model, tmp_path / "root")
-    learning.read_state(model / "warm")
-    return learning
-
-
 @pytest.mark.slow
 def test_a_cut_base_learns_as_a_whole_one(
     one: LearningCore, many: RankedLearning, tmp_path: Path

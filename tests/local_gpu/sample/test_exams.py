@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from local_gpu.config import LocalConfig
 from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk
-from local_gpu.learn.learning import LearningCore
-from local_gpu.learn.scores import ScoreQueue
-from local_gpu.model.load import load_base, real_text
+from local_gpu.model.load import load_base
 from local_gpu.model.lora import BaseModel, clone
 from local_gpu.sample.exam import (
     POSITIONS,
@@ -26,20 +22,16 @@ from local_gpu.sample.exam import (
     differences,
     distance_fault,
     rms_difference,
-    rounding,
-    table,
 )
 from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.serving import Examiner, PoolServing
 from local_gpu.sample.vllm import VllmServer
 from tests.local_gpu.prompts import prompt
-from tests.support.backends import VOCABULARY, tiny_model
+from tests.support.backends import tiny_model
 from tests.support.inference_servers import InferenceServer, inference_servers
 from tests.support.pools import FAST, TEXT, Probes, Trainer, facts_of, site, tiny_base
 from tests.support.waits import eventually
 from tinker_claw.errors import BackendError, ConfigError
-from tinker_claw.render import tokenizer
-from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import SamplingParams, TokenLogprobs
 
 FAULTS: dict[str, dict[str, Any]] = {
@@ -207,28 +199,6 @@ async def test_a_mixture_of_experts_is_warned_of_and_taken(tmp_path: Path) -> No
             await start(server, folder=tmp_path, facts=facts, options=options, probes=probes)
 
 
-async def test_the_trainer_rounds_otherwise_in_another_cut(tmp_path: Path) -> None:
-    source = str(tiny_model(tmp_path))
-    base = load_base(source, device=torch.device("cpu"), dtype=torch.bfloat16)
-    core = LearningCore(LocalConfig(model=str(tmp_path), root=tmp_path, rank=4), base)
-
-    async def all_of(_: str, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
-        return core.score(None, asks)
-
-    score = ScoreQueue(all_of).score
-    rows = await table(score, core.facts, BASE_REF, TEXT)
-    assert 1e-3 < await rounding(score, core.facts, TEXT, rows) < 0.1
-
-
-async def test_a_text_is_real_where_the_model_has_a_tokenizer(tmp_path: Path) -> None:
-    real = real_text(str(MODEL_DIR), 4096)
-    assert len(real) > 540
-    assert "Load the base model" in tokenizer.load(str(MODEL_DIR)).decode(list(real))
-    any_tokens = real_text(str(tiny_model(tmp_path)), VOCABULARY)
-    assert len(any_tokens) > 540
-    assert 0 <= min(any_tokens) < max(any_tokens) < VOCABULARY // 2
-
-
 async def test_the_probe_is_as_large_as_it_takes(tmp_path: Path) -> None:
     base, probes = tiny_base(), Probes(tiny_base(), tmp_path)
     score = Trainer(base, tmp_path).score
@@ -278,21 +248,6 @@ def drawn(chance: random.Random, rows: Any, noise: float, count: int = 4) -> lis
 def verdict(paper: Exam, answers: list[ExamSample], noise: float) -> str | None:
     d = differences(paper, answers)
     return adapter_fault(paper, answers, d, noise) or distance_fault(paper, d)
-
-
-@pytest.mark.parametrize(("noise", "passes"), [(0.05, True), (0.2, True), (3.0, False)])
-def test_a_decisive_exam_is_not_passed_where_nothing_can_be_told(
-    noise: float, passes: bool
-) -> None:
-    chance = random.Random(4)
-    decisive = replace(exam(chance, 1.0), decisive=True)
-    assert decisive.base
-    assert rms_difference(decisive.right, decisive.base) == pytest.approx(1.0, rel=0.2)
-    right, wrong = drawn(chance, decisive.right, 0.05), drawn(chance, decisive.base, 0.05)
-    assert (verdict(decisive, right, noise) is None) == passes
-    assert verdict(decisive, wrong, noise) is not None
-    same = replace(decisive, base=decisive.right)
-    assert "cannot be told" in str(verdict(same, right, noise)), "equal logprobs do not pass"
 
 
 @pytest.mark.parametrize("change", [0.0, 0.05, 1.0])

@@ -3,149 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 
-from local_gpu.sample.http import Deadlines
 from local_gpu.sample.member import PoolOptions
-from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer
 from tests.local_gpu.prompts import prompt, sampled
 from tests.support.inference_servers import (
-    SLOW_S,
-    Stoppable,
-    inference_servers,
     stoppable,
     tiny_base,
 )
 from tests.support.pools import PATIENT, TEXT, Site, Trainer, facts_of, site
 from tests.support.waits import eventually
-from tinker_claw.errors import OutageError
 from tinker_claw.retry import Backoff
-from tinker_claw.types import Completion, SamplingParams, TokenChunk
+from tinker_claw.types import SamplingParams
 
 QUICK = PoolOptions(returns=Backoff(0.1, 0.5), look_s=0.5, still_s=4)
-SOON = replace(PATIENT, answer_s=2, first_token_s=12, between_tokens_s=12)
-"""Deadlines of requests, which pass after a server that hangs has left the rotation."""
 AT_MOST_S = 240
 """Seconds that a test lasts at most."""
 
 
-@pytest.fixture(scope="module")
-def stopped() -> Iterator[Stoppable]:
-    with stoppable("tiny") as server:
-        yield server
-
-
-@asynccontextmanager
-async def beside(
-    stopped: Stoppable,
-    folder: Path,
-    others: int,
-    options: PoolOptions = QUICK,
-    deadlines: Deadlines = SOON,
-) -> AsyncGenerator[Site]:
-    """A pool of the server that will be stopped, and others."""
-    base = tiny_base()
-    trainer = Trainer(base, folder)
-    with inference_servers(base, others) as servers:
-        for server in servers:
-            server.faults.slow_s = SLOW_S
-        urls = [stopped.url, *(server.url for server in servers)]
-        connected = [VllmServer(url, deadlines=deadlines) for url in urls]
-        pool = await PoolServing.start(connected, facts_of(base), trainer.score, TEXT, options)
+@pytest.mark.slow
+async def test_a_server_that_only_pauses_keeps_its_requests(tmp_path: Path) -> None:
+    base, params = tiny_base(), SamplingParams(max_tokens=40)
+    trainer = Trainer(base, tmp_path)
+    with stoppable("tiny") as stopped:
+        server = VllmServer(stopped.url, deadlines=replace(PATIENT, answer_s=2))
+        pool = await PoolServing.start([server], facts_of(base), trainer.score, TEXT, QUICK)
         try:
-            yield Site(pool, trainer, servers, folder)
+            sampler = await Site(pool, trainer, [], tmp_path).publish("v1")
+            async with (
+                asyncio.timeout(AT_MOST_S),
+                aclosing(sampler.stream(prompt(40, 1), params)) as stream,
+            ):
+                chunks = [await anext(stream)]
+                stopped.stop()
+                await eventually(lambda: pool.away() != ())
+                assert "hangs" in pool.away()[0][1]
+                stopped.go_on()
+                chunks += [chunk async for chunk in stream]
+            assert len(chunks) == 40, "in one piece"
+            await eventually(lambda: pool.away() == ())
         finally:
             stopped.go_on()
             await pool.aclose()
-
-
-@dataclass
-class Reply:
-    """A reply that is continued where it breaks off, as the gateway does."""
-
-    sampler: PoolSampler
-    prompt: tuple[int, ...]
-    length: int
-    parts: list[tuple[tuple[int, ...], Completion]] = field(default_factory=list)
-    """Sampled parts, each with its prompt."""
-    began: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def run(self) -> None:
-        tokens, left = self.prompt, self.length
-        while left:
-            params, chunks = SamplingParams(max_tokens=left), list[TokenChunk]()
-            try:
-                async with aclosing(self.sampler.stream(tokens, params)) as stream:
-                    async for chunk in stream:
-                        chunks.append(chunk)
-                        self.began.set()
-            except OutageError:
-                await asyncio.sleep(0.2)
-            part = Completion.collect(chunks, params, aborted=True)
-            self.parts.append((tokens, part))
-            tokens, left = (*tokens, *part.tokens), left - len(part.tokens)
-
-
-def adapters(url: str) -> set[str]:
-    cards = httpx.get(f"{url}/v1/models", timeout=10).json()["data"]
-    return {card["id"] for card in cards if card["parent"]}
-
-
-@pytest.mark.slow
-async def test_replies_go_on_elsewhere_and_the_server_comes_back_with_every_version(
-    stopped: Stoppable, tmp_path: Path
-) -> None:
-    async with beside(stopped, tmp_path, 1) as place:
-        sampler = await place.publish("v1")
-        replies = [Reply(sampler, prompt(40, salt), 60) for salt in range(6)]
-        async with asyncio.timeout(AT_MOST_S), asyncio.TaskGroup() as group:
-            for reply in replies[:4]:
-                group.create_task(reply.run())
-            for reply in replies[:4]:
-                await reply.began.wait()
-            stopped.stop()
-            for reply in replies[4:]:  # one of both there; nothing will have come
-                group.create_task(reply.run())
-        ((url, why),) = place.pool.away()
-        assert url == stopped.url
-        assert "hangs" in why
-        for reply in replies:
-            parts = [part.tokens for _, part in reply.parts]
-            assert sum(map(len, parts)) == 60
-            assert all(place.errors("v1", *part) < 1e-4 for part in reply.parts)
-        assert sum(len(reply.parts) == 2 for reply in replies[:4]) == 2, "those that had begun"
-        assert all(len(reply.parts) == 1 for reply in replies[4:]), "the others noticed nothing"
-        await place.publish("v2")
-        stopped.go_on()
-        await eventually(lambda: place.pool.away() == ())
-        assert await asyncio.to_thread(adapters, stopped.url) == {"v1", "v2"}
-
-
-@pytest.mark.slow
-async def test_a_server_that_only_pauses_keeps_its_requests(
-    stopped: Stoppable, tmp_path: Path
-) -> None:
-    async with beside(stopped, tmp_path, 0, deadlines=replace(PATIENT, answer_s=2)) as place:
-        sampler = await place.publish("v1")
-        reply = Reply(sampler, prompt(40, 1), 40)
-        async with asyncio.timeout(AT_MOST_S), asyncio.TaskGroup() as group:
-            group.create_task(reply.run())
-            await reply.began.wait()
-            stopped.stop()
-            await eventually(lambda: place.pool.away() != ())
-            assert "hangs" in place.pool.away()[0][1]
-            stopped.go_on()
-        ((_, completion),) = reply.parts
-        assert len(completion.tokens) == 40, "in one piece"
-        await eventually(lambda: place.pool.away() == ())
 
 
 @pytest.mark.slow

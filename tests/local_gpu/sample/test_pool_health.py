@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from local_gpu.sample.member import PoolOptions
-from local_gpu.sample.serving import PoolServing
-from local_gpu.sample.vllm import VllmServer
 from tests.local_gpu.prompts import prompt, sampled
-from tests.support.inference_servers import MODEL, InferenceServer, inference_servers, tiny_base
-from tests.support.pools import FAST, TEXT, Site, Trainer, facts_of, site
+from tests.support.inference_servers import MODEL, InferenceServer
+from tests.support.pools import Site, site
 from tests.support.waits import eventually
 from tinker_claw.errors import BackendError, OutageError
 from tinker_claw.policy import Sampler
@@ -140,44 +138,6 @@ async def test_a_server_that_comes_back_has_every_version_in_use_again(tmp_path:
         place.servers[1].start()
 
 
-async def test_a_server_that_is_not_asked_for_anything_is_looked_after_as_well(
-    tmp_path: Path,
-) -> None:
-    options = PoolOptions(returns=Backoff(0.05, 30), look_s=0.05)
-    async with site(tmp_path, options=options) as place:
-        await place.publish("v1")
-        place.servers[0].restart()
-        await eventually(lambda: "v1" in place.servers[0].adapters)
-        assert place.servers[0].log.prompts == []
-
-
-async def test_a_server_that_was_restarted_unnoticed_is_noticed_by_what_it_lacks(
-    tmp_path: Path,
-) -> None:
-    async with site(tmp_path) as place:
-        sampler, tokens = await place.publish("v1"), prompt(520)
-        restarted = await home(place, sampler, tokens)
-        restarted.restart()
-        assert place.errors("v1", tokens, await sampled(sampler, tokens)) < 1e-4
-        assert ("late", "v1") in restarted.log.changes
-        await eventually(lambda: "v1" in restarted.adapters)
-
-
-@pytest.mark.slow
-async def test_a_server_full_of_episodes_is_well_and_takes_a_new_version(tmp_path: Path) -> None:
-    options = PoolOptions(look_s=0.1, still_s=1, warm_s=0.2, ready_s=30)
-    async with site(tmp_path, 1, options=options) as place:
-        sampler, (server,) = await place.publish("v1"), place.servers
-        server.faults.full = True
-        async with asyncio.TaskGroup() as group:
-            episode = group.create_task(sampled(sampler, prompt(520)))
-            await asyncio.sleep(3)
-            assert place.pool.away() == ()
-            await place.publish("v2")
-            server.faults.full = False
-        assert len(episode.result().tokens) == 12
-
-
 async def test_an_outage_of_all_names_them_and_ends_by_itself(tmp_path: Path) -> None:
     async with site(tmp_path) as place:
         sampler, tokens = await place.publish("v1"), prompt(40)
@@ -244,27 +204,6 @@ async def test_a_request_that_fails_everywhere_spares_the_last_servers(tmp_path:
             await sampled(sampler, prompt(30))
         assert sorted(had(server) for server in place.servers) == [0, 1, 1, 1]
         assert len(place.pool.away()) == 3
-
-
-async def test_a_server_that_is_not_up_yet_joins_later(tmp_path: Path) -> None:
-    with inference_servers(tiny_base(), 2) as servers:
-        servers[1].stop()
-        trainer = Trainer(tiny_base(), tmp_path)
-        connected = [VllmServer(server.url) for server in servers]
-        pool = await PoolServing.start(connected, facts_of(tiny_base()), trainer.score, TEXT, FAST)
-        place = Site(pool, trainer, servers, tmp_path)
-        sampler = await place.publish("v1")
-        assert len((await sampled(sampler, prompt(20))).tokens) == 12
-        servers[1].start()
-        await eventually(lambda: pool.away() == ())
-        assert "v1" in servers[1].adapters
-        await pool.aclose()
-        with pytest.raises(OutageError, match="are closed"):
-            await sampled(sampler, prompt(20))
-        with pytest.raises(OutageError, match="can be asked"):
-            await place.publish("v2")
-        await sampler.aclose()
-        assert pool.live() == frozenset()
 
 
 async def test_a_pool_can_be_closed_while_a_server_is_being_brought_back(tmp_path: Path) -> None:

@@ -75,15 +75,6 @@ def test_a_conversation_that_goes_on_is_one_prompt_and_the_newest_come_first() -
     assert seen.prefixes(1) == [Prefix(longer[: 7 * BLOCK])]
 
 
-def test_a_prompt_is_known_where_it_was_computed_last() -> None:
-    here, there = text(3 * BLOCK, 1), text(3 * BLOCK, 2)
-    seen = recent(here, there)
-    assert seen.prefixes(4, server=0) == [Prefix(here)]
-    seen.note(here, keys_of(here), None, 1)
-    assert seen.prefixes(4, server=0) == []
-    assert seen.prefixes(4, server=1) == [Prefix(here), Prefix(there)]
-
-
 def test_what_one_salt_has_is_nothing_to_another() -> None:
     routes, prompt = Routes(), text(10 * BLOCK)
     assert not set(keys_of(prompt, "anna")) & {*keys_of(prompt, "ben"), *keys_of(prompt)}

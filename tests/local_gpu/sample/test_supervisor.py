@@ -9,8 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +22,7 @@ from local_gpu.plan.commands import Servings
 from local_gpu.plan.layout import Gpu
 from local_gpu.sample.supervisor import Launch, Servers
 from tests.support.lives import ROOT
+from tests.support.waits import alive, comes, gone
 from tinker_claw.errors import ConfigError
 
 VLLM = ROOT / "tests" / "support" / "stand_in_vllm.py"
@@ -78,26 +78,6 @@ def starts(model: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]  # one may be half written
 
 
-def lives(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
-def comes(condition: Callable[[], bool], within_s: float = 60) -> bool:
-    """Whether a condition becomes true within this time."""
-    until = time.monotonic() + within_s
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
-    return condition()
-
-
-def gone(pids: list[int]) -> bool:
-    return comes(lambda: not any(map(lives, pids)))
-
-
 FLAGS = {
     "--logprobs-mode": "processed_logprobs",
     "--generation-config": "vllm",
@@ -142,11 +122,11 @@ async def test_servers_start_together_see_their_gpus_only_and_end_with_their_pro
         assert parallel[parallel.index("--tensor-parallel-size") + 1] == "2"
         assert json.loads((model / "asked.json").read_text())["max_tokens"] == 1, "warmed up"
         pids = [pid for each in told for pid in each["pids"]]
-        assert all(map(lives, pids))
+        assert all(map(alive, pids))
         log = model.parent / "logs" / "sampler-1.log"
         assert "loading the weights" in log.read_text()
         assert stat.S_IMODE(log.stat().st_mode) == 0o600
-    assert not any(map(lives, pids)), "the helpers, too, which have a session of their own"
+    assert not any(map(alive, pids)), "the helpers, too, which have a session of their own"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +173,7 @@ async def test_one_that_hangs_is_ended_and_started_again(
         assert gone(first["pids"])
         again = starts(model)[2]
         assert again["env"]["CUDA_VISIBLE_DEVICES"] == "0", "the other one goes on"
-        assert lives(again["pids"][0])
+        assert alive(again["pids"][0])
 
 
 async def test_waiting_is_bounded_and_can_be_cancelled(model: Path, tmp_path: Path) -> None:
@@ -235,7 +215,7 @@ async def test_one_that_ignores_sigterm_is_killed(
     with running(launches(vllm, model, (0,))) as servers:
         await servers.ready(within_s=120)
         pids = starts(model)[0]["pids"]
-    assert not any(map(lives, pids))
+    assert not any(map(alive, pids))
 
 
 OWNER = """
@@ -266,7 +246,7 @@ def test_servers_die_with_a_process_that_is_killed(vllm: Path, model: Path) -> N
         assert owner.stdout.readline() == b"ready\n"
         pids = [pid for each in starts(model) for pid in each["pids"]]
         assert len(pids) == 4
-        assert all(map(lives, pids))
+        assert all(map(alive, pids))
     finally:
         os.killpg(owner.pid, signal.SIGKILL)  # the whole group, as a terminal or a cluster does
         owner.communicate()
@@ -284,5 +264,5 @@ def test_servers_die_with_the_process_around_them(vllm: Path, model: Path) -> No
         assert gone([server])
         assert comes(lambda: bool(sentences))
     for each in starts(model):  # helpers of that server are orphans; a real engine watches
-        if lives(each["pids"][1]):
+        if alive(each["pids"][1]):
             os.kill(each["pids"][1], signal.SIGKILL)

@@ -335,17 +335,6 @@ async def test_a_server_that_breaks_off_or_cannot_at_present_is_an_outage(
         await drained(vllm, PARAMS)
 
 
-async def test_a_server_that_is_not_there_is_an_outage() -> None:
-    async with scripted() as script:
-        url = script.url
-    async with aclosing(VllmServer(url)) as server:
-        for call in (server.info(), server.load("v1", FOLDER), drained(server, PARAMS)):
-            with pytest.raises(OutageError, match=f"{url} cannot be reached"):
-                await call
-        with pytest.raises(OutageError):
-            await connect([url])
-
-
 @pytest.mark.parametrize(
     ("deadlines", "events"),
     [
@@ -372,15 +361,6 @@ async def test_questions_and_loads_have_deadlines_of_their_own(script: Scripted)
         for call in (server.info(), server.load("v1", FOLDER)):
             with pytest.raises(OutageError, match="not answered in time"):
                 await call
-
-
-async def test_closing_a_stream_hangs_up(script: Scripted, vllm: VllmServer) -> None:
-    script.replies["/v1/completions"] = streamed(THREE[0], then="hang")
-    async with aclosing(vllm.stream("v1", PROMPT, PARAMS)) as stream:
-        await anext(stream)
-        assert not script.hung_up.is_set()
-    async with asyncio.timeout(60):
-        await script.hung_up.wait()
 
 
 CONTEXT_ERROR = (

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from local_gpu.config import LocalConfig
 from local_gpu.model.files import write_adapter
@@ -25,7 +25,7 @@ from tests.render.test_eyes import said
 from tests.support.local_reference import sequence
 from tests.support.models import EYES_ON_VLLM, FAMILIES, tiny_of, tiny_qwen3_vl
 from tests.support.real_vllm import HEAD_DIM, Numbers, serving
-from tinker_claw.errors import BackendError, SamplerError
+from tinker_claw.errors import SamplerError
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
 
@@ -137,26 +137,6 @@ async def test_a_reply_to_images_has_the_whole_models_logprobs(
             await base.sample(short, replace(params, images=(fewer,)))
     finally:
         await trainer.aclose()
-
-
-async def test_under_the_names_of_the_text_half_alone_vllm_applies_nothing_and_that_is_found(
-    eyes: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "run"
-    trainer = await trainer_of(eyes, url, root)
-    datum = Datum(tuple(sequence(40, 1)), 10, weights=((1.0,),) * 30)
-    await trainer.train_step([LossPass("cross_entropy", (datum,))], Adam(0.1))
-    ref = (await trainer.publish()).ref
-    misnamed = root / "adapters" / "misnamed"
-    misnamed.mkdir()
-    weights = load_file(root / "adapters" / ref / "adapter_model.safetensors")
-    half = {name.replace(".language_model.", "."): value for name, value in weights.items()}
-    save_file(half, misnamed / "adapter_model.safetensors", {"format": "pt"})
-    settings = (root / "adapters" / ref / "adapter_config.json").read_text()
-    (misnamed / "adapter_config.json").write_text(settings)
-    with pytest.raises(BackendError, match="what tells 'misnamed' from 'base'"):
-        await trainer.open("misnamed")
-    await trainer.aclose()
 
 
 MAPPED = """

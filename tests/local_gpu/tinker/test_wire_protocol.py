@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import tinker
 from tinker.proto import tinker_public_pb2 as pb
 
 from local_gpu.tinker import app
-from tests.support.tinker import KEY, NAME, Raw, TinkerServer, wire_server
+from tests.support.tinker import NAME, Raw, TinkerServer, wire_server
 from tests.support.tinker import RAW_TOKENS as TOKENS
-
-WAIT_S = 180
 
 
 @pytest.fixture(scope="module")
@@ -33,23 +28,6 @@ def asks(raw: Raw, session: str) -> dict[str, Any]:
     sampler = raw.post("create_sampling_session", **where)["sampling_session_id"]
     prompt = {"chunks": [{"type": "encoded_text", "tokens": TOKENS}]}
     return {"sampling_session_id": sampler, "prompt": prompt}
-
-
-def test_a_request_that_is_sent_twice_is_carried_out_once(raw: Raw) -> None:
-    session = raw.session()
-    model = raw.model(session)
-    assert raw.model(session) == model
-    first = raw.forward_backward(model, 1)
-    assert raw.forward_backward(model, 1) == first
-    before = raw.loss(first)
-    assert raw.optim_step(model, 2) == raw.optim_step(model, 2)
-    once = raw.loss(raw.forward_backward(model, 3))
-    assert once < before
-    assert raw.loss(raw.forward_backward(model, 1)) == before
-    ask = asks(raw, session)
-    assert asks(raw, session) == ask
-    ask |= {"seq_id": 7, "num_samples": 2, "sampling_params": {"max_tokens": 3}}
-    assert raw.post("asample", **ask) == raw.post("asample", **ask)
 
 
 def test_requests_are_carried_out_in_the_order_of_their_numbers(raw: Raw) -> None:
@@ -107,23 +85,6 @@ def test_a_numbered_request_that_is_refused_uses_up_its_number(raw: Raw) -> None
     raw.loss(raw.forward_backward(model, len(WRONG) + 1))
 
 
-def test_a_refused_step_of_the_sdk_leaves_no_number_open(server: TinkerServer) -> None:
-    service = tinker.ServiceClient(base_url=server.url, api_key=KEY)
-    made = service.create_lora_training_client(NAME, rank=4, seed=1, train_unembed=False)
-    training = made.result(WAIT_S)
-    inputs = {"target_tokens": TOKENS[1:], "weights": [1.0] * 29}
-    data = [tinker.Datum(tinker.ModelInput.from_ints(TOKENS[:-1]), inputs)]
-    computed = training.forward_backward(data, "cross_entropy")
-    refused = training.optim_step(tinker.AdamParams(learning_rate=math.nan))
-    stepped = training.optim_step(tinker.AdamParams(learning_rate=0.01))
-    with pytest.raises(tinker.RequestFailedError, match="learning_rate"):
-        refused.result(WAIT_S)
-    assert stepped.result(WAIT_S).metrics, "the gradient is there, as no step has taken it"
-    after = training.forward(data, "cross_entropy").result(WAIT_S)
-    assert after.metrics["loss:sum"] < computed.result(WAIT_S).metrics["loss:sum"]
-    service.close("success").result(WAIT_S)
-
-
 def test_another_model_ends_the_one_in_training_and_answers_what_waits_for_it(raw: Raw) -> None:
     first = raw.model()
     raw.loss(raw.forward_backward(first, 1))
@@ -135,19 +96,6 @@ def test_another_model_ends_the_one_in_training_and_answers_what_waits_for_it(ra
     before = raw.loss(raw.forward_backward(second, 1))
     raw.result(raw.optim_step(second, 2))
     assert raw.loss(raw.forward_backward(second, 3)) < before
-
-
-def test_a_model_that_cannot_be_made_leaves_the_one_in_training(raw: Raw) -> None:
-    session = raw.session()
-    model = raw.model(session)
-    raw.loss(raw.forward_backward(model, 1))
-    path = "tinker://a:train:0/weights/nothing"
-    load = {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True}
-    failed = raw.post("load_weights", **load)["request_id"]
-    assert "no checkpoint" in raw.result(failed).json()["error"]
-    assert raw.post("load_weights", **load)["request_id"] == failed
-    assert raw.status("optim_step", model_id=f"{session}:train:1", seq_id=1) == 410
-    assert "metrics" in raw.result(raw.optim_step(model, 2)).json()
 
 
 def test_a_request_without_a_number_is_refused(raw: Raw) -> None:
@@ -175,49 +123,6 @@ def test_what_is_unknown_is_answered_with_a_final_status(raw: Raw) -> None:
     assert raw.http.get("samplers/nobody:sample:0").status_code == 410
     assert raw.post("cancel_future", request_id="nothing") is None
     assert raw.post("telemetry", events=[]) == {}
-
-
-def test_the_capabilities_name_the_model(server: TinkerServer, raw: Raw) -> None:
-    told = raw.http.get("get_server_capabilities").json()["supported_models"]
-    size = server.service.backend.serving.context_tokens
-    assert told == [{"model_name": NAME, "max_context_length": size, "trainable": True}]
-    info = raw.post("get_info", model_id=raw.model())
-    assert info["lora_rank"] == 4
-    assert info["model_data"]["tokenizer_id"].startswith("/")
-
-
-def test_a_session_that_has_ended_cancels_what_is_in_flight(server: TinkerServer, raw: Raw) -> None:
-    session = raw.session()
-    model = raw.model(session)
-    ask = asks(raw, session) | {"sampling_params": {"max_tokens": 2000}}
-    going = raw.post("asample", **ask, seq_id=0)["request_id"]
-    while not server.held_requests:
-        time.sleep(0.02)
-    waiting = raw.forward_backward(model, 9)
-    raw.post(f"sessions/{session}/finish", reason={"type": "success"})
-    assert "session" in raw.result(going).json()["error"]
-    assert "session" in raw.result(waiting).json()["error"]
-    deadline = time.monotonic() + WAIT_S
-    while server.held_requests:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert raw.status("session_heartbeat", session_id=session) == 410
-    assert raw.status("optim_step", model_id=model, seq_id=3) == 410
-    assert raw.status("asample", **ask, seq_id=1) == 410
-    raw.post(f"sessions/{session}/finish")
-
-
-def test_a_cancelled_sample_ends_alone(raw: Raw) -> None:
-    ask = asks(raw, raw.session())
-    params = {"max_tokens": 500, "stop": []}
-    first, tenth = (
-        raw.post("asample", **ask, seq_id=number, sampling_params=params)["request_id"]
-        for number in (1, 10)
-    )
-    raw.post("cancel_future", request_id=first)
-    assert "cancelled" in raw.result(first).json()["error"]
-    drawn = pb.SampleResponse.FromString(raw.result(tenth).content)
-    assert len(drawn.sequences[0].tokens) == 500 * 4
 
 
 def test_old_answers_are_forgotten(raw: Raw) -> None:

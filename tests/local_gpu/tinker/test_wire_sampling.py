@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import pickle
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tinker
-import torch
 
 from tests.support.backends import CONTEXT, VOCABULARY
 from tests.support.tinker import NAME, TinkerServer
@@ -49,57 +46,6 @@ def sample(sampler: Any, prompt: list[int] = PROMPT, n: int = 1, **settings: Any
     return sampler.sample(model_input, n, params, **asked).result(WAIT_S)
 
 
-def full_logprobs(server: TinkerServer, tokens: list[int]) -> torch.Tensor:
-    """[T, vocabulary] of the base; row i predicts token i + 1."""
-    with torch.no_grad():
-        logits = server.base.module(torch.tensor([tokens]), use_cache=False).logits
-    return logits[0].float().log_softmax(-1)
-
-
-def test_without_max_tokens_a_completion_ends_with_the_context(base: Any) -> None:
-    long = PROMPT * 29
-    drawn = sample(base, long, max_tokens=None).sequences[0]
-    assert len(drawn.tokens) == CONTEXT - len(long)
-
-
-@pytest.mark.parametrize("max_tokens", [1, 3])
-def test_the_prompt_is_scored_as_asked(server: TinkerServer, base: Any, max_tokens: int) -> None:
-    told = sample(base, max_tokens=max_tokens, include_prompt_logprobs=True, topk_prompt_logprobs=2)
-    rows = full_logprobs(server, PROMPT)[:-1]
-    picked = rows[torch.arange(69), torch.tensor(PROMPT[1:])].tolist()
-    assert told.prompt_logprobs[0] is None
-    assert told.prompt_logprobs[1:] == pytest.approx(picked, abs=1e-4)
-    assert told.topk_prompt_logprobs[0] is None
-    assert [row[0][0] for row in told.topk_prompt_logprobs[1:]] == rows.argmax(-1).tolist()
-    assert told.sequences[0].tokens == sample(base, max_tokens=max_tokens).sequences[0].tokens
-    plain = base.compute_logprobs(tinker.ModelInput.from_ints(PROMPT)).result(WAIT_S)
-    assert plain == told.prompt_logprobs
-
-
-def test_only_the_last_rows_are_scored(base: Any) -> None:
-    whole = sample(base, include_prompt_logprobs=True).prompt_logprobs
-    asked = {"include_prompt_logprobs": True, "prompt_logprobs_last_n": 5}
-    last = sample(base, **asked, topk_prompt_logprobs=1)
-    assert last.prompt_logprobs[:-5] == [None] * 65
-    assert last.prompt_logprobs[-5:] == pytest.approx(whole[-5:], abs=1e-5)
-    assert [row is None for row in last.topk_prompt_logprobs] == [True] * 65 + [False] * 5
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_given_ids_are_scored(server: TinkerServer, base: Any, sparse: bool) -> None:
-    ids = torch.full((69, 4), -1)
-    ids[60:, 0] = torch.arange(9) + 7
-    ids[64, 2] = 3
-    make = tinker.TensorData.from_torch_sparse if sparse else tinker.TensorData.from_torch
-    wanted = make(ids, pad_value=-1) if sparse else make(ids)
-    assert (wanted.sparse_crow_indices is not None) == sparse
-    told = sample(base, max_tokens=1, target_prompt_logprobs=wanted).target_prompt_logprobs
-    rows = full_logprobs(server, PROMPT)[:-1]
-    expected = torch.where(ids >= 0, rows.gather(1, ids.clamp(min=0)), torch.tensor(0.0))
-    assert told.shape == [69, 4]
-    torch.testing.assert_close(told.to_torch(), expected, atol=1e-4, rtol=1e-4)
-
-
 def test_a_sampler_goes_on_in_another_process(base: Any) -> None:
     there = pickle.loads(pickle.dumps(base))
     assert sample(there).sequences[0].tokens == sample(base).sequences[0].tokens
@@ -133,22 +79,6 @@ def test_a_sampler_without_a_name_is_kept_as_long_as_it_is_open(
     assert sample(samplers[-1]).sequences[0].tokens
     with pytest.raises(tinker.RequestFailedError, match="no checkpoint"):
         sample(samplers[0])
-
-
-def test_an_abandoned_sample_frees_its_cache(server: TinkerServer, base: Any) -> None:
-    params = tinker.SamplingParams(max_tokens=CONTEXT - len(PROMPT), seed=1)
-    going = base.sample(tinker.ModelInput.from_ints(PROMPT), 2, params)
-    wait_until(lambda: server.held_requests == 2)
-    going.future().cancel()
-    wait_until(lambda: server.held_requests == 0)
-    assert len(sample(base).sequences[0].tokens) == 12
-
-
-def wait_until(holds: Any) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 REFUSED = {
@@ -194,13 +124,6 @@ def test_what_is_not_served_is_refused_by_name(base: Any, mistake: str) -> None:
     with pytest.raises(tinker.RequestFailedError, match=sentence) as refused:
         sample(base, **asked)
     assert refused.value.category.value == "user"
-
-
-def test_a_prompt_as_long_as_the_context_can_be_scored(base: Any) -> None:
-    full = [(i * 7) % VOCABULARY for i in range(CONTEXT)]
-    scored = base.compute_logprobs(tinker.ModelInput.from_ints(full)).result(WAIT_S)
-    assert len(scored) == CONTEXT
-    assert all(math.isfinite(x) for x in scored[1:])
 
 
 def test_an_unknown_path_is_refused(client: Any, tmp_path: Path) -> None:

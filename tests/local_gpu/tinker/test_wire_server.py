@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import tinker
 
 from local_gpu.tinker import __main__ as command
 from local_gpu.tinker.checkpoints import locked
-from tests.support.tinker import KEY, ROOT, Raw, wire_process
+from tests.support.tinker import KEY, wire_process
 
 WAIT_S = 180
 
@@ -39,21 +37,6 @@ def test_the_process_says_where_it_serves_and_stops_in_order(tmp_path: Path) -> 
         with pytest.raises(tinker.RequestFailedError, match="server ended"):
             going.result(WAIT_S)
         service.close("success").future().cancel()
-
-
-@pytest.mark.slow
-def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    with wire_process(tmp_path / "wire") as running:
-        raw = Raw(running.url)
-        model = raw.model(base="demo")
-        # One sequence is not cut, so the server waits for it: 30 s on two quiet cores.
-        raw.forward_backward(model, 1, [*range(100)] * 300)
-        time.sleep(0.2)
-        raw.http.close()
-        running.process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
-        assert running.process.poll() is None
-        assert running.stop(signal.SIGINT) == 130
 
 
 def test_the_listening_address_is_loopback_alone(
@@ -85,14 +68,3 @@ def test_what_is_in_use_or_missing_is_one_sentence(
             assert why in capsys.readouterr().err
     assert command.main((*free, "--model", "/no/such/model")) == 2
     assert "/no/such/model" in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_help_answers_without_loading_torch() -> None:
-    script = (
-        "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['--help'];"
-        "from local_gpu.tinker.__main__ import main; main()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=240
-    )
-    assert "--root" in done.stdout, done.stderr

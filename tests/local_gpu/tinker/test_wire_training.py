@@ -1,9 +1,8 @@
-"""Training over the wire, through the unmodified SDK: numbers against full logits and autograd."""
+"""Training over the wire, through the unmodified SDK: tables, heads, mistakes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +10,10 @@ import tinker
 import torch
 from safetensors.torch import load_file
 
-from tests.local_gpu.learners import Gradient, apart
+from tests.local_gpu.learners import Gradient
+from tests.local_gpu.tinker.test_wire_store import lora
 from tests.support.backends import VOCABULARY
-from tests.support.local_reference import reference, sequence
+from tests.support.local_reference import sequence
 from tests.support.tinker import NAME, TinkerServer
 
 # peft 0.21 reads a property that transformers 5.23 has renamed.
@@ -21,32 +21,13 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )
 
-SCALE = 1e6
-PLAIN = tinker.AdamParams(learning_rate=SCALE, eps=SCALE, beta2=0.95)
-"""Adam whose first step moves each weight by -g / (1 + |g| / SCALE): as good as by -g."""
 WARM = tinker.AdamParams(learning_rate=0.01, beta2=0.98, eps=1e-8)
 WAIT_S = 180
-
-
-def lora(client: Any, **settings: Any) -> Any:
-    wanted = {"rank": 4, "seed": 1, "train_unembed": False} | settings
-    return client.create_lora_training_client(NAME, **wanted).result(WAIT_S)
 
 
 def datum(tokens: Sequence[int], **arrays: Any) -> Any:
     model_input = tinker.ModelInput.from_ints(list(tokens))
     return tinker.Datum(model_input=model_input, loss_fn_inputs=arrays)
-
-
-def rl_arrays(length: int, first: int, salt: int) -> dict[str, torch.Tensor]:
-    """Arrays of an RL datum: targets are not the shifted input; rows before `first` are empty."""
-    rows = torch.arange(length)
-    learns = rows >= first
-    return {
-        "target_tokens": (rows * 7 + salt) % VOCABULARY,
-        "logprobs": torch.where(learns, -4.0 - 0.3 * ((rows + salt) % 5), 0.0),
-        "advantages": torch.where(learns, 0.1 * ((rows * salt) % 7 - 3), 0.0),
-    }
 
 
 def entropy_arrays(length: int, first: int, width: int | None) -> dict[str, torch.Tensor]:
@@ -61,94 +42,27 @@ def dense(arrays: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {key: tinker.TensorData.from_torch(value) for key, value in arrays.items()}
 
 
-def adapter_of(server: TinkerServer, training: Any, name: str) -> tuple[Path, Gradient]:
+def adapter_of(server: TinkerServer, training: Any, name: str) -> Gradient:
     path = training.save_weights_for_sampler(name).result(WAIT_S).path
-    folder = server.store.folder(path)
-    return folder, load_file(folder / "adapter_model.safetensors")
+    return load_file(server.store.folder(path) / "adapter_model.safetensors")
 
 
-def warm_checkpoint(client: Any, **settings: Any) -> str:
-    """A checkpoint whose B is not zero, so that A has gradients."""
-    training = lora(client, **settings)
-    arrays = entropy_arrays(20, 4, None)
-    training.forward_backward([datum(sequence(20, 1), **arrays)], "cross_entropy")
-    training.optim_step(WARM)
-    return training.save_state("warm").result(WAIT_S).path
-
-
-def gradient_of(
-    server: TinkerServer, client: Any, path: str, data: list[Any], loss: str
-) -> Gradient:
-    """Gradient computed from the step that it makes, at the weights of a checkpoint."""
-    training = client.create_training_client_from_state(path).result(WAIT_S)
-    before = adapter_of(server, training, "before")[1]
-    training.forward_backward(data, loss)
-    training.optim_step(PLAIN).result(WAIT_S)
-    after = adapter_of(server, training, "after")[1]
-    moved = {name: (after[name] - before[name]).double() for name in before}
-    return {name: -step / (1 - step.abs() / SCALE) for name, step in moved.items()}
-
-
-def reference_loss(name: str, rows: torch.Tensor, arrays: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The formulas of TINKER.md A2, over all rows of the full logits."""
-    ids = arrays["target_tokens"]
-    z = rows.gather(1, ids.reshape(len(ids), -1)).reshape(ids.shape)
-    if name == "cross_entropy":
-        return -(z * arrays["weights"]).sum()
-    q, gain = arrays["logprobs"], arrays["advantages"]
-    ratio = torch.exp(z - q)
-    if name == "importance_sampling":
-        return -(ratio * gain).sum()
-    return -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).sum()
-
-
-CASES = {
-    "ppo": ("ppo", lambda n, f, s: rl_arrays(n, f, s)),
-    "importance_sampling": ("importance_sampling", lambda n, f, s: rl_arrays(n, f, s)),
-    "cross_entropy": ("cross_entropy", lambda n, f, s: entropy_arrays(n, f, None)),
-    "cross_entropy dense [N, K]": ("cross_entropy", lambda n, f, s: entropy_arrays(n, f, 3)),
-    "cross_entropy CSR [N, K]": ("cross_entropy", lambda n, f, s: entropy_arrays(n, n - 4, 9)),
-}
-
-
-@pytest.mark.parametrize(
-    ("case", "head"),
-    [*((case, False) for case in CASES), ("ppo", True)],
-    ids=[*CASES, "with the head, as the SDK has it"],
-)
-def test_value_logprobs_and_gradient_equal_autograd_through_full_logits(
-    server: TinkerServer, client: Any, case: str, head: bool
-) -> None:
-    loss, make = CASES[case]
-    sizes = [(40, 25, 2), (30, 0, 3), (21, 20, 4)]
-    arrays = [make(*size) for size in sizes]
-    encode = dense if "dense" in case else dict
-    data = [
-        datum(sequence(n, salt), **encode(a)) for (n, _, salt), a in zip(sizes, arrays, strict=True)
-    ]
-    if "CSR" in case:
-        assert data[0].loss_fn_inputs["weights"].sparse_crow_indices is not None
-    path = warm_checkpoint(client, train_unembed=head)
-    warm = client.create_training_client_from_state(path).result(WAIT_S)
-    model = reference(Path(server.base.source), adapter_of(server, warm, "warm")[0])
-    rows = [model(torch.tensor([sequence(n, s)])).logits[0].log_softmax(-1) for n, _, s in sizes]
-    losses = [reference_loss(loss, r, a) for r, a in zip(rows, arrays, strict=True)]
-    sum(losses, torch.zeros(())).backward()
-
-    told = warm.forward(data, loss).result(WAIT_S)
-    assert told.metrics["loss:sum"] == pytest.approx(sum(x.item() for x in losses), rel=1e-4)
-    for output, row, a in zip(told.loss_fn_outputs, rows, arrays, strict=True):
-        ids = a["target_tokens"]
-        wanted = row.gather(1, ids.reshape(len(ids), -1)).reshape(ids.shape)
-        got = output["logprobs"].to_torch().reshape(output["logprobs"].shape)
-        torch.testing.assert_close(got, wanted.detach(), atol=2e-4, rtol=1e-4)
-
-    expected = {
-        name.replace(".default", ""): p.grad
-        for name, p in model.named_parameters()
-        if p.grad is not None
-    }
-    assert apart(gradient_of(server, client, path, data, loss), expected) < 2e-4
+def test_a_table_of_targets_is_read_in_every_form(client: Any) -> None:
+    """Its columns stand for themselves; what a target weighs is checked by the contract suites."""
+    training, tokens = lora(client), sequence(40, 2)
+    table = entropy_arrays(40, 36, 9)
+    columns = [{name: array[:, at] for name, array in table.items()} for at in range(9)]
+    data = [datum(tokens, **arrays) for arrays in (table, dense(table), *columns)]
+    assert data[0].loss_fn_inputs["weights"].sparse_crow_indices is not None
+    told = [training.forward([one], "cross_entropy").result(WAIT_S) for one in data]
+    outputs = [one.loss_fn_outputs[0]["logprobs"] for one in told]
+    logprobs = [output.to_torch().reshape(output.shape)[36:] for output in outputs]
+    expected = torch.stack(logprobs[2:], dim=1)
+    losses = [one.metrics["loss:sum"] for one in told]
+    for read, loss in zip(logprobs[:2], losses[:2], strict=True):
+        torch.testing.assert_close(read, expected, atol=1e-5, rtol=0)
+        assert loss == pytest.approx(sum(losses[2:]), abs=1e-4)
+        assert loss == pytest.approx(-float((read * table["weights"][36:]).sum()), abs=1e-4)
 
 
 def test_a_head_that_was_trained_is_saved_and_sampled(server: TinkerServer, client: Any) -> None:
@@ -163,7 +77,7 @@ def test_a_head_that_was_trained_is_saved_and_sampled(server: TinkerServer, clie
         training.optim_step(WARM).result(WAIT_S)
     assert losses == sorted(losses, reverse=True)
     trained = training.forward(data, "cross_entropy").result(WAIT_S).loss_fn_outputs[0]["logprobs"]
-    adapter = adapter_of(server, training, "served")[1]
+    adapter = adapter_of(server, training, "served")
     assert adapter["base_model.model.lm_head.lora_B.weight"].norm() > 0
 
     path = training.save_state("headed").result(WAIT_S).path
@@ -207,7 +121,7 @@ def test_a_forward_backward_that_failed_voids_the_step_and_nothing_else(
                 training.optim_step(WARM).result(WAIT_S)
         training.forward_backward([good], "cross_entropy")
         training.optim_step(WARM).result(WAIT_S)
-        trained.append(adapter_of(server, training, "trained")[1])
+        trained.append(adapter_of(server, training, "trained"))
     assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
 
 
@@ -264,23 +178,6 @@ def test_a_mistake_is_named(client: Any, mistake: str) -> None:
     with pytest.raises(tinker.RequestFailedError, match=sentence) as failed:
         failing.result(WAIT_S)
     assert failed.value.category.value == "user"
-
-
-def test_a_custom_loss_of_the_sdk_works(client: Any) -> None:
-    training = lora(client)
-    data = [datum(sequence(20, 1), target_tokens=list(sequence(20, 2)), weights=[1.0] * 20)]
-
-    def squared(_: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-        return sum((row**2).sum() for row in logprobs), {}
-
-    losses = []
-    for _ in range(3):
-        losses.append(training.forward_backward_custom(data, squared).result(WAIT_S))
-        training.optim_step(WARM).result(WAIT_S)
-    assert (
-        losses[-1].loss_fn_outputs[0]["logprobs"].data
-        != losses[0].loss_fn_outputs[0]["logprobs"].data
-    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from local_gpu.tree.choice import Heads, checked, choose
+from local_gpu.tree.choice import Heads, Trial, checked, choose
 from local_gpu.tree.kernels import Attend, Kernel, MergedKernel, SdpaKernel
 from local_gpu.tree.prefix_tree import PrefixTree, grow
 from tests.support.local_reference import SETTINGS, batches, tensors
@@ -186,13 +186,8 @@ def test_kernels_of_a_gpu_agree_with_the_reference_in_bfloat16(
     device = torch.device("cuda")
     assert checked(kernel, device, torch.bfloat16, heads) is None
     # Rows of other numbers, with forks on no round place, and less than one block of them.
-    for stretch in (1, 37):
-        tree = grow(tensors([[0, 1, 2], [0, 1, 1, 2], [0, 1, 1, 0, 0], [2]], stretch), least=2)
-        rows = [t.to(device) for t in random_rows(tree, (4, 2), torch.bfloat16, width=64)]
-        found: list[list[Tensor]] = []
-        for each, dtype in ((kernel, torch.bfloat16), (SdpaKernel(), torch.float32)):
-            query, key, value = inputs = tuple(t.to(dtype).requires_grad_() for t in rows)
-            out = each.prepare(tree, device)(query, key, value, None)
-            found.append([out, *torch.autograd.grad(out.float().square().sum(), inputs)])
-        for got, right in zip(*found, strict=True):
-            assert float((got.float() - right).norm() / right.norm()) < 0.02
+    for sizes in ((1, 2, 3), (37, 74, 5)):
+        found = Trial.of(*sizes, heads, device).run(kernel, torch.bfloat16)
+        expected = Trial.of(*sizes, heads, CPU).run(SdpaKernel(), torch.float32)
+        for got, right in zip(found, expected, strict=True):
+            assert float((got.cpu().float() - right).norm() / right.norm()) < 0.02

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,8 +19,8 @@ from local_gpu.model.lora import adapter_parameters, with_lora
 from local_gpu.tree.body import Body
 from local_gpu.tree.cuts import cut
 from local_gpu.tree.kernels import Kernel, MergedKernel, SdpaKernel
-from local_gpu.tree.prefix_tree import MIN_SHARED, grow
-from tests.local_gpu.learners import SHAPE, STILL, apart, gradient, learner, warm
+from local_gpu.tree.prefix_tree import grow
+from tests.local_gpu.learners import SHAPE, learner, warm
 from tests.support.backends import VOCABULARY, tiny_model
 from tinker_claw.types import Adam, Datum, LossPass
 
@@ -138,24 +137,6 @@ def learning(model: Path, kernel: Kernel, tokens: int | None) -> LoraOptimizer:
     return learner(base, kernel=kernel, tokens=tokens)
 
 
-@KERNELS
-@pytest.mark.parametrize("loss", ["ppo", "cross_entropy"])
-def test_a_step_in_float32_is_that_of_samples_one_by_one(
-    model: Path, kernel: Kernel, loss: Any
-) -> None:
-    """Also where the batch is cut into passes, and in logprobs and loss."""
-    wanted = [LossPass(loss, datums(batch("mixed"), loss))]
-    alone = learning(model, kernel, 1)
-    right, expected = alone.step(wanted, STILL), gradient(alone, wanted)
-    for tokens in (None, 150):
-        packed = learning(model, kernel, tokens)
-        report = packed.step(wanted, STILL)
-        assert apart(gradient(packed, wanted), expected) < 1e-5
-        assert report.losses == pytest.approx(right.losses, rel=1e-5)
-        for a, b in zip(report.logprobs[0], right.logprobs[0], strict=True):
-            assert a == pytest.approx(b, abs=1e-5)
-
-
 def computed(model: Path, turns: list[Turn], tokens: int | None) -> list[int]:
     """Tokens that each pass of a step computes."""
     one, seen = learning(model, MergedKernel(), tokens), list[int]()
@@ -174,26 +155,6 @@ def test_a_chain_is_one_pass_over_one_segment_however_little_a_pass_may_hold(mod
     for tokens in (None, last // 2, 2):
         assert computed(model, turns, tokens) == [last]
     assert len(computed(model, turns, 1)) == len(turns), "a pass for each sample, where asked"
-
-
-def test_turns_with_a_volatile_tail_are_a_fork_each_behind_one_trunk(model: Path) -> None:
-    turns = batch("forks")
-    sequences = [torch.tensor(tokens[:-1]) for tokens, _ in turns]
-    assert len(grow(sequences, least=1).segments) == 2 * len(turns) - 1
-    (tokens,) = computed(model, turns, None)
-    own = sum(12 + len(words) - start for words, start in turns)
-    assert len(sequences[-1]) < tokens < len(sequences[-1]) + own + MIN_SHARED * len(turns)
-
-
-def test_a_pass_holds_as_much_as_the_longest_sample_needs_alone(model: Path) -> None:
-    """Else each sample that is longer than a pass would compute again what all share."""
-    rng = random.Random(0)
-    turns = session(rng, 6, volatile=12, before=words(rng, 400))
-    longest = max(len(tokens) for tokens, _ in turns) - 1
-    seen = computed(model, turns, 100)
-    assert max(seen) <= longest
-    assert len(seen) < len(turns)
-    assert sum(seen) < 0.7 * sum(len(tokens) for tokens, _ in turns)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -15,14 +15,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import Qwen3Config
 
 from local_gpu.learn.masters import Masters
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import BaseModel, adapter_parameters
 from local_gpu.tree.body import Body
-from local_gpu.tree.cuts import cut, even_keys
+from local_gpu.tree.cuts import cut
 from local_gpu.tree.prefix_tree import grow
 from tests.local_gpu.learners import apart, learner, warm
 from tests.support.backends import VOCABULARY, start_local, tiny_model
@@ -70,15 +69,6 @@ def computed(learning: LoraOptimizer) -> list[int]:
     return counts
 
 
-def test_a_batch_with_a_shared_prefix_computes_it_once(base: BaseModel) -> None:
-    learning = learner(base)
-    sequences = [(*words(400), i, *words(49)) for i in range(8)]
-    counts = computed(learning)
-    datums = tuple(datum(tokens) for tokens in sequences)
-    learning.step([LossPass("ppo", datums)], Adam(1e-3))
-    assert sum(counts) == 400 + 8 * 49
-
-
 def test_a_sample_with_two_losses_is_computed_once(base: BaseModel) -> None:
     learning = learner(base)
     counts = computed(learning)
@@ -100,28 +90,6 @@ def test_a_cut_gives_every_sequence_to_one_pass_of_one_rank(
     for one in (one for part in parts for one in part):
         assert len(grow([sequences[i] for i in one], least=1).tokens) <= most
         assert tokens > 1 or len(one) == 1
-
-
-def test_ranks_get_about_equal_work() -> None:
-    draw = torch.Generator().manual_seed(0)
-    stem = torch.randint(0, 99, (2000,), generator=draw)
-    sequences = [torch.cat([stem, torch.randint(0, 99, (300,), generator=draw)]) for _ in range(16)]
-    parts = cut(sequences, ranks=4, tokens=10**9, even=16_000)
-    assert [[len(one) for one in part] for part in parts] == [[4]] * 4
-
-
-def test_attention_weighs_as_much_as_the_rest_at_the_keys_of_an_8b_model() -> None:
-    """Worked out by hand: 193 million elements a layer, and queries of 4096."""
-    config = Qwen3Config(
-        hidden_size=4096,
-        intermediate_size=12_288,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-    )
-    linear = 4096 * (2 * 4096 + 2 * 1024 + 3 * 12_288)
-    keys = even_keys(config)
-    assert keys == pytest.approx(linear / (3 * 4096)) == pytest.approx(15_700, rel=1e-2)
 
 
 def out_of_memory(limit: int, seen: list[int]) -> Any:
