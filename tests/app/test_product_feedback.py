@@ -54,8 +54,6 @@ def test_feedback_alone_makes_a_step_without_a_call_of_the_judge(tmp_path: Path)
     assert "Hm." not in log, "logs carry no user text"
     assert log.count('"feedback"') == 18
 
-    shown = run("log", "feedback", directory=data).stdout
-    assert len(shown.splitlines()) == 19
-    assert "the reply was trained already" in shown
+    assert "the reply was trained already" in run("log", "--full", directory=data).stdout
     lines = run("status", directory=data).stdout
     assert "16 rated (0 unlike the judge)" in " ".join(lines.split())

@@ -31,7 +31,7 @@ from tinker_claw.backends.tinker.sampler import TinkerSampler
 from tinker_claw.backends.tinker.trainer import ServiceLimits, TinkerTrainer, offered
 from tinker_claw.backends.tinker_sdk import check_sdk
 from tinker_claw.config.settings import Training
-from tinker_claw.errors import BackendError, ConfigError, GoneError, OutageError, SamplerError
+from tinker_claw.errors import BackendError, ConfigError, GoneError, OutageError
 from tinker_claw.methods import build
 from tinker_claw.methods.base import require
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
@@ -295,25 +295,6 @@ async def test_paths_of_any_shape_are_trained_published_and_opened_again(tmp_pat
     with pytest.raises(BackendError, match=r"state 'what is this' at --base-url http://127\.0"):
         await again.load_state("what is this")
     await again.aclose()
-
-
-async def test_rehearsal_leaves_nothing_behind_and_says_what_it_cannot_delete(
-    tmp_path: Path,
-) -> None:
-    trainer = await start_tinker(tmp_path)
-    there = served(tmp_path)
-    assert await trainer.rehearse(student_topk=2) == []
-    assert not list((tmp_path / "served").glob("[!.]*/*/*"))
-    there.faulty.spoil(Fault("checkpoints", status=404))
-    assert len(left := await trainer.rehearse(student_topk=0)) == 2
-    assert all(path.startswith("tinker://") for path in left)
-    there.faulty.spoil(Fault("retrieve_future", "fail", of="Sample", category="user"))
-    with pytest.raises(SamplerError, match=r"refuses the base model .*the test says so"):
-        await trainer.rehearse(student_topk=0)
-    assert len(list((tmp_path / "served").glob("[!.]*/*/*"))) == 2, (
-        "what could not be deleted before"
-    )
-    await trainer.aclose()
 
 
 async def test_a_server_without_sparse_rows_is_sent_dense_ones(tmp_path: Path) -> None:

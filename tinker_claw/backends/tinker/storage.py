@@ -80,12 +80,8 @@ class Shelf:
             if path in self._runs and not self._spare(path):
                 await self._delete(path)
 
-    async def clear(self) -> list[str]:
-        """Delete all, even those in use; return those that could not be deleted."""
-        return [path for path in list(self._runs) if not await self._delete(path)]
-
-    async def _delete(self, path: str) -> bool:
-        """Delete a checkpoint; returns whether it is gone. A failed deletion is not retried."""
+    async def _delete(self, path: str) -> None:
+        """Delete a checkpoint. A failed deletion is not retried."""
         run = self._runs.pop(path)
         del self._written[path]
         try:
@@ -97,13 +93,11 @@ class Shelf:
                 ids = [entry.checkpoint_id for entry in listed if entry.tinker_path == path]
                 if len(ids) != 1:
                     log.warning("checkpoint.kept", path=path, error=f"listed {len(ids)} times")
-                    return False
+                    return
                 await client.delete_checkpoint(_in_url(run), _in_url(ids[0])).result_async()
-                return True
         except (tinker.TinkerError, TimeoutError, ValueError, RuntimeError) as error:
             # It costs a little storage, and no more; the step it belongs to is long over.
             log.warning("checkpoint.kept", path=path, error=type(error).__name__)
-            return False
 
 
 def _in_url(name: str) -> str:

@@ -46,9 +46,7 @@ from tinker_claw.types import (
     Capabilities,
     Charge,
     LossPass,
-    SamplingParams,
     StepReport,
-    Tokens,
     Usage,
     uncharged,
 )
@@ -57,7 +55,6 @@ T = TypeVar("T")
 
 FALLBACK_CONTEXT: Final = 32_768
 """Context length in tokens where neither the service nor the settings give one."""
-_PROMPT: Final[Tokens] = (1, 2, 3)
 _EXPORT_S: Final = 86_400
 """Seconds that the service keeps an export, which is downloaded at once."""
 _NORM: Final = "unclipped_grad_l2:mean"
@@ -309,28 +306,6 @@ class TinkerTrainer:
 
     def forget(self) -> None:
         """Do nothing: no prompt is kept here."""
-
-    async def rehearse(self, student_topk: int) -> list[str]:
-        """Do once what every start does, and delete what this trainer has saved.
-
-        Saves the weights, loads them again, publishes and opens them, and samples one token.
-
-        Returns:
-            The paths that could not be deleted.
-
-        Raises:
-            BackendError: one of these fails, and so would a start.
-        """
-        left: list[str] = []
-        try:
-            await self.load_state(await self.save_state("doctor"))
-            sampler = await self.publish()
-            params = SamplingParams(max_tokens=1, student_topk=student_topk)
-            await sampler.sample(_PROMPT, params)
-        finally:
-            for shelf in (self._states, self._samplers):
-                left += await shelf.clear()
-        return left
 
     async def aclose(self) -> None:
         """Finish both sessions."""
