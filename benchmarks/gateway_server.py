@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.agent_requests import MODEL, RELAYED
 from benchmarks.bare_server import TEXT, serve_app
+from tinker_claw.app.healthz import healthz
 from tinker_claw.app.server import spare_collector
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
@@ -155,16 +156,9 @@ def gateway_app(directory: Path, vocabulary: Path, context_tokens: int) -> FastA
         can=Capabilities("bench", frozenset(), True, True, context_tokens),
         student_topk=TOPK,
         wake_judging=lambda: None,
-        health=lambda: spending.shown_in(
-            health.snapshot(
-                version=policy.current.version.id,
-                waiting=ledger.samples.queued(),
-                batch_size=16,
-            )
-        ),
         telemetry=telemetry,
     )
-    return create_app(deps, spoken())
+    return create_app(deps, spoken(), lambda: healthz(deps, health, 16))
 
 
 def main() -> None:

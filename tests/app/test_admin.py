@@ -117,20 +117,14 @@ async def test_order_whose_sender_leaves_is_taken_back(tmp_path: Path) -> None:
         assert w.policy.current.version.parent == 1
 
 
-async def test_who_gave_an_order_that_waits_for_a_step_is_told_so(tmp_path: Path) -> None:
-    trainer, told = SlowTrainer(), list[str]()
+async def test_an_order_waits_for_the_step_in_hand(tmp_path: Path) -> None:
+    trainer = SlowTrainer()
     async with world(tmp_path, trainer=trainer) as w, orders(w, tmp_path):
         await until_it_steps(w, trainer)
-
-        def give() -> object:
-            waits = lambda: told.append("it waits")  # noqa: E731
-            return order(tmp_path, "rollback", {"version": 0}, waits, patience_s=0.01)
-
-        giving = asyncio.create_task(asyncio.to_thread(give))
-        await w.until(lambda: told == ["it waits"])
-        assert not giving.done()
+        giving = asyncio.create_task(asyncio.to_thread(order, tmp_path, "rollback", {"version": 0}))
+        assert await asyncio.wait({giving}, timeout=0.2) == (set(), {giving})
         trainer.go_on.set()
-        assert (await asyncio.wait_for(giving, 60))["parent"] == 0  # type: ignore[index]
+        assert (await asyncio.wait_for(giving, 60))["parent"] == 0
 
 
 async def test_forgetting_has_left_the_ledger_when_orders_are_taken_no_more(tmp_path: Path) -> None:
@@ -148,7 +142,7 @@ async def test_forgetting_has_left_the_ledger_when_orders_are_taken_no_more(tmp_
         given = {"session": "s", "user": "me"}
         async with orders(w, tmp_path, undo):
             giving = asyncio.create_task(
-                asyncio.to_thread(order, tmp_path, "forget-session", given, lambda: None)
+                asyncio.to_thread(order, tmp_path, "forget-session", given)
             )
             await asyncio.wait_for(begun.wait(), 60)
         assert ended

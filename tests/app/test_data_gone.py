@@ -76,7 +76,8 @@ def test_turn_is_refused_and_health_and_terminal_say_what_befell_the_ledger(
         shown = "".join(capsys.readouterr())
         if befalls is deleted:  # nothing there leads to the gateway any more
             assert code == 2
-            assert f"{data} does not exist. If it was deleted under a running gateway" in shown
+            assert f"{data / FILE} does not exist" in shown
+            assert "put the folder back from a backup" in shown
         else:
             assert code == 1
             assert f"{FILE} {why}" in shown

@@ -371,7 +371,7 @@ def test_budget_of_a_month_holds_to_its_end_by_the_local_clock(book: Ledger, clo
     clock.set("2026-12-01T00:00:00")
     assert spending.paused() is None, "the same process goes on"
     assert monthly(book, clock).paused() is None, "and one that is started then"
-    assert spending.shown_in({})["month_usd"] == 0.0
+    assert spending.sums()["month_usd"] == 0.0
     assert spending.spent_usd == 520.0, "of all months"
     spending.count(Bill("train", Usage(trained=1), 21.0))
     assert spending.paused() is not None, "what is billed while it runs counts in its month"

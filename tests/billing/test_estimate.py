@@ -61,7 +61,7 @@ async def scripted(path: Path, price: Price = PRICE) -> Found:
             turns=[of_turn(w.ledger, n) for n in (1, 2, 3, 4)],
             step=billed(w.ledger, "step_id = 1"),
             figures=w.telemetry.exposition().decode(),
-            health=w.spending.shown_in({"status": "ok"}),
+            health=w.spending.sums(),
             metrics=json.loads(w.metrics.read_text()),
         )
 
@@ -99,7 +99,7 @@ async def test_backend_that_bills_nothing_leaves_no_rows(tmp_path: Path) -> None
             w.turn(said)
         await w.version(1)
         assert sql(w.ledger).rows("SELECT * FROM spend") == []
-        assert w.spending.shown_in({})["spent_usd"] == 0.0
+        assert w.spending.spent_usd == 0.0
         (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
         assert "usd" not in line
 

@@ -39,13 +39,11 @@ def test_the_version_is_that_of_the_package(start: list[str], tmp_path: Path) ->
     [
         (["--portt", "1"], "No such option '--portt'. (Did you mean one of: "),
         (["lgo", "turns"], "No such command 'lgo'."),
-        (["log", "turn"], "'turn' is not one of 'turns', 'verdicts'"),
+        (["log", "turn"], "'turn' is not one of 'turns', 'steps'"),
         (["log", "turns", "--kind", "x"], "'--kind': 'x' is not one of 'main', 'side'."),
-        (["log", "turns", "--limit", "0"], "--limit '0': it takes 1 or more"),
-        (["status", "--port", "99999"], "--port '99999': it takes 65535 or less"),
-        (["log", "turns", "--trained", "--untrained"], "exclude one another"),
-        (["rejudge", "1", "x"], "TURN 'x': it takes a whole number"),
-        (["status", "--live"], "--live draws on a terminal, and here is none"),
+        (["log", "turns", "--limit", "0"], "'--limit': 0 is not in the range x>=1."),
+        (["status", "--port", "99999"], "(--port): Input should be less than or equal to 65535"),
+        (["rejudge", "1", "x"], "'TURN': 'x' is not a valid integer."),
         (["export"], "give one of --jsonl, --lessons, --adapter and --merged"),
     ],
 )
@@ -114,7 +112,7 @@ def completed(line: str) -> list[str]:
     ("line", "offers"),
     [
         ("tinker-claw ex", ["explain", "export"]),
-        ("tinker-claw log ver", ["verdicts"]),
+        ("tinker-claw log st", ["steps"]),
         ("tinker-claw log turns --kind ", ["main", "side"]),
         ("tinker-claw doctor --back", ["--backend"]),
     ],

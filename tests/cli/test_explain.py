@@ -18,7 +18,7 @@ from tinker_claw.types import Kind, Wish
 from tinker_claw.types import LessonBlock as Lessons
 
 FIELDS = {
-    "trained": "outcome trained in step 1 · v1 · with 1 others",
+    "trained": "outcome trained in step 1 · v1",
     "trained on its verdict": "advantage -1.000",
     "quarantined": "step 2 void: it makes no sense",
     "lost": "next none yet",
@@ -62,8 +62,8 @@ def test_a_trained_turn_is_told_from_its_request_to_its_version(
     assert (done.returncode, done.stderr) == (0, "")
     text = " ".join(done.stdout.split())
     for part in (
-        "turn 1 · main turn 0 · session 1 (trained) · me",
-        "plain request kind main · test",
+        "turn 1 · session 1 (trained) · me",
+        "kind main · test",
         f"prompt 4 tokens | {SECRET} request",
         f"reply v0 · 3 tokens · stop | {SECRET} reply",
         f"next owner | {SECRET} answer",
@@ -85,7 +85,7 @@ def test_what_was_said_outright_is_told_beside_what_the_judge_found(
     for part in (
         "rating -0.5 by the client, of the reply · trains nothing: the reply was trained already",
         f"| {SECRET} reason",
-        "verdict -1 by the client (judge -1: -1 -1 -1)",
+        "verdict -1 by the client (judge -1 -1 -1)",
     ):
         assert part in text, part
     assert SECRET not in told(directory, turns["trained on its verdict"], capsys, "--no-text")

@@ -103,7 +103,10 @@ PLAIN: dict[str, tuple[tuple[str, ...], str]] = {
         (*DEMO, "--method", "ppo"),
         r"no method 'ppo'; choose combine, binary, opd, sdpo, sdft",
     ),
-    "backend that does not exist": (("--backend", "cuda"), "it takes 'tinker' or 'local'"),
+    "backend that does not exist": (
+        ("--backend", "cuda"),
+        "'cuda' is not one of 'tinker', 'local'",
+    ),
     "settings file that is not there": (
         ("--config", "configs/1x40GB.toml"),
         r"shipped files go by their names alone: .*1x80GB,",

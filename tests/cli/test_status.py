@@ -54,7 +54,7 @@ async def test_outage_says_what_since_when_and_what_it_means(
         capsys.readouterr()  # the event
         assert await ask(tmp_path) == 1
         text = capsys.readouterr().out
-        assert re.search(r"backend: away since \d\d:\d\d:\d\d \(\d+ s ago\)", text)
+        assert re.search(r"backend: away since \d\d:\d\d:\d\d\n", text)
         assert text.count("because it answers HTTP 503") == 1
         assert re.search(r"after 1 attempt; next try in [34]\d s", text)
         assert "as before; learning waits; nothing is lost." in text
@@ -106,17 +106,17 @@ def test_lines_of_a_gateway_in_trouble() -> None:
     told = lines(health, **since, learner_since=NOON - 9, spent_usd=1.25, budget_usd=5.0)
     assert told[:7] == [
         "tinker-claw at http://here: degraded",
-        "  backend: away since 11:55:50 (4 min ago)",
+        "  backend: away since 11:55:50",
         "    the teacher gets no answer",
-        "  learner: failed since 11:59:51 (9 s ago)",
+        "  learner: failed since 11:59:51",
         "    OSError: disk full",
-        "  judge: failing since 2026-03-04 09:00:00 (27 h ago)",
+        "  judge: failing since 2026-03-04 09:00:00",
         "    the judge refuses (HTTP 401)",
     ]
     assert told[8:] == ["$1.2500 spent of the budget of $5"]
     paused = {"judge": "paused", "learner": "paused", "learner_since": NOON - 60}
     told = lines(Health(), **paused, status="paused", spending_paused="$5 are spent.")
-    assert told[1:3] == ["  spending: paused since 11:59:00 (60 s ago)", "    $5 are spent."]
+    assert told[1:3] == ["  spending: paused since 11:59:00", "    $5 are spent."]
 
 
 @pytest.mark.parametrize(
@@ -149,5 +149,5 @@ def test_a_part_that_failed_says_when_it_tries_again_if_it_does(part: str) -> No
     getattr(health, part).enter("failed", "KeyError: 3", next_try_s=4.2)
     told = lines(health, **{f"{part}_since": NOON - 60})
     assert told[0].endswith("degraded")
-    assert told[1] == f"  {part}: failed since 11:59:00 (60 s ago); next try in 4 s"
+    assert told[1] == f"  {part}: failed since 11:59:00; next try in 4 s"
     assert "until a restart" not in told[3]

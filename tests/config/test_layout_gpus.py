@@ -113,7 +113,7 @@ def test_openclaw_rls_variables_count_where_nothing_else_is_set(
     assert settings().local.gpus == 9
     monkeypatch.setenv("NUM_GPUS", "many")
     monkeypatch.delenv("TINKER_CLAW_LOCAL__GPUS")
-    with pytest.raises(ConfigError, match=r"local\.gpus \(NUM_GPUS\): it takes a whole number"):
+    with pytest.raises(ConfigError, match=r"local\.gpus \(--gpus, NUM_GPUS\): Input should be"):
         settings()
     assert load([]).local.gpus is None, "the service has GPUs of its own"
     assert load([*LOCAL, "--model-name", "demo"]).local.gpus is None

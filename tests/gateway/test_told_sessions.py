@@ -183,8 +183,6 @@ async def test_the_first_time_that_a_lesson_is_told_is_said(
         assert [(one["lesson"], one["session"]) for one in first] == [(1, 2)]
         (lesson,) = read_lessons(sql(world.ledger), None)
         assert lesson["first"] == world.turns()[-2].id
-        lines = dict(run_fields(read_overview(tmp_path, 16)))
-        assert "lesson 1 first in session 2" in lines["lessons"]
 
 
 async def test_no_more_is_told_than_fits(world: World) -> None:

@@ -27,7 +27,7 @@ from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.jobs import TRIES
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn
-from tinker_claw.ledger.turn_view import read_contents, read_turn
+from tinker_claw.ledger.turn_view import read_contents
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
@@ -405,8 +405,7 @@ async def test_judge_gets_and_leaves_only_redacted_text(tmp_path: Path) -> None:
 
 def verdict_of(rows: Rows, turn_id: int) -> list[str]:
     """Values of the fields on a turn's verdict."""
-    turn, known = read_turn(rows, turn_id), read_contents(rows, turn_id)
-    assert turn is not None
+    known = read_contents(rows, turn_id)
     assert known is not None
     names = ("verdict", "hint", "teacher", "failed")
-    return [field.value for field in turn_fields(turn, known) if field.name in names]
+    return [field.value for field in turn_fields(known) if field.name in names]

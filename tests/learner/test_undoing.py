@@ -89,7 +89,7 @@ async def test_a_step_without_money_holds_up_nothing_that_a_user_undoes(tmp_path
     async with world(tmp_path, trainer=trainer, method="binary", spending=spending) as w:  # type: ignore[arg-type]
         four(w)
         await w.until(lambda: step_counts(w.ledger)["void"] == 1)
-        await w.until(lambda: w.spending.shown_in({})["spending_paused"] is not None)
+        await w.until(lambda: w.spending.paused() is not None)
         async with asyncio.timeout(60):
             await undoing(w).forget(in_session("s0", None))
             await undoing(w).roll_back(0)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.many_turns import fill
 from tinker_claw.ledger.database import FILE, Outside, open_read_only
-from tinker_claw.ledger.views import Filter, read
+from tinker_claw.ledger.views import Filter, read_turns
 
 TURNS, LIMIT = 1500, 51
 
@@ -24,7 +24,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
 
 
 def fits(turn: dict[str, Any], wanted: Filter) -> bool:
-    verdict = {None: "none"}.get(turn["verdict"], str(turn["verdict"]))
+    verdict = {None: "none", 1: "good", 0: "neutral", -1: "bad"}[turn["verdict"]]
     return (
         wanted.user in (None, turn["user"])
         and wanted.kind in (None, turn["kind"])
@@ -35,18 +35,18 @@ def fits(turn: dict[str, Any], wanted: Filter) -> bool:
 
 
 def test_filters_find_what_fits(ledger: Outside) -> None:
-    everything = read(ledger, "turns", Filter(), None)
+    everything = [turn.record for turn in read_turns(ledger, Filter(), None)]
     assert len(everything) == TURNS
     for user, kind, verdict, trained, before in itertools.product(
         (None, "user1", "nobody"),
         (None, "main", "side"),
-        (None, "1", "-1", "none"),
+        (None, "good", "bad", "none"),
         (None, True, False),
         (None, 1200),
     ):
         wanted = Filter(None, user, kind, verdict, trained, None, before)
         expected = [turn for turn in everything if fits(turn, wanted)][-LIMIT:]
-        assert read(ledger, "turns", wanted, LIMIT) == expected, wanted
+        assert [turn.record for turn in read_turns(ledger, wanted, LIMIT)] == expected, wanted
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_filters_find_what_fits(ledger: Outside) -> None:
     [
         Filter(user="user1"),
         Filter(kind="side"),
-        Filter(verdict="-1"),
+        Filter(verdict="bad"),
         Filter(verdict="none"),
         Filter(trained=True),
         Filter(trained=False),
@@ -71,7 +71,7 @@ def test_filters_do_not_look_at_all_turns(ledger: Outside, wanted: Filter) -> No
         """Instructions of SQLite's virtual machine, in tens."""
         counted.clear()
         connection.set_progress_handler(lambda: counted.append(1), 10)
-        read(ledger, "turns", wanted, limit)
+        read_turns(ledger, wanted, limit)
         connection.set_progress_handler(None, 0)
         return len(counted)
 

@@ -212,8 +212,8 @@ def test_page_explain_and_log_tell_the_numbers_after_two_kills(
     told = " ".join(capsys.readouterr().out.split())
     assert f"advantage {row['advantage']:+z.3f}" in told
     assert f"tokens {min(each):+z.3f} to" in told
-    assert main.main(["log", "samples", "--json", "--full", *where]) == 0
+    assert main.main(["log", "--full", *where]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    (logged,) = [line for line in lines if line["id"] == row["id"]]
+    (logged,) = [line for line in lines if line["id"] == row["turn_id"]]
     assert logged["advantage"] == row["advantage"]
     assert logged["advantages"] == pytest.approx(each)

@@ -28,7 +28,7 @@ def test_committed_steps_are_told_in_figures_and_without_a_word(tmp_path: Path) 
     run, (report,) = reports(tmp_path)
     assert report.step == 1, "the void ones and the one that is open are not told"
     expected = {
-        **{"step/version": 1, "step/steps_from_base": 1, "step/void_before": 0},
+        **{"step/version": 1, "step/steps_from_base": 1},
         **{"step/samples": 2, "step/reward_mean": 0, "step/losses/0": 0.25, "step/losses/1": -0.5},
         **{"step/agreement_k3": 0.03125, "step/agrees": 1, "step/clip_share": 0.125},
         **{"verdicts/good": 1, "verdicts/neutral": 0, "verdicts/bad": 1, "verdicts/none": 0},

@@ -18,6 +18,7 @@ from pydantic import SecretStr
 from tests.support.fakes import FakeSampler
 from tests.support.ledger import sql
 from tinker_claw.app.admin import Orders
+from tinker_claw.app.healthz import healthz
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import System, wire
 from tinker_claw.backends.local import arrange
@@ -262,19 +263,12 @@ async def gateway(
             if lessons
             else None,
             wake_judging=lambda: woken.append("judge"),
-            health=lambda: paid.shown_in(
-                parts.snapshot(
-                    version=policy.current.version.id,
-                    waiting=ledger.samples.queued(),
-                    batch_size=16,
-                )
-                | {"data_dir": str(directory.absolute())}
-            ),
             telemetry=observer,
             keys=keys,
         )
-        app = create_app(deps, formats)
-        orders = Orders(cast("RollbackOperations", None), deps.figures, local=not keys.needed)
+        body = partial(healthz, deps, parts, 16)
+        app = create_app(deps, formats, body)
+        orders = Orders(cast("RollbackOperations", None), body, local=not keys.needed)
         app.router.routes.extend(orders.routes())
         async with (
             in_background(app) as url,

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hmac
 import json
-import select
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -24,8 +23,6 @@ ROOT: Final = "/admin"
 CONTROL_FILE: Final = "control.json"
 ENDED: Final = "the gateway ended before it was done; look with `tinker-claw versions`"
 TIMEOUT_S = 5.0
-PATIENCE_S = 3.0
-"""Time after which the sender of an order is told that the order is still waiting."""
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Loopback address for each wildcard address that a gateway may listen on."""
 
@@ -57,31 +54,19 @@ def health(directory: Path) -> dict[str, Any] | None:
         return _send(gateway, "GET", "health", token)
 
 
-def order(
-    directory: Path,
-    name: str,
-    arguments: Mapping[str, Any],
-    waits: Callable[[], None],
-    *,
-    patience_s: float = PATIENCE_S,
-) -> Any:
+def order(directory: Path, name: str, arguments: Mapping[str, Any]) -> Any:
     """Give an order to the gateway that runs on this directory, and wait until it is done.
 
     Leaving (Ctrl-C) withdraws an order that has not been carried out yet; forgetting that has
-    begun goes on. `waits` is called if it takes longer than `patience_s`.
+    begun goes on.
 
     Raises:
         UndoError: the gateway says why it cannot be done, or does not answer.
     """
-
-    def sent() -> None:
-        gateway.sock.settimeout(None)  # a step in progress may take minutes
-        if not select.select([gateway.sock], [], [], patience_s)[0]:
-            waits()
-
     with _proven(directory) as (gateway, token):
+        gateway.sock.settimeout(None)  # a step in progress may take minutes
         try:
-            answer = _send(gateway, "POST", name, token, json.dumps(arguments), sent)
+            answer = _send(gateway, "POST", name, token, json.dumps(arguments))
         except (OSError, HTTPException) as error:
             raise UndoError(ENDED) from error
     if "done" not in answer:
@@ -128,14 +113,8 @@ def _control(directory: Path) -> tuple[str, int, str]:
 
 
 def _send(
-    gateway: HTTPConnection,
-    method: str,
-    name: str,
-    token: str,
-    body: str | None = None,
-    sent: Callable[[], None] = lambda: None,
+    gateway: HTTPConnection, method: str, name: str, token: str, body: str | None = None
 ) -> dict[str, Any]:
     gateway.request(method, f"{ROOT}/{name}", body, {"authorization": f"Bearer {token}"})
-    sent()
     with gateway.getresponse() as answer:
         return json.loads(answer.read())

@@ -20,6 +20,7 @@ from types import FrameType
 from fastapi import FastAPI
 
 from tinker_claw import connections
+from tinker_claw.app.orders import url
 from tinker_claw.connections import listen
 
 HEAD_BYTES = 65_536
@@ -81,7 +82,7 @@ class GatewayServer(connections.Server):
 
 def url_of(listening: socket.socket) -> str:
     host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+    return f"{url(host, port)}/v1"
 
 
 @asynccontextmanager

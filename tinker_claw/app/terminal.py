@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from tinker_claw.config.settings import DEFAULT_USER
-from tinker_claw.words import owners_line, printable, vote
+from tinker_claw.words import bar, owners_line, printable, short, vote
 
 LONGEST = 48
 """Characters of a turn's words."""
@@ -64,7 +64,7 @@ class Terminal:
         if name == "serving":
             return banner(event)
         if (sentence := SENTENCES.get(name)) is not None:
-            text = sentence.format_map(event)
+            text = sentence.format_map(event | {"words": self._words(event.get("lesson"))})
         elif (write := LINES.get(name)) is not None:
             text = write(self, event)
         else:  # a plug-in's
@@ -83,17 +83,19 @@ class Terminal:
             raise structlog.DropEvent
         return quoted(words)
 
+    def _words(self, lesson: int | None) -> str:
+        words = None if self.quiet or lesson is None else self.lesson(lesson)
+        return "" if words is None else f": {quoted(words)}"
+
     def bar(self) -> str:
         """Return the bar to the next step."""
         waiting, batch = self.waiting()
-        full = CELLS * min(waiting, batch) // batch if batch else 0
-        return f"next step [{'#' * full}{'.' * (CELLS - full)}] {min(waiting, batch)}/{batch}"
+        return f"next step {bar(waiting, batch, CELLS)} {min(waiting, batch)}/{batch}"
 
 
 def quoted(words: str) -> str:
     """Return the first words of a text in quotation marks, on one line."""
-    line = " ".join(printable(words).split())
-    return f"“{line[:LONGEST]}{'…' if len(line) > LONGEST else ''}”"
+    return f"“{short(LONGEST, ' '.join(printable(words).split()))}”"
 
 
 def banner(event: Mapping[str, Any]) -> str:
@@ -128,30 +130,10 @@ def _judged(terminal: Terminal, event: Mapping[str, Any]) -> str:
     return f"{terminal.begun(event['turn'])}  {verdict}   {terminal.bar()}"
 
 
-def _stepped(terminal: Terminal, event: Mapping[str, Any]) -> str:
-    took = f"{event['seconds']:.1f} s"
-    return f"A step has trained on {event['samples']} samples in {took}."
-
-
-def _first_told(terminal: Terminal, event: Mapping[str, Any]) -> str:
-    text = f"Lesson {event['lesson']} is told for the first time"
-    return f"{text}{_words_of(terminal, event['lesson']) or '.'}"
-
-
-def _candidate(terminal: Terminal, event: Mapping[str, Any]) -> str:
-    keep = f"`tinker-claw lessons keep {event['lesson']}`"
-    return f"Hold this in later sessions? {keep}{_words_of(terminal, event['lesson'])}"
-
-
 def _practising(_: Terminal, event: Mapping[str, Any]) -> str:
     cost = "" if event.get("usd") is None else f", for ${event['usd']:.2f} at most"
     prompts = f"{event['prompts']} of your first messages"
     return f"Lesson {event['lesson']} is practised now on {prompts}{cost}."
-
-
-def _words_of(terminal: Terminal, lesson: int) -> str:
-    words = None if terminal.quiet else terminal.lesson(lesson)
-    return "" if words is None else f": {quoted(words)}"
 
 
 def _estimated(_: Terminal, event: Mapping[str, Any]) -> str:
@@ -165,33 +147,22 @@ def _estimated(_: Terminal, event: Mapping[str, Any]) -> str:
     )
 
 
-def _refused(_: Terminal, event: Mapping[str, Any]) -> str:
-    instead = f"{event['by']} answers meanwhile" if event["by"] else "no other version answers"
-    return f"The service refuses version {event['version']}; {instead}: {event['error']}"
-
-
-def _failed(_: Terminal, event: Mapping[str, Any]) -> str:
-    wait_s = event["starting_again_in_s"]
-    then = "stays stopped" if wait_s is None else f"starts again in {wait_s:.0f} s"
-    return f"The {event['part']} failed, and {then}: {event['error']}"
-
-
 LINES: Mapping[str, Callable[[Terminal, Mapping[str, Any]], str]] = {
     "turn.captured": _answered,
     "verdict": _judged,
-    "step": _stepped,
-    "lesson.first_told": _first_told,
-    "lesson.candidate": _candidate,
     "practice.started": _practising,
-    "layout": lambda _, event: f"{event['gpus'][0].upper()}{event['gpus'][1:]}.",
     "spend.estimate": _estimated,
-    "version.refused": _refused,
-    "part.failed": _failed,
     "sender.unlisted": lambda _, event: owners_line(
         event["channel"], event["sender"], event["name"]
     ),
 }
 SENTENCES: Mapping[str, str] = {
+    "lesson.first_told": "Lesson {lesson} is told for the first time{words}",
+    "lesson.candidate": "Hold this in later sessions? `tinker-claw lessons keep {lesson}`{words}",
+    "version.refused": "The service refuses version {version} (in its place: {by}): {error}",
+    "step": "A step has trained on {samples} samples in {seconds:.1f} s.",
+    "layout": "GPUs: {gpus}.",
+    "part.failed": "The {part} failed: {error}",
     "publish": "Version {version} answers from now on.",
     "model.download": (
         "{model} is not on this machine: downloading it from the Hugging Face hub ..."

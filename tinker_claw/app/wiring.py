@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
@@ -13,9 +13,9 @@ from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 from fastapi import FastAPI
-from starlette.routing import BaseRoute
 
 from tinker_claw.app.admin import Orders
+from tinker_claw.app.healthz import healthz
 from tinker_claw.app.server import in_background
 from tinker_claw.backends.local import Arrangement
 from tinker_claw.backends.model_files import Source, check_images
@@ -24,7 +24,6 @@ from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.canaries import Canary, in_force
 from tinker_claw.config.settings import Settings
-from tinker_claw.errors import LedgerError
 from tinker_claw.formats import spoken
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
@@ -51,7 +50,6 @@ from tinker_claw.learner.recovery import restore, restore_pin
 from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.samples import ready
 from tinker_claw.methods import build
 from tinker_claw.methods.base import require, student_topk
 from tinker_claw.origin import is_loopback
@@ -109,7 +107,10 @@ async def wire(
         ClawError: the model, the judge or the run cannot be opened, or do not fit one another.
     """
     asks, canaries = settings.judge.judge_prompts, in_force(settings)
-    renderer = _renderer(settings, model)
+    renderer = Renderer.load(model.tokenizer, model.family)
+    renderer.thinking.check(settings.gateway.thinking, settings.run.model_name)
+    for refusal in renderer.refusals:
+        log.warning("renderer.refuses", of=refusal)
     prompts = Prompts.read(asks) if asks else INCLUDED
     health = Health()
     ledger.watch(health.records_are)
@@ -138,7 +139,8 @@ async def wire(
     stack.push_async_callback(versions.aclose)
     index, formats = ConversationIndex(ledger.turns, IDLE_S), spoken()
     deps = _deps(common, index, versions, judging.wake)
-    app = create_app(deps, formats)
+    health_body = partial(healthz, deps, health, settings.training.batch_size)
+    app = create_app(deps, formats, health_body)
 
     def forget_session(session_id: int) -> None:
         index.forget(session_id)
@@ -148,19 +150,22 @@ async def wire(
 
     rollback = RollbackOperations(parts, learner, forget_session, judging.wake)
     local = is_loopback(settings.gateway.host) and not keys.needed
-    orders = Orders(rollback, deps.figures, local=local)
+    orders = Orders(rollback, health_body, local=local)
     app.router.routes.extend(orders.routes())
     if settings.gateway.page:
-        app.router.routes.extend(_page(common, deps, rollback, local=local))
+        page = PageDeps(
+            ledger=ledger.path,
+            training=settings.training,
+            keys=keys,
+            local=local,
+            health=health_body,
+            decode=renderer.decode,
+            say=partial(record, deps),
+            undo=rollback,
+            redact=common.redactor.redact,
+        )
+        app.router.routes.extend(create_page(page))
     return System(app, parts, judging, learner, orders)
-
-
-def _renderer(settings: Settings, model: Source) -> Renderer:
-    renderer = Renderer.load(model.tokenizer, model.family)
-    renderer.thinking.check(settings.gateway.thinking, settings.run.model_name)
-    for refusal in renderer.refusals:
-        log.warning("renderer.refuses", of=refusal)
-    return renderer
 
 
 async def _parts(
@@ -300,7 +305,6 @@ def _deps(
         compute=compute,
         spending=parts.spending,
         telemetry=parts.telemetry,
-        health=lambda: _health(settings, parts),
         wake_judging=wake_judging,
         lessons=None
         if settings.training.lessons == "off"
@@ -308,41 +312,6 @@ def _deps(
             parts.ledger.lessons, partial(common.renderer.hint_tokens, words="{hint}")
         ),
     )
-
-
-def _page(
-    common: _Common, deps: GatewayDeps, rollback: RollbackOperations, *, local: bool
-) -> Sequence[BaseRoute]:
-    return create_page(
-        PageDeps(
-            ledger=common.parts.ledger.path,
-            training=common.settings.training,
-            keys=common.keys,
-            local=local,
-            health=deps.health,
-            decode=common.renderer.decode,
-            say=partial(record, deps),
-            undo=rollback,
-            redact=common.redactor.redact,
-        )
-    )
-
-
-def _health(settings: Settings, parts: LoopParts) -> dict[str, object]:
-    """The body of /healthz."""
-    waiting = 0
-    with suppress(LedgerError):  # which `records` tells
-        waiting = ready(parts.ledger.samples.queue(), parts.training.batch_size)
-    snapshot = parts.health.snapshot(
-        version=parts.policy.current.version.id,
-        waiting=waiting,
-        batch_size=settings.training.batch_size,
-    )
-    where = {
-        "pinned": parts.policy.pinned is not None,
-        "data_dir": str(settings.run.directory.absolute()),
-    }
-    return parts.spending.shown_in(snapshot | where)
 
 
 class VersionSamplers:

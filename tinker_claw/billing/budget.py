@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -89,7 +89,7 @@ class Spending:
         """When the present month began, and what was billed since; None: not summed yet."""
         self._unwritten = deque[tuple[Bill, int | None, int | None]]()
         """Bills that the ledger has not taken yet, each with its turn and its step."""
-        self._paused_since: float | None = None
+        self.paused_since: float | None = None
         self._warned_of: float | None = None
         """The month's beginning (0: the run's) of which it was warned; None: not yet."""
 
@@ -189,7 +189,7 @@ class Spending:
             return None
         used = self._used_usd()
         if used < self._budget.usd:
-            self._paused_since = None
+            self.paused_since = None
             self._warn()
             return None
         until, sooner = "", ""
@@ -207,8 +207,8 @@ class Spending:
             f"{until}; {serving}, and samples stay queued. To go on {sooner}"
             "start again with a higher --budget-usd."
         )
-        if self._paused_since is None:
-            self._paused_since = self._now()
+        if self.paused_since is None:
+            self.paused_since = self._now()
             log.warning("spend.paused", because=because)
         return because
 
@@ -237,23 +237,13 @@ class Spending:
         usd = self._usd(self._table.total(self._now() - _DAY_S, purpose="serve"))
         return f"serving: ${usd or 0.0:.2f} in the last 24 hours"
 
-    def shown_in(self, health: Mapping[str, Any]) -> dict[str, Any]:
-        """/healthz with the sums, and with the pause where there is one."""
-        paused, since = self.paused(), self._paused_since
-        fields = {
-            **health,
+    def sums(self) -> dict[str, Any]:
+        """Return what was spent, for /healthz. `month_usd`: this month; None: the budget is the
+        run's, or there is none."""
+        return {
             "spent_usd": self.spent_usd,
             "budget_usd": self._budget and self._budget.usd,
-            # Of it, where it is that of a month; None: it is that of the run, or there is none.
             "month_usd": self._used_usd() if self._budget and self._budget.monthly else None,
             "spending_near": self.near(),
             "spent_tokens": asdict(self._spent.usage),
-            "spending_paused": paused,
         }
-        if paused:
-            for part in ("judge", "learner"):
-                if health.get(part) != "failed":  # what has failed for good stays failed
-                    fields |= {part: "paused", f"{part}_since": since}
-            if health.get("status") == "ok":
-                fields["status"] = "paused"
-        return fields

@@ -16,13 +16,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+import click
 
 from tinker_claw.app.orders import address, order, url
-from tinker_claw.config.flags import wrong
-from tinker_claw.config.load import CONFIG, load_given, names_run
+from tinker_claw.config.load import ELSEWHERE, flags, load_given
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError, LedgerError
 from tinker_claw.ledger.database import FILE, Outside, is_locked, open_read_only
@@ -32,44 +31,73 @@ from tinker_claw.words import printable
 # Commands
 
 
-class Command(BaseModel):
-    """A command of tinker-claw: the fields are its flags, and `run` does it.
+FOLDER = click.Path(path_type=Path)
+READS = (
+    "Reads the data directory that --data-dir names, or else the one that these flags and the "
+    "settings file start with."
+)
+"""Last paragraph of most commands' help."""
 
-    The docstring is the command's help, in which the title of a field is its value's placeholder.
-    """
 
-    model_config = ConfigDict(frozen=True, validate_by_name=True, hide_input_in_errors=True)
+class FlagsCommand(click.Command):
+    """A command that also takes tinker-claw's flags. --help shows its own, --help-all every one."""
 
-    MORE: ClassVar[str] = ""
-    """Last paragraph of the command's help."""
-    _parsed: Mapping[str, Any] = PrivateAttr(default_factory=dict[str, Any])
+    def __init__(
+        self, name: str, *, params: Sequence[click.Parameter] = (), **options: Any
+    ) -> None:
+        every = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=self._help_all,
+            help="show every flag, those of tinker-claw, too",
+        )
+        own_flags = {flag for parameter in params for flag in parameter.opts}
+        self.own = [parameter.name for parameter in params]
+        self.brief = [*self.own, every.name]
+        """Names of the parameters that --help shows."""
+        others = [flag for flag in flags() if not own_flags & {*flag.opts}]
+        settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+        super().__init__(
+            name, params=[*params, *others, every], context_settings=settings, **options
+        )
 
-    @classmethod
-    def of(cls, parsed: Mapping[str, Any]) -> Self:
-        """Create from parsed command-line values, tinker-claw's flags included; None: not given.
+    def _help_all(self, context: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted and not context.resilient_parsing:
+            self.brief = [parameter.name for parameter in self.get_params(context)]
+            click.echo(f"{self.get_help(context)}\n\n{ELSEWHERE}")
+            context.exit()
 
-        Raises:
-            ConfigError: a value has the wrong type, or is out of bounds; names the flag.
-        """
-        own = {k: v for k, v in parsed.items() if k in cls.model_fields and v is not None}
-        try:
-            command = cls.model_validate(own)
-        except ValidationError as error:
-            problems = [(str(problem["loc"][0]), problem) for problem in error.errors()]
-            sentences = (
-                wrong(at, cls.model_fields[at], own[at], problem) for at, problem in problems
-            )
-            raise ConfigError("; ".join(sentences)) from error
-        command._parsed = parsed
-        return command
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        visible = [p for p in self.get_params(ctx) if p.name in self.brief]
+        rows = [p.get_help_record(ctx) for p in visible if isinstance(p, click.Option)]
+        with formatter.section("flags (--help-all shows every one)"):
+            formatter.write_dl([row for row in rows if row])
 
-    def run(self) -> int:
-        """Run the command; returns the exit status.
+    def invoke(self, ctx: click.Context) -> int:
+        """Call the command with its invocation, and its own parameters by name."""
+        merged = dict(ctx.parent.params) if ctx.parent else {}
+        merged |= {name: value for name, value in ctx.params.items() if value is not None}
+        own = {name: ctx.params[name] for name in self.own if name}
+        assert self.callback is not None
+        return self.callback(Invocation(merged), **own)
 
-        Raises:
-            ClawError: it cannot be done; one sentence.
-        """
-        raise NotImplementedError
+
+def command(name: str, epilog: str = READS) -> Callable[[Callable[..., int]], FlagsCommand]:
+    """Return a decorator that makes a command of a function; its docstring is the help."""
+    return click.command(name, cls=FlagsCommand, epilog=epilog)
+
+
+_AFTER_A_STEP = ("rollback", "accept", "forget-turn", "forget-session")
+"""Orders that wait for a step in progress."""
+
+
+class Invocation:
+    """The flags of tinker-claw that a command was given, and the data directory that they name."""
+
+    def __init__(self, parsed: Mapping[str, Any]) -> None:
+        self._parsed = parsed
 
     @cached_property
     def settings(self) -> Settings:
@@ -79,44 +107,6 @@ class Command(BaseModel):
             ConfigError: a setting is wrong.
         """
         return load_given(self._parsed)
-
-
-_DATA_DIR = "run__data_dir"
-_HELD = {
-    "model": "run__model_name",
-    "method": "run__method",
-    "backend": "run__backend",
-    "lora_rank": "training__lora_rank",
-}
-"""What a ledger holds of its run, and the flag for each."""
-
-
-class RunCommand(Command):
-    """A command about one run: that of these flags, or of the data directory alone."""
-
-    @cached_property
-    def settings(self) -> Settings:
-        """The settings; where --data-dir alone says what runs, with those of its run."""
-        settings = super().settings
-        others = {name: value for name, value in self._parsed.items() if name != _DATA_DIR}
-        file = settings.run.directory / FILE
-        alone = self._parsed.get(_DATA_DIR) is not None and not names_run(others)
-        alone = alone and not self._parsed.get(CONFIG)
-        if not alone or not file.exists():
-            return settings
-        with open_read_only(file) as rows:
-            held = rows.pairs("SELECT key, value FROM meta")
-        own = {flag: held[key] for key, flag in _HELD.items() if key in held}
-        return load_given({**self._parsed, **own})
-
-
-class LedgerCommand(Command):
-    """A command about one data directory."""
-
-    MORE: ClassVar[str] = (
-        "Reads the data directory that --data-dir names, or else the one that these flags and the "
-        "settings file start with."
-    )
 
     @cached_property
     def ledger(self) -> Path:
@@ -151,7 +141,9 @@ class LedgerCommand(Command):
         """
         directory = self.ledger.parent
         if is_locked(directory):
-            return order(directory, name, arguments, _waits), True
+            if name in _AFTER_A_STEP:
+                note("waiting for the gateway: a step in hand ends first (Ctrl-C leaves)")
+            return order(directory, name, arguments), True
         with closing(Ledger(directory)) as ledger:
             return offline(ledger), False
 
@@ -169,15 +161,6 @@ def url_of(settings: Settings) -> str:
     if port == 0:
         raise ConfigError("--port 0 lets the gateway choose: give the port that it chose")
     return url(host, port)
-
-
-def _waits() -> None:
-    print(
-        "Waiting for the gateway: a step in hand ends first, which may take minutes (`tinker-claw "
-        "status` shows it). Ctrl-C leaves; forgetting continues all the same.",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 @contextmanager
@@ -210,8 +193,6 @@ class Column:
     """The record's field, or a function of the record; None: the field of the column's name."""
     show: Callable[[Any], Any] | None = None
     """Formats the value; None: the value is shown as it is."""
-    wraps: bool = False
-    """Whether its text takes more lines on a terminal that is too narrow for all columns."""
 
     def value(self, record: Any) -> Any:
         value = self.of(record) if callable(self.of) else record[self.of or self.name]
@@ -219,27 +200,21 @@ class Column:
 
 
 def table(columns: Sequence[Column], records: Iterable[Any]) -> list[str]:
-    """Return the heading, bold on a terminal, and one line per record, however long, unless a
-    column wraps."""
+    """Return the heading, bold on a terminal, and one line per record; on a terminal that is too
+    narrow cells take more lines."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     cells = [[column.value(record) for column in columns] for record in records]
-    terminal = sys.stdout.isatty()
-    wraps = terminal and any(column.wraps for column in columns)
     for column, *values in zip(columns, *cells, strict=True):
         numbers = any(type(value) in (int, float) for value in values)
-        grid.add_column(
-            column.name,
-            justify="right" if numbers else "left",
-            min_width=len(column.name),
-            no_wrap=not (wraps and column.wraps),
-        )
+        grid.add_column(column.name, justify="right" if numbers else "left")
     for row in cells:
         grid.add_row(*(Text(printable(_cell(value))) for value in row))
-    width = shutil.get_terminal_size().columns if wraps else 100_000
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal else 100_000
     console = Console(width=width, force_terminal=terminal, color_system=None, highlight=False)
     with console.capture() as printed:
         console.print(grid)
@@ -284,21 +259,7 @@ def field_lines(name: str, value: str) -> list[str]:
     return [f"{name:<11}{first[11:]}".rstrip(), *rest]
 
 
-def short(length: int, text: str | None) -> str:
-    """Shorten a text to at most `length` characters."""
-    text = text or ""
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def span(seconds: float) -> str:
-    """A time span in words: 12 s, 4 min, 3 h, 2 d."""
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if abs(seconds) >= 2 * size:
-            return f"{abs(seconds) / size:.0f} {unit}"
-    return f"{abs(seconds):.0f} s"
-
-
-def version(value: int | None) -> str | None:
+def version_name(value: int | None) -> str | None:
     """Format a version: v3."""
     return None if value is None else f"v{value}"
 

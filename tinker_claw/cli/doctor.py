@@ -2,8 +2,8 @@
 
 Rule: each check tests one thing and reports one result, and what to do where it fails: what keeps
 the gateway from starting is raised, anything less is a warning. Checks that depend on a failed one
-are skipped. Nothing is started or changed, and no secret is printed; against Tinker about fifty
-tokens are spent, and one state and one sampler are saved and deleted again.
+are skipped. Nothing is started or changed, and no secret is printed; Tinker bills about fifty
+tokens.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from tinker_claw import plugins
 from tinker_claw.app import orders
@@ -39,7 +38,7 @@ from tinker_claw.billing.estimate import (
 )
 from tinker_claw.billing.prices import check_budget, price_in_force, unknown
 from tinker_claw.cli import openclaw
-from tinker_claw.cli.common import RunCommand, write
+from tinker_claw.cli.common import Invocation, command, write
 from tinker_claw.config.canaries import in_force
 from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.connections import listen
@@ -49,34 +48,28 @@ from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.prompts import INCLUDED, Prompts, ask
 from tinker_claw.ledger.database import FILE, open_read_only
 from tinker_claw.ledger.ledger import holds_run
-from tinker_claw.methods import METHODS, build
+from tinker_claw.methods import build
 from tinker_claw.methods.base import require
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
 from tinker_claw.shipped import MODELS, SMALL
-from tinker_claw.sinks.base import built_in, check_installed
+from tinker_claw.sinks.base import check_installed
 from tinker_claw.types import NextState
 
 
-class Doctor(RunCommand):
+@command("doctor", "Exit status: 0 it can start, 1 something is missing, 2 a flag is wrong.")
+def doctor(invoked: Invocation) -> int:
     """Check what a start with these flags needs, and say what is missing and what to do.
 
-    The gateway may be running. Nothing is started or changed; Tinker bills about fifty tokens, and
-    a checkpoint is saved and deleted.
+    The gateway may be running. Nothing is started or changed; Tinker bills about fifty tokens.
     """
-
-    MORE: ClassVar[str] = "Exit status: 0 it can start, 1 something is missing, 2 a flag is wrong."
-
-    def run(self) -> int:
-        try:
-            settings = self.settings
-        except ConfigError as error:
-            Finding(str(error), "FAIL").show("settings")
-            return 1
-        run = settings.run
-        summary = f"{run.method} on {run.model_name}, backend {run.backend}"
-        Finding(summary).show("settings")
-        return 0 if asyncio.run(Checks(settings).examine()) else 1
+    try:
+        run = invoked.settings.run
+    except ConfigError as error:
+        Finding(str(error), "FAIL").show("settings")
+        return 1
+    Finding(f"{run.method} on {run.model_name}, backend {run.backend}").show("settings")
+    return 0 if asyncio.run(Checks(invoked.settings).examine()) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +99,6 @@ _CHECKS = {
     "data": (),
     "port": (),
     "model": ("backend",),
-    "openclaw": (),
 }
 """Names of the checks in order, each with the checks that it depends on."""
 
@@ -164,14 +156,6 @@ class Checks:
         spoken()
         added = {kind: plugins.added(kind) for kind in plugins.KINDS}
         summary = "; ".join(f"{kind} {', '.join(names)}" for kind, names in added.items() if names)
-        if hidden := [*(added["method"].keys() & METHODS), *(added["sink"].keys() & built_in())]:
-            summary += f"; the built-in {', '.join(hidden)} is used"
-            return Finding(summary, "warn", "give yours another name")
-        try:
-            for name in added["sink"].keys() & run.sinks:
-                plugins.load(added["sink"][name], attrgetter("write", "close"))
-        except ConfigError as error:  # the gateway starts without it
-            return Finding(str(error), "warn")
         return Finding(summary) if summary else Finding("none is installed", "-")
 
     async def backend(self) -> Finding:
@@ -236,14 +220,10 @@ class Checks:
         prompt = renderer.prompt([{"role": "user", "content": "Hello"}], None, hint_message=0)
         facts = [f"chat format {renderer.family}, from {self.source.tokenizer}"]
         renderer.thinking.check(self.settings.gateway.thinking, self.settings.run.model_name)
-        if renderer.thinking.on is not None and renderer.thinking.off is None:
-            facts.append("it always thinks")
         if isinstance(renderer.stream(prompt.tokens), BufferedStream):
             facts.append("replies are parsed when they are complete, so agents see them late")
-        elif renderer.family == "default":
-            facts.append("its own template was tried out, and text is streamed")
         warns = prompt.hint_at is None and build(self.settings.run.method).teaching
-        if prompt.hint_at is None:
+        if warns:
             facts.append(
                 "no place for a hint is known: hints teach nothing here, verdicts still do"
             )
@@ -264,7 +244,7 @@ class Checks:
             require(method, settings.training, has)
             check_images(settings, has.model, trains=has.trains_images and self.sees)
             self.offers = Context(has.context_tokens, "the service says so")
-        return Finding(f"the service can do all of {settings.run.method}")
+        return Finding(f"the service can do all of {method.name}")
 
     async def price(self) -> Finding:
         settings = self.settings
@@ -317,24 +297,15 @@ class Checks:
             with listen(gateway.host, gateway.port):
                 return Finding(f"{gateway.host}:{gateway.port} is free")
         except ConfigError as error:
-            if (health := await asyncio.to_thread(self._runs)) is None:
+            directory = self.ledger.parent
+            running = orders.address(directory)
+            if running is None or running[1] != gateway.port:
                 raise error from None
-        state = health["status"]
-        summary = f"the gateway of {self.ledger.parent} answers. It is {state}. {health['meaning']}"
-        if state != "ok":
+        health = await asyncio.to_thread(orders.health, directory) or {"status": "ended"}
+        summary = f"the gateway of {directory} answers. It is {health['status']}"
+        if health["status"] != "ok":
             return Finding(summary, "warn", "`tinker-claw status` says why")
-        return Finding(summary)
-
-    def _runs(self) -> Mapping[str, Any] | None:
-        """Return the health of the gateway that has this port and data directory; None: neither."""
-        directory = self.ledger.parent
-        running = orders.address(directory)
-        if running is None or running[1] != self.settings.gateway.port:
-            return None
-        try:
-            return orders.health(directory)
-        except ClawError:
-            return None
+        return Finding(f"{summary}. {health['meaning']}")
 
     async def model(self) -> Finding:
         if self.unfetched:
@@ -345,18 +316,6 @@ class Checks:
         if (refusal := openclaw.too_small(offers.tokens)) is None:
             return Finding(summary)
         return Finding(f"{summary}. {refusal}", "warn")
-
-    async def openclaw(self) -> Finding:
-        tested = f"tested with {' and '.join(openclaw.TRIED)}"
-        if shutil.which("openclaw") is None:
-            return Finding(f"OpenClaw is not on PATH; {tested}", "-")
-        if (here := openclaw.release()) is None:
-            return Finding(f"one is installed that does not say its release; {tested}")
-        if here in openclaw.TRIED:
-            return Finding(f"{here} is installed; {tested}")
-        return Finding(
-            f"{here} is installed; {tested}", "warn", "`status` says what is not understood"
-        )
 
 
 async def _answers(url: str, settings: JudgeSettings) -> str:

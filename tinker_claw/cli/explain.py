@@ -6,34 +6,30 @@ Rule: the user's words are shown here, on their own terminal, unless they say --
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
 
-from pydantic import Field
+import click
 
-from tinker_claw.cli.common import LedgerCommand, field_lines, wrapped, write
-from tinker_claw.config.flags import WORD
+from tinker_claw.cli.common import Invocation, command, field_lines, wrapped, write
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.turn_view import read_contents, read_turn
+from tinker_claw.ledger.turn_view import read_contents
 from tinker_claw.words import turn_fields
 
 LONGEST = 1500
 """Characters of a text that are shown."""
 
 
-class Explain(LedgerCommand):
+@command("explain")
+@click.argument(
+    "turn", type=int, required=False, help="id, as `tinker-claw log` shows (default: the newest)"
+)
+@click.option("--no-text", is_flag=True, help="leave out the texts of user, model and tools")
+def explain(invoked: Invocation, turn: int | None, no_text: bool) -> int:
     """Explain what became of one turn, and why. The gateway may be running."""
-
-    turn: Annotated[int | None, WORD] = Field(
-        None, description="its id, as `tinker-claw log` shows (default: the newest)"
-    )
-    no_text: bool = Field(False, description="leave out the texts of user, model and tools")
-
-    def run(self) -> int:
-        with self.rows() as ledger:
-            lines = [*explained(ledger, self.turn or _newest(ledger), text=not self.no_text)]
-        write(lines)
-        return 0
+    with invoked.rows() as ledger:
+        lines = [*explained(ledger, turn or _newest(ledger), text=not no_text)]
+    write(lines)
+    return 0
 
 
 def _newest(rows: Rows) -> int:
@@ -50,10 +46,9 @@ def explained(rows: Rows, turn_id: int, *, text: bool) -> Iterator[str]:
     Raises:
         LedgerError: there is no such turn.
     """
-    turn, contents = read_turn(rows, turn_id), read_contents(rows, turn_id)
-    if turn is None or contents is None:
+    if (contents := read_contents(rows, turn_id)) is None:
         raise LedgerError(f"{rows.path} has no turn {turn_id}; `tinker-claw log turns` lists them")
-    for field in turn_fields(turn, contents):
+    for field in turn_fields(contents):
         yield from field_lines(field.name, field.value)
         if field.quote is not None:
             yield from _quote(field.quote, text)

@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
+import click
 
-from tinker_claw.cli.common import LedgerCommand, room_beside, write
-from tinker_claw.cli.versions import AS_SHOWN, named
+from tinker_claw.cli.common import FOLDER, Invocation, command, room_beside, write
+from tinker_claw.cli.versions import as_shown, named
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import BackendError, ConfigError, UndoError
 from tinker_claw.ledger.database import open_read_only
@@ -27,83 +27,100 @@ from tinker_claw.ledger.views import turns_in_full
 from tinker_claw.wishes import plain_line
 
 
-class Export(LedgerCommand):
+@command("export")
+@click.option(
+    "--jsonl",
+    type=FOLDER,
+    metavar="FILE",
+    help="all turns, with texts, verdict and hints, one JSON object a line; - for the terminal",
+)
+@click.option(
+    "--lessons",
+    type=FOLDER,
+    metavar="FILE",
+    help="what users want of all replies, as Markdown that any agent reads as memory, several "
+    "users under their names; - for the terminal",
+)
+@click.option(
+    "--adapter", type=FOLDER, metavar="DIR", help="a version's LoRA weights, in PEFT's format"
+)
+@click.option(
+    "--merged",
+    type=FOLDER,
+    metavar="DIR",
+    help="base model and adapter as one Hugging Face model, with its tokenizer (--backend local)",
+)
+@click.option("--tokens", is_flag=True, help="turns also with ids and logprobs")
+@click.option(
+    "--version",
+    type=as_shown,
+    metavar="vN",
+    help="version to export, if not the one that serves",
+)
+def export(
+    invoked: Invocation,
+    jsonl: Path | None,
+    lessons: Path | None,
+    adapter: Path | None,
+    merged: Path | None,
+    tokens: bool,
+    version: int | None,
+) -> int:
     """Export recorded turns, lessons or learned weights. The gateway may be running."""
+    if sum(target is not None for target in (jsonl, lessons, adapter, merged)) != 1:
+        raise ConfigError("give one of --jsonl, --lessons, --adapter and --merged")
+    if adapter:
+        _learned(invoked, version, "adapter", adapter, _adapter)
+    elif merged:
+        _learned(invoked, version, "model", merged, _merged)
+    elif version is not None:
+        raise ConfigError(
+            "--version goes with --adapter and --merged; turns and lessons are of all versions"
+        )
+    elif jsonl:
+        _turns(invoked, jsonl, tokens=tokens)
+    elif lessons:
+        _lessons(invoked, lessons)
+    return 0
 
-    jsonl: Path | None = Field(
-        None,
-        title="FILE",
-        description="all turns, with texts, verdict and hints, one JSON object a line; - for the "
-        "terminal",
-    )
-    lessons: Path | None = Field(
-        None,
-        title="FILE",
-        description="what users want of all replies, as Markdown that any agent reads as memory, "
-        "several users under their names; - for the terminal",
-    )
-    adapter: Path | None = Field(
-        None, title="DIR", description="a version's LoRA weights, in PEFT's format"
-    )
-    merged: Path | None = Field(
-        None,
-        title="DIR",
-        description="base model and adapter as one Hugging Face model, with its tokenizer "
-        "(--backend local)",
-    )
-    tokens: bool = Field(False, description="turns also with ids and logprobs")
-    version: Annotated[int, AS_SHOWN] | None = Field(
-        None, title="vN", description="version to export, if not the one that serves"
-    )
 
-    def run(self) -> int:
-        if len(self.model_fields_set & {"jsonl", "lessons", "adapter", "merged"}) != 1:
-            raise ConfigError("give one of --jsonl, --lessons, --adapter and --merged")
-        if self.adapter:
-            self._learned("adapter", self.adapter, _adapter)
-        elif self.merged:
-            self._learned("model", self.merged, _merged)
-        elif self.version is not None:
-            raise ConfigError(
-                "--version goes with --adapter and --merged; turns and lessons are of all versions"
-            )
-        elif self.jsonl:
-            self._turns(self.jsonl)
-        elif self.lessons:
-            self._lessons(self.lessons)
-        return 0
+def _lessons(invoked: Invocation, target: Path) -> None:
+    by_user = defaultdict[str, list[str]](list)
+    with invoked.rows() as ledger:
+        for lesson in of_user(ledger, None):
+            if lesson.state not in NOT_TOLD:
+                by_user[lesson.user].append(f"- {plain_line(lesson.text)}")
+    lines = ["# What the user wants of replies"]
+    for user, items in sorted(by_user.items()):
+        lines += ["", *([f"## {user}", ""] if len(by_user) > 1 else []), *items]
+    _write(target, lines, "The lessons are")
 
-    def _lessons(self, target: Path) -> None:
-        by_user = defaultdict[str, list[str]](list)
-        with self.rows() as ledger:
-            for lesson in of_user(ledger, None):
-                if lesson.state not in NOT_TOLD:
-                    by_user[lesson.user].append(f"- {plain_line(lesson.text)}")
-        lines = ["# What the user wants of replies"]
-        for user, items in sorted(by_user.items()):
-            lines += ["", *([f"## {user}", ""] if len(by_user) > 1 else []), *items]
-        _write(target, lines, "The lessons are")
 
-    def _turns(self, target: Path) -> None:
-        with open_read_only(self.ledger) as ledger:
-            records = turns_in_full(ledger, tokens=self.tokens)
-            lines = (json.dumps(record, ensure_ascii=False) for record in records)
-            _write(target, lines, "{} turns are")
+def _turns(invoked: Invocation, target: Path, *, tokens: bool) -> None:
+    with open_read_only(invoked.ledger) as ledger:
+        records = turns_in_full(ledger, tokens=tokens)
+        lines = (json.dumps(record, ensure_ascii=False) for record in records)
+        _write(target, lines, "{} turns are")
 
-    def _learned(
-        self, what: str, target: Path, fill: Callable[[Settings, Record, Path], None]
-    ) -> None:
-        settings = self.settings
-        with self.rows() as ledger:
-            held, run = run_of(ledger), settings.run
-            version = named(ledger, self.version, with_state=held["backend"] != "local")
-        of_run: dict[str, Any] = {"backend": held["backend"], "data_dir": run.directory}
-        if "model_name" not in run.model_fields_set:  # else it may lie elsewhere by now
-            of_run["model_name"] = held["model"]
-        settings = settings.model_copy(update={"run": run.model_copy(update=of_run)})
-        with _whole(target) as draft:
-            fill(settings, version, draft)
-        write([f"The {what} of v{version['id']} is in {target}."])
+
+def _learned(
+    invoked: Invocation,
+    number: int | None,
+    what: str,
+    target: Path,
+    fill: Callable[[Settings, Record, Path], None],
+) -> None:
+    settings = invoked.settings
+    with invoked.rows() as ledger:
+        held, run = run_of(ledger), settings.run
+        version = named(ledger, number, with_state=held["backend"] != "local")
+    of_run: dict[str, Any] = {"backend": held["backend"], "data_dir": run.directory}
+    if "model_name" not in run.model_fields_set:  # else it may lie elsewhere by now
+        of_run["model_name"] = held["model"]
+    settings = settings.model_copy(update={"run": run.model_copy(update=of_run)})
+    with _whole(target) as draft:
+        fill(settings, version, draft)
+    write([f"The {what} of v{version['id']} is in {target}."])
 
 
 def _write(target: Path, lines: Iterable[str], beginning: str) -> None:

@@ -6,17 +6,15 @@ Rule: first it says what goes, and what forgetting does not undo: what was learn
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
+import click
 
-from tinker_claw.cli.common import LedgerCommand, wrapped, write
-from tinker_claw.config.flags import WORD
+from tinker_claw.cli.common import Invocation, command, wrapped, write
 from tinker_claw.errors import UndoError
-from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.figures import read_stored, usable
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import Forgetting, from_turn, in_session
@@ -29,7 +27,24 @@ _NAMED = 20
 """Turns that are named."""
 
 
-class Forget(LedgerCommand):
+@command("forget")
+@click.argument("what", type=click.Choice(["session", "turn", "leftovers"]))
+@click.argument(
+    "which", default="", help="its number in the ledger; of a session also the client's name"
+)
+@click.option(
+    "--user", metavar="USER", help="whose session it is, where several have one of that name"
+)
+@click.option("--dry-run", is_flag=True, help="say what would go, and change nothing")
+@click.option("--yes", is_flag=True, help="do not ask")
+def forget(
+    invoked: Invocation,
+    what: Literal["session", "turn", "leftovers"],
+    which: str,
+    user: str | None,
+    dry_run: bool,
+    yes: bool,
+) -> int:
     """Forget a session, or a turn with all later ones of its session.
 
     They are deleted from the ledger, its free pages and its log, and from the memory of a running
@@ -37,59 +52,42 @@ class Forget(LedgerCommand):
     is deleted by `forget leftovers`, with the gateway stopped. Copies elsewhere stay: in OpenClaw's
     history and memory files, at services that were asked, in backups.
     """
-
-    what: Annotated[Literal["session", "turn", "leftovers"], WORD]
-    which: Annotated[str, WORD] = Field(
-        "", description="its number in the ledger; of a session also the client's name"
-    )
-    user: str | None = Field(
-        None, description="whose session it is, where several have one of that name"
-    )
-    dry_run: bool = Field(False, description="say what would go, and change nothing")
-    yes: bool = Field(False, description="do not ask")
-
-    def run(self) -> int:
-        if self.what == "leftovers":
-            with closing(Ledger(self.ledger.parent)) as ledger:
-                ledger.vacuum()
-            write(["Nothing is left of what was forgotten."])
-            return 0
-        find = self._find()
-        with self.rows() as ledger:
-            forgetting, kept = find(ledger), read_stored(ledger)
-        write(_describe(forgetting, kept))
-        if self.dry_run:
-            return 0
-        if not self.yes:
-            print(
-                "This cannot be taken back. Forget it? [y/N] ", end="", file=sys.stderr, flush=True
-            )
-            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-                write(["Nothing was forgotten."])
-                return EXIT_LEFT
-        named = {self.what: self.which, "user": self.user}
-        # There may be more turns by now than were shown.
-        forgotten, running = self.carry_out(
-            f"forget-{self.what}", named, lambda ledger: asdict(ledger.forget(find))
-        )
-        write([f"Forgotten: {_turns(forgotten['turns'])} of session {forgotten['session']}."])
-        if running:
-            write(
-                wrapped(
-                    "SQLite may have left copies between other rows, where nothing reads them: "
-                    "`tinker-claw forget leftovers` clears them once the gateway is stopped."
-                )
-            )
+    if what == "leftovers":
+        with closing(Ledger(invoked.ledger.parent)) as ledger:
+            ledger.vacuum()
+        write(["Nothing is left of what was forgotten."])
         return 0
-
-    def _find(self) -> Callable[[Rows], Forgetting]:
-        if self.what == "session":
-            return in_session(self.which, self.user)
-        if self.user is not None:
-            raise UndoError("--user goes with a session; turns are known by their numbers")
-        if not self.which.isdecimal():
-            raise UndoError(f"{self.which!r} is no turn; `tinker-claw log turns` lists them")
-        return from_turn(int(self.which))
+    if what == "session":
+        find = in_session(which, user)
+    elif user is not None:
+        raise UndoError("--user goes with a session; turns are known by their numbers")
+    elif not which.isdecimal():
+        raise UndoError(f"{which!r} is no turn; `tinker-claw log turns` lists them")
+    else:
+        find = from_turn(int(which))
+    with invoked.rows() as ledger:
+        forgetting, kept = find(ledger), read_stored(ledger)
+    write(_describe(forgetting, kept))
+    if dry_run:
+        return 0
+    if not yes:
+        print("This cannot be taken back. Forget it? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            write(["Nothing was forgotten."])
+            return EXIT_LEFT
+    # There may be more turns by now than were shown.
+    forgotten, running = invoked.carry_out(
+        f"forget-{what}", {what: which, "user": user}, lambda ledger: asdict(ledger.forget(find))
+    )
+    write([f"Forgotten: {_turns(forgotten['turns'])} of session {forgotten['session']}."])
+    if running:
+        write(
+            wrapped(
+                "SQLite may have left copies between other rows, where nothing reads them: "
+                "`tinker-claw forget leftovers` clears them once the gateway is stopped."
+            )
+        )
+    return 0
 
 
 def _describe(forgetting: Forgetting, kept: Sequence[Record]) -> Iterator[str]:
@@ -134,33 +132,29 @@ def _turns(turns: Sequence[int]) -> str:
     return f"{len(turns)} turns ({named}{more})"
 
 
-class Rejudge(LedgerCommand):
+@command("rejudge")
+@click.argument("turns", type=int, nargs=-1, metavar="TURN", help="which; all of them unless given")
+def rejudge(invoked: Invocation, turns: Sequence[int]) -> int:
     """Judge turns again that were set aside, after three answers that could not be read.
 
     Try it after a change of the judge's model, prompt or settings. `tinker-claw explain TURN` shows
     each answer. A running gateway does it at once; otherwise the next start does.
     """
-
-    turns: Annotated[tuple[int, ...], WORD] = Field(
-        (), title="TURN", description="which; all of them unless given"
+    wanted = list(turns) or None
+    with invoked.rows():
+        pass  # checks that it is a ledger of this schema
+    again, running = invoked.carry_out(
+        "rejudge", {"turns": wanted}, lambda ledger: ledger.jobs.take_up(wanted)
     )
-
-    def run(self) -> int:
-        wanted = list(self.turns) or None
-        with self.rows():
-            pass  # checks that it is a ledger of this schema
-        again, running = self.carry_out(
-            "rejudge", {"turns": wanted}, lambda ledger: ledger.jobs.take_up(wanted)
+    when = "now" if running else "when the gateway is started"
+    if again:
+        write([f"Judged again {when}: {', '.join(f'turn {turn}' for turn in again)}."])
+    elif wanted is None:
+        write(["No turn is set aside."])
+    if missing := sorted(set(turns) - set(again)):
+        named = ", ".join(f"turn {turn}" for turn in missing)
+        raise UndoError(
+            f"not set aside, or its words are gone: {named}; "
+            "`tinker-claw explain TURN` says what became of it"
         )
-        when = "now" if running else "when the gateway is started"
-        if again:
-            write([f"Judged again {when}: {', '.join(f'turn {turn}' for turn in again)}."])
-        elif wanted is None:
-            write(["No turn is set aside."])
-        if missing := sorted(set(wanted or ()) - set(again)):
-            named = ", ".join(f"turn {turn}" for turn in missing)
-            raise UndoError(
-                f"not set aside, or its words are gone: {named}; "
-                "`tinker-claw explain TURN` says what became of it"
-            )
-        return 0
+    return 0

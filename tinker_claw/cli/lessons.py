@@ -3,39 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
+import click
 
 from tinker_claw.cli.common import (
     Column,
-    LedgerCommand,
-    short,
+    Invocation,
+    command,
     table,
     wrapped,
     write,
     write_json,
 )
-from tinker_claw.config.flags import WORD
 from tinker_claw.config.settings import DEFAULT_USER
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.lessons import read_lessons
 from tinker_claw.ledger.turn_view import Record
-from tinker_claw.words import practised
+from tinker_claw.words import practised, short
 
 _COLUMNS = (
     Column("id"),
     Column("user"),
     Column("state"),
     Column("instead", "replaced_by"),
-    Column("lesson", "text", wraps=True),
-    Column("your words", "words", lambda text: short(60, text), wraps=True),
+    Column("lesson", "text"),
+    Column("your words", "words", lambda text: short(60, text)),
     Column("turn", "turn_id"),
     Column("first told", "first"),
 )
 
 
-class Lessons(LedgerCommand):
+@command("lessons")
+@click.argument("do", type=click.Choice(["list", "keep", "edit", "drop", "add"]), default="list")
+@click.argument(
+    "words", nargs=-1, metavar="ID or TEXT", help="a lesson's number, and the new text of one"
+)
+@click.option("--user", metavar="USER", help="whose lessons; all of them, or the default user")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object a line")
+def lessons(
+    invoked: Invocation,
+    do: Literal["list", "keep", "edit", "drop", "add"],
+    words: Sequence[str],
+    user: str | None,
+    as_json: bool,
+) -> int:
     """List what you want of all replies; keep, edit, drop or add a lesson.
 
     New sessions are told the newest. Candidate: the judge takes it for a wish that lasts, and it is
@@ -44,52 +56,42 @@ class Lessons(LedgerCommand):
     told; your next six to twelve verdicts make it learned, or bring it back. A drop acts at once;
     what the model has learned stays until a rollback.
     """
-
-    do: Annotated[Literal["list", "keep", "edit", "drop", "add"], WORD] = "list"
-    words: Annotated[tuple[str, ...], WORD] = Field(
-        (), title="ID or TEXT", description="a lesson's number, and the new text of one"
-    )
-    user: str | None = Field(None, description="whose lessons; all of them, or the default user")
-    as_json: bool = Field(False, alias="json", description="one JSON object a line")
-
-    def run(self) -> int:
-        if self.do == "list":
-            if self.words:
-                raise UndoError(f"`list` takes no {' '.join(self.words)!r}: `tinker-claw lessons`")
-            lessons = self._read(self.user)
-            if self.as_json:
-                write_json(lessons)
-            else:
-                write(_listing(lessons))
-            return 0
-        number, user, text, newest = None, self.user, list(self.words), 0
-        if self.do == "add":
-            user = user or DEFAULT_USER
-            with self.rows() as ledger:
-                newest = ledger.one("SELECT MAX(id) FROM lessons") or 0
-        elif text and text[0].isdecimal():
-            number = int(text.pop(0))
+    if do == "list":
+        if words:
+            raise UndoError(f"`list` takes no {' '.join(words)!r}: `tinker-claw lessons`")
+        records = _records(invoked, user)
+        if as_json:
+            write_json(records)
         else:
-            raise UndoError(f"which one? `tinker-claw lessons {self.do} 3`; `lessons` lists them")
-        if text and self.do in ("keep", "drop"):
-            raise UndoError(f"one at a time: `tinker-claw lessons {self.do} {number}`")
-        from tinker_claw.privacy.redact import Redactor  # not needed to list
-
-        redacted = Redactor(self.settings.privacy.kinds).redact(" ".join(text))
-        arguments = {"rule": self.do, "user": user, "lesson": number, "text": redacted}
-        values = self.do, user, number, redacted
-        done, _ = self.carry_out("lesson", arguments, lambda ledger: ledger.lessons.rule(*values))
-        existed = self.do == "add" and done <= newest
-        write([f"Lesson {done}: {_DONE['known' if existed else self.do]}."])
-        if self.do == "drop":
-            back = next(lesson["back"] for lesson in self._read(None) if lesson["id"] == done)
-            if back is not None:
-                write(wrapped(_UNDO.format(back)))
+            write(_listing(records))
         return 0
+    number, text = None, list(words)
+    if do == "add":
+        user = user or DEFAULT_USER
+    elif text and text[0].isdecimal():
+        number = int(text.pop(0))
+    else:
+        raise UndoError(f"which one? `tinker-claw lessons {do} 3`; `lessons` lists them")
+    if text and do in ("keep", "drop"):
+        raise UndoError(f"one at a time: `tinker-claw lessons {do} {number}`")
+    from tinker_claw.privacy.redact import Redactor  # not needed to list
 
-    def _read(self, user: str | None) -> list[Record]:
-        with self.rows() as ledger:
-            return read_lessons(ledger, user)
+    redacted = Redactor(invoked.settings.privacy.kinds).redact(" ".join(text))
+    arguments = {"rule": do, "user": user, "lesson": number, "text": redacted}
+    done, _ = invoked.carry_out(
+        "lesson", arguments, lambda ledger: ledger.lessons.rule(do, user, number, redacted)
+    )
+    write([f"Lesson {done}: {_DONE[do]}."])
+    if do == "drop":
+        back = next(lesson["back"] for lesson in _records(invoked, None) if lesson["id"] == done)
+        if back is not None:
+            write(wrapped(_UNDO.format(back)))
+    return 0
+
+
+def _records(invoked: Invocation, user: str | None) -> list[Record]:
+    with invoked.rows() as ledger:
+        return read_lessons(ledger, user)
 
 
 def _listing(lessons: Sequence[Record]) -> Iterator[str]:
@@ -115,6 +117,5 @@ _DONE = {
     "keep": "kept, it is told",
     "edit": "changed, it is told",
     "drop": "dropped, it is told no more",
-    "add": "added, it is told from the next session on",
-    "known": "it was there already, and is told in these words",
+    "add": "it is told from the next session on",
 }

@@ -1,4 +1,4 @@
-"""`tinker-claw log`: show rows of the ledger as a table or as JSON lines.
+"""`tinker-claw log`: show turns or steps as a table or as JSON lines.
 
 Rule: no user's words without --full, but for how a turn begins on a terminal.
 """
@@ -9,46 +9,45 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field
+import click
 
 from tinker_claw.cli.common import (
     Column,
-    LedgerCommand,
+    Invocation,
+    command,
     note,
     number,
-    short,
     table,
-    version,
+    version_name,
     write,
     write_json,
 )
-from tinker_claw.config.flags import WORD
 from tinker_claw.errors import ConfigError
-from tinker_claw.ledger.database import Outside, open_read_only
+from tinker_claw.ledger.database import Rows, open_read_only
 from tinker_claw.ledger.turn_view import Record, read_openings
-from tinker_claw.ledger.views import Filter, Table, in_full, read
-from tinker_claw.words import moment, step_word, vote
+from tinker_claw.ledger.views import VERDICTS, Filter, read_steps, read_turns, turns_in_full
+from tinker_claw.words import moment, short, vote
 
 ROWS = 50
 """Rows of a table, unless --limit says otherwise."""
-_VERDICTS = {"good": "1", "+1": "1", "neutral": "0", "bad": "-1"}
 _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_OF_TURNS = {"session", "user", "kind", "verdict", "trained", "untrained"}
-"""Filters that do not apply to steps."""
+_LONGEST = 40
+"""Characters of a text in a table."""
 
 
-def since(text: str, now: float) -> float:
+def earliest(text: str) -> float:
     """Seconds since 1970 for an ISO time (local, unless it says otherwise) or a span like 2h.
 
     Raises:
         ConfigError: it is neither.
     """
     if span := re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|m|h|d|w)", text):
-        return now - float(span[1]) * _UNITS[span[2]]
+        return time.time() - float(span[1]) * _UNITS[span[2]]
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError as error:
@@ -57,96 +56,88 @@ def since(text: str, now: float) -> float:
         ) from error
 
 
-class Log(LedgerCommand):
-    """Show rows of the ledger, the newest last, also while the gateway runs.
+@command("log")
+@click.argument(
+    "what",
+    type=click.Choice(["turns", "steps"]),
+    default="turns",
+    help="what to show (default turns)",
+)
+@click.option("--session", metavar="S", help="of this session: its number, or the client's name")
+@click.option("--user", metavar="USER", help="of this user")
+@click.option("--kind", type=click.Choice(["main", "side"]), help="turns of this kind")
+@click.option("--verdict", type=click.Choice(VERDICTS), help="none: no vote was valid")
+@click.option(
+    "--trained/--untrained", default=None, help="turns that a step has trained on, or none has"
+)
+@click.option(
+    "--since", type=earliest, metavar="WHEN", help="from then on: 2026-03-05T14:00, or 2h, 3d"
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    metavar="N",
+    help=f"the newest N rows (default {ROWS}; as JSON all)",
+)
+@click.option("--json", "as_json", is_flag=True, help="one JSON object a line")
+@click.option("--full", is_flag=True, help="turns with texts, ids and logprobs, as JSON lines")
+def log(
+    invoked: Invocation,
+    *,
+    what: Literal["turns", "steps"],
+    limit: int | None,
+    as_json: bool,
+    full: bool,
+    **filters: Any,
+) -> int:
+    """Show turns or steps, the newest last, also while the gateway runs.
 
     Texts are shown with --full only; on a terminal, how each turn began. by: the policy version
-    that answered (*: not the current one). prompt, reply: tokens. next: role of the message after
-    the reply. advantage: the reward as it trains, above 0 for more of this. Of steps, losses: one a
-    pass. gradient: its norm. mean reward: -1 to 1. clipped: a share of tokens. apart (sampler and
-    trainer): nats a token. cost: US dollars.
+    that answered (*: not the current one). prompt, reply: tokens. Of steps, losses: one a pass.
+    gradient: its norm. mean reward: -1 to 1. apart (sampler and trainer): nats a token. cost: US
+    dollars.
     """
-
-    table: Annotated[Table, WORD] = Field("turns", description="what to show (default turns)")
-    session: str | None = Field(
-        None, title="S", description="of this session: its number, or the client's name"
-    )
-    user: str | None = Field(None, description="of this user")
-    kind: Literal["main", "side"] | None = Field(None, description="turns of this kind")
-    verdict: Literal["good", "+1", "1", "neutral", "0", "bad", "-1", "none"] | None = Field(
-        None, description="none: no vote was valid"
-    )
-    since: Annotated[float | None, BeforeValidator(lambda text: since(text, time.time()))] = Field(
-        None, title="WHEN", description="from then on: 2026-03-05T14:00, or 2h, 3d"
-    )
-    trained: bool = Field(False, description="only rows that a step has trained on")
-    untrained: bool = Field(False, description="only rows that no step has trained on")
-    limit: int | None = Field(
-        None,
-        ge=1,
-        title="N",
-        description=f"the newest N rows (default {ROWS}; as JSON all)",
-    )
-    as_json: bool = Field(False, alias="json", description="one JSON object a line")
-    full: bool = Field(False, description="with texts, ids and logprobs, as JSON lines")
-
-    def run(self) -> int:
-        limit = self.limit or (None if self.json_lines else ROWS)
-        with open_read_only(self.ledger) as ledger:
-            # One row more shows whether there are more than a table holds.
-            most = limit if limit is None or self.json_lines else limit + 1
-            with ledger.moment():
-                records = read(ledger, self.table, self._filter, most)
-            if records or self.json_lines:
-                self._show(ledger, records if limit is None else records[-limit:])
-            else:
-                note(f"no {self.table} in {ledger.path} fit")
-            if limit is not None and len(records) > limit:
-                note(f"earlier {self.table} are left out; --limit N shows more")
-        return 0
-
-    @property
-    def json_lines(self) -> bool:
-        return self.as_json or self.full
-
-    @property
-    def _filter(self) -> Filter:
-        if self.trained and self.untrained:
-            raise ConfigError("--trained and --untrained exclude one another")
-        if self.table == "steps":
-            for name in self.model_fields_set & _OF_TURNS:
-                raise ConfigError(f"--{name} goes with turns, verdicts, feedback and samples")
-        return Filter(
-            **self.model_dump(include={"session", "user", "kind", "since"}),
-            verdict=_VERDICTS.get(self.verdict or "", self.verdict),
-            trained=self.trained if self.trained or self.untrained else None,
-        )
-
-    def _show(self, ledger: Outside, records: Sequence[Record]) -> None:
-        # Not in one moment: while that lasts, the file cannot be tidied up; readers may be slow.
-        if self.full:
-            write_json(in_full(ledger, self.table, record) for record in records)
-        elif self.as_json:
-            write_json(records)
+    limit, wanted = limit or (None if as_json or full else ROWS), Filter(**filters)
+    if what == "steps" and (full or replace(wanted, since=None) != Filter()):
+        raise ConfigError("of steps only --since and --limit choose some, and --full shows turns")
+    with open_read_only(invoked.ledger) as ledger:
+        with ledger.moment():
+            # One row more shows whether there are earlier ones.
+            records = _read(ledger, what, wanted, limit and limit + 1)
+        newest = records[-limit:] if limit else records
+        # Readers may be slow, and while a moment lasts the file cannot be tidied up.
+        if full:
+            write_json(turns_in_full(ledger, [row["id"] for row in newest], tokens=True))
+        elif as_json:
+            write_json(newest)
+        elif newest:
+            write(table(STEPS if what == "steps" else _turn_columns(ledger, newest), newest))
         else:
-            write(table(self._columns(ledger, records), records))
+            note(f"no {what} in {ledger.path} fit")
+    if len(newest) < len(records):
+        note(f"earlier {what} are left out; --limit N shows more")
+    return 0
 
-    def _columns(self, ledger: Outside, records: Sequence[Record]) -> tuple[Column, ...]:
-        columns = COLUMNS[self.table]
-        if self.table != "turns" or not sys.stdout.isatty():
-            return columns
-        began = read_openings(ledger, (r["id"] for r in records), 2 * _LONGEST)
-        words = Column("words", lambda r: short(_LONGEST, " ".join(began.get(r["id"], "").split())))
-        return (*columns[:-1], words, columns[-1])
+
+def _read(rows: Rows, what: str, wanted: Filter, limit: int | None) -> list[Record]:
+    if what == "steps":
+        return read_steps(rows, limit, wanted.since or 0)
+    return [turn.record for turn in read_turns(rows, wanted, limit)]
+
+
+def _turn_columns(ledger: Rows, records: Sequence[Record]) -> Sequence[Column]:
+    if not sys.stdout.isatty():
+        return _TURNS
+    began = read_openings(ledger, (r["id"] for r in records), 2 * _LONGEST)
+    words = Column("words", lambda r: short(_LONGEST, " ".join(began.get(r["id"], "").split())))
+    return (*_TURNS[:-1], words, _TURNS[-1])
 
 
 # What the tables show
 
-_LONGEST = 40
 
-
-def _judged(record: Record) -> str | None:
-    if not record.get("judged", True):
+def _verdict(record: Record) -> str | None:
+    if not record["judged"]:
         return None
     by = "" if record["verdict_by"] == "judge" else f" {record['verdict_by']}"
     return vote(record["verdict"]) + by + (" hint" if record["hints"] else "")
@@ -154,17 +145,7 @@ def _judged(record: Record) -> str | None:
 
 def _version(record: Record) -> str:
     """Format the version that answered; `*` marks one that was not the current one."""
-    return f"v{record['policy_version']}" + "*" * (record.get("fallback") is not None)
-
-
-def _rewarded(record: Record) -> str | None:
-    """Format the reward; `-` where that of an episode's step lacks its outcome."""
-    has_reward = record["reward"] is not None and record["state"] != "held"
-    return vote(record["reward"]) if has_reward else None
-
-
-def _ended(record: Record) -> str:
-    return moment(record.get("finished_at") or record["created_at"])
+    return f"v{record['policy_version']}" + "*" * (record["fallback"] is not None)
 
 
 def _apart(metrics: Mapping[str, Any]) -> float | str | None:
@@ -173,51 +154,31 @@ def _apart(metrics: Mapping[str, Any]) -> float | str | None:
     return f"{number(apart)}!" if metrics.get("agrees") is False else apart
 
 
-def _metric(name: str, of: str) -> Column:
-    return Column(name, "metrics", lambda metrics: metrics.get(of))
-
-
-_SHOWN: Mapping[str, Column] = {
-    column.name: column
-    for column in (
-        Column("when", _ended),
-        Column("user", show=partial(short, 14)),
-        Column("for", "request_kind", partial(short, 16)),
-        Column("by", _version),
-        Column("prompt", "prompt_tokens"),
-        Column("reply", "completion_tokens"),
-        Column("next", "next_role"),
-        Column("verdict", _judged),
-        Column("votes", show=lambda votes: " ".join(map(vote, votes))),
-        Column("score", show=lambda score: None if score is None else vote(score)),
-        Column("said by", "source"),
-        Column("of", "final", lambda final: "session" if final else "reply"),
-        Column("not trained because", "unused"),
-        Column("reward", _rewarded),
-        Column("hint", "hinted"),
-        Column("status", show=step_word),
-        Column("from", "parent", version),
-        Column("made", "version", version),
-        Column("losses", "metrics", lambda m: " ".join(map(number, m.get("losses", ())))),
-        _metric("hinted", "hinted"),
-        _metric("gradient", "grad_norm"),
-        _metric("mean reward", "reward_mean"),
-        _metric("clipped", "clip_share"),
-        Column("apart", "metrics", _apart),
-        Column("cost", "metrics", lambda m: None if m.get("usd") is None else f"${m['usd']:.4f}"),
-        Column("error", show=partial(short, _LONGEST)),
-    )
-}
-"""Columns that show something else than the field of their name."""
-_NAMES: Mapping[Table, str] = {
-    "turns": "id,when,user,session,index,kind,for,by,prompt,reply,next,verdict,outcome",
-    "verdicts": "turn,when,user,session,by,verdict,score,votes",
-    "feedback": "id,turn,when,user,session,score,said by,of,task,group,not trained because",
-    "samples": "id,turn,when,user,session,by,task,group,index,reward,hint,advantage,state,step",
-    "steps": "id,when,status,from,made,samples,lesson,hinted,losses,gradient,mean reward,clipped,"
-    "apart,cost,error",
-}
-COLUMNS: Mapping[Table, tuple[Column, ...]] = {
-    table: tuple(_SHOWN.get(name) or Column(name) for name in names.split(","))
-    for table, names in _NAMES.items()
-}
+_TURNS = (
+    Column("id"),
+    Column("when", "created_at", moment),
+    Column("user", show=partial(short, 14)),
+    Column("session"),
+    Column("kind"),
+    Column("for", "request_kind", partial(short, 16)),
+    Column("by", _version),
+    Column("prompt", "prompt_tokens"),
+    Column("reply", "completion_tokens"),
+    Column("verdict", _verdict),
+    Column("outcome"),
+)
+_STATUS = {"committed": "taken", "intent": "under way"}
+STEPS = (
+    Column("step", "id"),
+    Column("when", lambda step: moment(step["finished_at"] or step["created_at"])),
+    Column("status", show=lambda status: _STATUS.get(status, status)),
+    Column("made", "version", version_name),
+    Column("samples"),
+    Column("lesson"),
+    Column("losses", "metrics", lambda metrics: " ".join(map(number, metrics.get("losses", ())))),
+    Column("gradient", "metrics", lambda metrics: metrics.get("grad_norm")),
+    Column("mean reward", "metrics", lambda metrics: metrics.get("reward_mean")),
+    Column("apart", "metrics", _apart),
+    Column("cost", "metrics", lambda metrics: (usd := metrics.get("usd")) and f"${usd:.4f}"),
+    Column("error", show=partial(short, _LONGEST)),
+)

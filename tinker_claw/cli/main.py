@@ -1,27 +1,23 @@
 """Command-line entry point. Without a command it runs the gateway.
 
-Rule: a command is a class, imported when it is called; its fields are its flags, beside those of
-tinker-claw.
+Rule: a command is a function of its name, imported when it is called; it takes its own flags and
+those of tinker-claw.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from inspect import getdoc
 from typing import Any
 
 import click
-from click.shell_completion import shell_complete
 
 from tinker_claw import __version__
 from tinker_claw.cli import start
-from tinker_claw.cli.common import Command, note
-from tinker_claw.config.flags import parameters
-from tinker_claw.config.load import CONFIG, ELSEWHERE, flags, load_given, names_run, settings_file
+from tinker_claw.cli.common import FlagsCommand, note
+from tinker_claw.config.load import CONFIG, load_given, names_run, settings_file
 from tinker_claw.errors import ClawError
 from tinker_claw.files import for_owner_only
 
@@ -35,12 +31,8 @@ COMMON = (
     "spend__budget_usd",
 )
 """Settings that most users set: --help shows these, --help-all every flag."""
-_COMPLETES = "_TINKER_CLAW_COMPLETE"
-"""Variable by which a shell asks for completions, as click has it."""
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-EXIT_UNREAD = 141
-"""Exit status that the shell reports for SIGPIPE."""
 
 
 COMMANDS = {
@@ -61,21 +53,14 @@ COMMANDS = {
     "rejudge": ("undo", "forget"),
     "export": ("take home", "export"),
 }
-"""Group of each command, and the module with the class of that name."""
+"""Group of each command, and the module with the function of that name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, or the gateway until it is told to stop; an error is one sentence."""
     for_owner_only()
-    program = Program()
-    if shell := os.environ.get(_COMPLETES):
-        return shell_complete(program, {}, "tinker-claw", _COMPLETES, shell)
     try:
-        typed = list(sys.argv[1:] if arguments is None else arguments)
-        with program.make_context("tinker-claw", typed) as context:
-            return program.invoke(context)
-    except click.exceptions.Exit as end:  # of --help
-        return end.exit_code
+        return Program().main(arguments, "tinker-claw", standalone_mode=False)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "tinker-claw"
         message = " ".join(error.format_message().split())  # choices stand on lines of their own
@@ -84,10 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         note(str(error))
     except (KeyboardInterrupt, click.Abort):  # of a command
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of the output has left
-        # Else Python writes the rest once more at exit, and reports that it could not.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_UNREAD
     return EXIT_USAGE
 
 
@@ -119,63 +100,7 @@ def serve(parsed: Mapping[str, Any]) -> int:
 # tinker-claw and its commands, as click has them
 
 
-class _Helped(click.Command):
-    """Command that also takes tinker-claw's flags, of which --help shows few and --help-all all."""
-
-    brief: Sequence[str | None]
-    """Names of the parameters that --help shows."""
-
-    def __init__(self, name: str, own: Sequence[click.Parameter] = (), **options: Any) -> None:
-        own_flags = {flag for parameter in own for flag in parameter.opts}
-        every = click.Option(
-            ["--help-all"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=self._help_all,
-            help="show every flag, those of tinker-claw, too",
-        )
-        self.brief = [*(parameter.name for parameter in own), every.name]
-        super().__init__(
-            name,
-            params=[
-                *own,
-                *(parameter for parameter in flags() if not own_flags & {*parameter.opts}),
-                every,
-            ],
-            context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-            **options,
-        )
-
-    def _help_all(self, context: click.Context, _: click.Parameter, wanted: bool) -> None:
-        if wanted and not context.resilient_parsing:
-            self.brief = [parameter.name for parameter in self.get_params(context)]
-            click.echo(f"{self.get_help(context)}\n\n{ELSEWHERE}")
-            context.exit()
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        visible = [p for p in self.get_params(ctx) if p.name in self.brief]
-        rows = [p.get_help_record(ctx) for p in visible if isinstance(p, click.Option)]
-        with formatter.section("flags (--help-all shows every one)"):
-            formatter.write_dl([row for row in rows if row])
-
-
-class _Named(_Helped):
-    """A command of COMMANDS."""
-
-    def __init__(self, name: str) -> None:
-        module = import_module(f"tinker_claw.cli.{COMMANDS[name][1]}")
-        self._command: type[Command] = getattr(module, name.title().replace("-", ""))
-        help_text = getdoc(self._command) or ""
-        super().__init__(name, parameters(self._command), help=help_text, epilog=self._command.MORE)
-
-    def invoke(self, ctx: click.Context) -> int:
-        parsed = dict(ctx.parent.params) if ctx.parent else {}
-        parsed |= {name: value for name, value in ctx.params.items() if value is not None}
-        return self._command.of(parsed).run()
-
-
-class Program(_Helped, click.Group):
+class Program(FlagsCommand, click.Group):
     """tinker-claw: serves, or runs a command."""
 
     def __init__(self) -> None:
@@ -189,6 +114,9 @@ class Program(_Helped, click.Group):
         )
         click.version_option(__version__, message="%(prog)s %(version)s")(self)
         self.brief = (*COMMON, "version")  # with more, the help would not fit a screen
+
+    def invoke(self, ctx: click.Context) -> int:
+        return click.Group.invoke(self, ctx)
 
     def _without_command(self, **parsed: Any) -> int:
         if click.get_current_context().invoked_subcommand is not None:
@@ -213,7 +141,10 @@ class Program(_Helped, click.Group):
                 add_help_option=False,
                 context_settings={"ignore_unknown_options": True},
             )
-        return _Named(cmd_name) if cmd_name in COMMANDS else None
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"tinker_claw.cli.{COMMANDS[cmd_name][1]}")
+        return getattr(module, cmd_name.replace("-", "_"))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by group, too."""

@@ -10,17 +10,15 @@ import json
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from pydantic import Field
+import click
 
 from tinker_claw.app import orders
-from tinker_claw.app.orders import ANYWHERE, CONTROL_FILE
-from tinker_claw.cli.common import RunCommand, note, url_of, write
-from tinker_claw.config.load import CONFIG, names_run
+from tinker_claw.app.orders import ANYWHERE
+from tinker_claw.cli.common import Invocation, command, note, url_of, write
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
@@ -30,71 +28,60 @@ TRIED: Final = ("2026.9.6", "2026.9.5")
 """Releases of OpenClaw that the tests run, the newest first."""
 
 
-def release() -> str | None:
-    """Return the release of the OpenClaw on PATH; None: there is none, or it does not say."""
-    if (program := shutil.which("openclaw")) is None:
-        return None
-    try:
-        package = Path(program).resolve().with_name("package.json").read_text(encoding="utf-8")
-        return str(json.loads(package)["version"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-class OpenclawConfig(RunCommand):
+@command(
+    "openclaw-config", "Exit status: 0 done, 2 a flag or a setting is wrong, or OpenClaw refuses."
+)
+@click.option(
+    "--write",
+    "write_it",
+    is_flag=True,
+    help="run all commands but the last: OpenClaw rewrites its file (without comments) and keeps "
+    "the old one as .bak",
+)
+@click.option(
+    "--primary",
+    is_flag=True,
+    help="with --write: run the last one, too, so that your agents use it",
+)
+def openclaw_config(invoked: Invocation, write_it: bool, primary: bool) -> int:
     """Print the provider block that points OpenClaw at a gateway, and the commands that add it.
 
     The gateway is the one that runs on the data directory; where none runs, it is the one that a
     start with these flags would be.
     """
-
-    MORE: ClassVar[str] = (
-        "Exit status: 0 done, 2 a flag or a setting is wrong, or OpenClaw refuses."
-    )
-
-    write: bool = Field(
-        False,
-        description="run all commands but the last: OpenClaw rewrites its file (without comments) "
-        "and keeps the old one as .bak",
-    )
-    primary: bool = Field(
-        False, description="with --write: run the last one, too, so that your agents use it"
-    )
-
-    def run(self) -> int:
-        settings = self.settings
-        directory = settings.run.directory
-        if not names_run(self._parsed) and not self._parsed.get(CONFIG):
-            directory = _running_here(directory)
-        if (health := orders.health(directory)) is not None:
-            offer = _of_gateway(directory, health["offers"])
-        else:
-            note(
-                f"No gateway runs on {directory}, so this is a guess by the flags and settings: "
-                f"--port {settings.gateway.port}, the model {settings.served_name}. Give the "
-                "--data-dir of the one that runs."
-            )
-            offer = _of_settings(settings)
-        if (refusal := too_small(offer.context_tokens)) is not None:
-            raise ConfigError(f"{refusal}. Now it is {offer.context_tokens:,}: {offer.source}")
-        _explain(offer)
-        ours, used = provider(offer), f"{PROVIDER}/{offer.model}"
-        defaults: dict[str, Any] = {"model": {"primary": used}}
-        if offer.efforts and offer.may_think:
-            # OpenClaw asks each model that can think for it, unless this is said.
-            defaults["models"] = {used: {"params": {"thinking": "off"}}}
-        commands = [
-            _merge(f"models.providers.{PROVIDER}", ours),
-            *(_merge(f"agents.defaults.{name}", defaults[name]) for name in [*defaults][1:]),
-            _set("agents.defaults.model.primary", used),
-        ]
-        if self.write:
-            _carry_out(commands if self.primary else commands[:-1])
-            return 0
-        block = {"models": {"providers": {PROVIDER: ours}}, "agents": {"defaults": defaults}}
-        text = json.dumps(block, indent=2, ensure_ascii=False)
-        write([text, "", *map(shlex.join, commands)])
+    settings = invoked.settings
+    directory = settings.run.directory
+    if (health := orders.health(directory)) is not None:
+        host, port = orders.address(directory) or ("", 0)
+        source = f"the gateway that runs on {directory} says so"
+        offer = Offer(host=host, port=port, source=source, **health["offers"])
+    else:
+        note(
+            f"No gateway runs on {directory}, so this is a guess by the flags and settings: "
+            f"--port {settings.gateway.port}, the model {settings.served_name}. Give the "
+            "--data-dir of the one that runs."
+        )
+        offer = _of_settings(settings)
+    if (refusal := too_small(offer.context_tokens)) is not None:
+        raise ConfigError(f"{refusal}. Now it is {offer.context_tokens:,}: {offer.source}")
+    _explain(offer)
+    ours, used = provider(offer), f"{PROVIDER}/{offer.model}"
+    defaults: dict[str, Any] = {"model": {"primary": used}}
+    if offer.efforts and offer.may_think:
+        # OpenClaw asks each model that can think for it, unless this is said.
+        defaults["models"] = {used: {"params": {"thinking": "off"}}}
+    commands = [
+        _merge(f"models.providers.{PROVIDER}", ours),
+        *(_merge(f"agents.defaults.{name}", defaults[name]) for name in [*defaults][1:]),
+        _set("agents.defaults.model.primary", used),
+    ]
+    if write_it:
+        _carry_out(commands if primary else commands[:-1])
         return 0
+    block = {"models": {"providers": {PROVIDER: ours}}, "agents": {"defaults": defaults}}
+    text = json.dumps(block, indent=2, ensure_ascii=False)
+    write([text, "", *map(shlex.join, commands)])
+    return 0
 
 
 def too_small(context_tokens: int) -> str | None:
@@ -147,29 +134,6 @@ class Offer:
     """Whether each request decides if the model thinks."""
     key: str | None
     """Description of the key; None: none is needed."""
-
-
-def _running_here(directory: Path) -> Path:
-    """Return this default directory, or the one beside it on which a gateway runs instead.
-
-    Raises:
-        ConfigError: gateways run on several.
-    """
-    if orders.address(directory) is not None:
-        return directory
-    others = [file.parent for file in sorted(directory.parent.glob(f"*/{CONTROL_FILE}"))]
-    running = [folder for folder in others if orders.address(folder) is not None]
-    if len(running) > 1:
-        names = ", ".join(map(str, running))
-        raise ConfigError(f"gateways run on {names}: say which by --data-dir")
-    return running[0] if running else directory
-
-
-def _of_gateway(directory: Path, offers: Mapping[str, Any]) -> Offer:
-    """Return what a running gateway offers. `offers`: by its own account."""
-    host, port = orders.address(directory) or ("", 0)
-    source = f"the gateway that runs on {directory} says so"
-    return Offer(host=host, port=port, source=source, **offers)
 
 
 def _of_settings(settings: Settings) -> Offer:

@@ -13,12 +13,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from tinker_claw.cli import keys
+import click
+
 from tinker_claw.cli.common import room_beside, url_of, write
 from tinker_claw.config.load import first_file, load_given
 from tinker_claw.config.settings import Settings
@@ -58,23 +59,29 @@ def begin(serve: Callable[[], int]) -> int:
     Raises:
         ConfigError: what was answered cannot be kept, or started.
     """
-    write(["A few questions; one keypress answers each. Ctrl-C leaves, and changes nothing."])
-    with keys.unseen():
-        while (place := _place()) != "demo":
-            values = {"run__backend": place}
-            try:
-                if place == "local":
-                    _check_local(load_given(values))
-                values["run__model_name"] = _model(load_given(values))
-                settings = load_given(values)
-                key = _key(settings) if place == "tinker" else None
-            except ConfigError as error:
-                write(["", str(error)])
-                continue
-            settings = load_given(values | {"training__lessons": _lessons()})
-            _remember(settings, key, _spend(settings), first_file())
-            break
-    return demo(()) if place == "demo" else serve()
+    write(["A few questions; a number answers each. Ctrl-C leaves, and changes nothing."])
+    while (place := _place()) != "demo":
+        values = {"run__backend": place}
+        try:
+            if place == "local":
+                _check_local(load_given(values))
+            values["run__model_name"] = _model(load_given(values))
+            settings = load_given(values)
+            key = _key(settings) if place == "tinker" else None
+        except ConfigError as error:
+            write(["", str(error)])
+            continue
+        settings = load_given(values | {"training__lessons": _lessons()})
+        _remember(settings, key, _spend(settings), first_file())
+        return serve()
+    return demo(())
+
+
+def _choose(answers: Mapping[str, str]) -> str:
+    """List answers with their numbers; return the name of the one that is chosen."""
+    write(f"  {number}  {answer}" for number, answer in enumerate(answers.values(), 1))
+    number = click.prompt(f"1 to {len(answers)}", type=click.IntRange(1, len(answers)))
+    return [*answers][number - 1]
 
 
 def _place() -> str:
@@ -92,7 +99,7 @@ def _place() -> str:
         "demo": "nowhere yet: watch a demo; a simulated user teaches a tiny model here",
     }
     write(["", "Where should the model run?"])
-    return keys.choose(places)
+    return _choose(places)
 
 
 def _model(settings: Settings) -> str:
@@ -100,15 +107,15 @@ def _model(settings: Settings) -> str:
     usual = settings.run.model_name
     folder = " or a folder" * (settings.run.backend == "local")
     write(["", "Which model?"])
-    if keys.choose({"usual": usual, "other": "another one"}) == "usual":
+    if _choose({"usual": usual, "other": "another one"}) == "usual":
         return usual
-    return keys.line(f"Its name at Hugging Face{folder}")
+    return click.prompt(f"Its name at Hugging Face{folder}").strip()
 
 
 def _lessons() -> str:
     """Ask whether lessons are told."""
     write(["", "When you ask something of all replies (`/always in French`), keep it in mind?"])
-    return keys.choose(
+    return _choose(
         {
             "on": "yes, in all later sessions; the page lists these wishes and drops them",
             "off": "no, replies change by training alone",
@@ -130,7 +137,7 @@ def _key(settings: Settings) -> str | None:
         write(["", f"Your key is in {key_source}, which is used; it is stored nowhere else."])
     else:
         write(["", f"Your Tinker key? Make one at {CONSOLE}."])
-        key = keys.line("It begins with tml- and is not shown as you type", echo=False)
+        key = click.prompt("It begins with tml- and is not shown as you type", hide_input=True)
     write(["Asking Tinker ..."])
     asyncio.run(offered(settings, key=key))
     return key
@@ -152,20 +159,18 @@ def _check_local(settings: Settings) -> None:
 
 
 def _spend(settings: Settings) -> Sequence[str]:
-    """Ask what a spent budget stops; return the lines of the settings file about it."""
+    """Return the lines of the settings file about the budget of a start at Tinker."""
     from tinker_claw.billing.prices import price_in_force
 
     # For a user's own server the price is not known.
     if settings.run.backend != "tinker" or price_in_force(settings).missing:
         return ()
     write(["", f"Judging and training pause once ${BUDGET_USD} are spent, serving included."])
-    write(["Should serving stop then, too?"])
-    stops = keys.choose({"no": "no, it continues and costs more", "yes": "yes"}) == "yes"
     return (
         "",
         "[spend]",
         f'budget_usd = {BUDGET_USD}  # or a sum of each month: "20/month"',
-        f'budget_serving = "{"stops" if stops else "goes-on"}"  # once it is spent',
+        'budget_serving = "goes-on"  # "stops": then nothing is answered once it is spent',
     )
 
 

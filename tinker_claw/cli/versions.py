@@ -7,19 +7,20 @@ Rule: files on this machine are checked; nothing is claimed about those at a ser
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
-from pydantic import BeforeValidator, Field
+import click
 
 from tinker_claw.cli.common import (
+    READS,
     Column,
-    LedgerCommand,
+    Invocation,
+    command,
     table,
-    version,
+    version_name,
     write,
     write_json,
 )
-from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.figures import read_stored, usable
@@ -32,8 +33,11 @@ STAYS = (
     f"v0, the last of each of {KEPT_DAYS} days, the newest {KEPT_STATES} states and the newest "
     f"{KEPT_SAMPLERS} samplers stay"
 )
-AS_SHOWN = BeforeValidator(lambda text: str(text).removeprefix("v"))
-"""A version's number may be written as it is shown: v3."""
+
+
+def as_shown(text: str) -> int:
+    """Read the number of a version, which may be written as it is shown: v3."""
+    return int(text.removeprefix("v"))
 
 
 def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Record:
@@ -57,7 +61,9 @@ def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Recor
     return chosen
 
 
-class Versions(LedgerCommand):
+@command("versions")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object a line")
+def versions(invoked: Invocation, as_json: bool) -> int:
     """List the policy versions of a run, also while the gateway runs.
 
     `step`: committed steps since the base. `accepted`: how many of its first judged turns
@@ -65,18 +71,14 @@ class Versions(LedgerCommand):
     pin it or ask for MODEL@vN. `now`: whether it serves, is pinned, or was left behind by a
     rollback.
     """
-
-    as_json: bool = Field(False, alias="json", description="one JSON object a line")
-
-    def run(self) -> int:
-        with self.rows() as ledger:
-            records = read_stored(ledger)
-        if self.as_json:
-            write_json(records)
-            return 0
-        deleted = any(False in (record["state"], record["sampler"]) for record in records)
-        write([*table(_COLUMNS, records), *([f"Deleted: {STAYS}."] if deleted else [])])
+    with invoked.rows() as ledger:
+        records = read_stored(ledger)
+    if as_json:
+        write_json(records)
         return 0
+    deleted = any(False in (record["state"], record["sampler"]) for record in records)
+    write([*table(_COLUMNS, records), *([f"Deleted: {STAYS}."] if deleted else [])])
+    return 0
 
 
 def _there(there: bool | None) -> str:
@@ -89,8 +91,8 @@ def _mark(record: Record) -> str:
 
 
 _COLUMNS = (
-    Column("version", "id", version),
-    Column("parent", show=version),
+    Column("version", "id", version_name),
+    Column("parent", show=version_name),
     Column("step"),
     Column("made", "created_at", moment),
     Column("samples", show=lambda samples: samples or None),
@@ -101,88 +103,75 @@ _COLUMNS = (
 )
 
 
-class _AnswerCommand(LedgerCommand):
-    """A command that changes which version answers."""
-
-    MORE: ClassVar[str] = (
-        "A running gateway does it at once; otherwise the next start does. " + LedgerCommand.MORE
-    )
+_AT_ONCE = f"A running gateway does it at once; otherwise the next start does. {READS}"
 
 
-class Pin(_AnswerCommand):
+@command("pin", _AT_ONCE)
+@click.argument("version", type=as_shown, help="v3, say; `tinker-claw versions` lists them")
+def pin(invoked: Invocation, version: int) -> int:
     """Answer with one version from now on, while learning continues.
 
     Learning continues from the newest version, with samples of the pinned one until that is more
     than --max-staleness steps old. `unpin` or `rollback` ends it.
     """
-
-    version: Annotated[int, AS_SHOWN, WORD] = Field(
-        description="v3, say; `tinker-claw versions` lists them"
+    with invoked.rows() as ledger:
+        pinned: int = named(ledger, version)["id"]
+    _, now = invoked.carry_out(
+        "pin", {"version": pinned}, lambda ledger: ledger.versions.pin(pinned)
     )
-
-    def run(self) -> int:
-        with self.rows() as ledger:
-            pinned: int = named(ledger, self.version)["id"]
-        _, now = self.carry_out(
-            "pin", {"version": pinned}, lambda ledger: ledger.versions.pin(pinned)
-        )
-        write([f"v{pinned} {_answers(now)}; learning continues."])
-        return 0
+    write([f"v{pinned} {_answers(now)}; learning continues."])
+    return 0
 
 
-class Unpin(_AnswerCommand):
+@command("unpin", _AT_ONCE)
+def unpin(invoked: Invocation) -> int:
     """Let the newest version answer again."""
-
-    def run(self) -> int:
-        newest, now = self.carry_out("unpin", {}, lambda ledger: ledger.versions.pin(None))
-        write([f"The newest version{f', v{newest},' if now else ''} {_answers(now)}."])
-        return 0
+    newest, now = invoked.carry_out("unpin", {}, lambda ledger: ledger.versions.pin(None))
+    write([f"The newest version{f', v{newest},' if now else ''} {_answers(now)}."])
+    return 0
 
 
-class Rollback(_AnswerCommand):
+@command("rollback", _AT_ONCE)
+@click.argument(
+    "version", type=as_shown, help="v3, say; `tinker-claw versions` says which have their state"
+)
+def rollback(invoked: Invocation, version: int) -> int:
     """Answer with an earlier version at once, and continue learning from its state.
 
     The current step ends first. The version gets a new number, and nothing is deleted, so another
     rollback undoes this one. Samples of the versions left behind expire. It ends a pin and a pause
     of learning; to resume learning where it is, name the newest version.
     """
+    with invoked.rows() as ledger:
+        kept = named(ledger, version, with_state=True)
 
-    version: Annotated[int, AS_SHOWN, WORD] = Field(
-        description="v3, say; `tinker-claw versions` says which have their state"
+    def offline(ledger: Ledger) -> dict[str, Any]:
+        to = ledger.versions.get(kept["id"])
+        assert to is not None
+        ledger.steps.void_unfinished()
+        return asdict(ledger.versions.roll_back(to))
+
+    new_version, now = invoked.carry_out("rollback", {"version": kept["id"]}, offline)
+    write(
+        [
+            f"v{new_version['id']}, with the weights of v{kept['id']}, {_answers(now)}, and "
+            "learning continues from its state. What later versions sampled, and was not trained "
+            "on, has expired."
+        ]
     )
-
-    def run(self) -> int:
-        with self.rows() as ledger:
-            kept = named(ledger, self.version, with_state=True)
-
-        def offline(ledger: Ledger) -> dict[str, Any]:
-            to = ledger.versions.get(kept["id"])
-            assert to is not None
-            ledger.steps.void_unfinished()
-            return asdict(ledger.versions.roll_back(to))
-
-        new_version, now = self.carry_out("rollback", {"version": kept["id"]}, offline)
-        write(
-            [
-                f"v{new_version['id']}, with the weights of v{kept['id']}, {_answers(now)}, and "
-                "learning continues from its state. What later versions sampled, and was not "
-                "trained on, has expired."
-            ]
-        )
-        return 0
+    return 0
 
 
-class Accept(LedgerCommand):
+@command("accept")
+def accept(invoked: Invocation) -> int:
     """Accept the newest version as the one from which canaries may not fall far.
 
     It ends a pause of learning for canaries that fell since the base, or since the version that was
     accepted before. A running gateway does it at once, after the current step.
     """
-
-    def run(self) -> int:
-        accepted, _ = self.carry_out("accept", {}, lambda ledger: ledger.reference.accept())
-        write([f"Canaries are compared with v{accepted} from now on."])
-        return 0
+    accepted, _ = invoked.carry_out("accept", {}, lambda ledger: ledger.reference.accept())
+    write([f"Canaries are compared with v{accepted} from now on."])
+    return 0
 
 
 def _answers(now: bool) -> str:

@@ -19,8 +19,6 @@ from tinker_claw.config.settings import (
     ENV_PREFIX,
     NEEDS_GPU,
     VARIABLES,
-    Local,
-    Run,
     Settings,
 )
 from tinker_claw.errors import ConfigError
@@ -42,9 +40,8 @@ def check(settings: Settings) -> None:
     Raises:
         ConfigError: says what to set, or what to leave out.
     """
-    run, local = settings.run, settings.local
-    access = _access(settings), _owners(settings)
-    for wrong in chain(*access, _urls(settings), _local(run, local), _judge(settings)):
+    rules = (_access, _owners, _urls, _local, _judge)
+    for wrong in chain.from_iterable(rule(settings) for rule in rules):
         raise ConfigError(wrong)
 
 
@@ -123,8 +120,9 @@ def _is_address(url: str) -> bool:
         return False
 
 
-def _local(run: Run, local: Local) -> Iterator[str]:
+def _local(settings: Settings) -> Iterator[str]:
     """Check GPU settings against the backend, the model and one another."""
+    run, local = settings.run, settings.local
     named = local.given(*VARIABLES, "sampler_urls")
     if run.backend == "tinker" and named:
         yield (
@@ -146,7 +144,12 @@ def _local(run: Run, local: Local) -> Iterator[str]:
         yield f"{needs} needs GPUs, but --device is cpu; leave one of the two out"
     if local.device.startswith("cuda:") and (local.gpus or 1) > 1:
         yield f"--device {local.device} is one GPU; for several give --gpus and --device cuda"
-    yield from _servers(local)
+    started = local.given("rollout_gpus", "rollout_tp")
+    if local.urls and started:
+        yield (
+            f"{started} is for samplers that are started here; --sampler-urls names some that run "
+            "already: leave one of the two out"
+        )
 
 
 def _judge(settings: Settings) -> Iterator[str]:
@@ -163,12 +166,3 @@ def _judge(settings: Settings) -> Iterator[str]:
             yield f"[judge.headers]: {name!r} is no name of a header"
         elif not _VALUE.fullmatch(value.get_secret_value()):
             yield f"[judge.headers]: the value of {name} must be printable ASCII on one line"
-
-
-def _servers(local: Local) -> Iterator[str]:
-    unused = local.given("rollout_gpus", "rollout_tp")
-    if local.urls and unused:
-        yield (
-            f"{unused} is for samplers that are started here; --sampler-urls names some that run "
-            "already: leave one of the two out"
-        )

@@ -17,11 +17,10 @@ from typing import Any, Final, TypeVar, cast
 
 import click
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from tinker_claw.config.check import API_KEY, check
-from tinker_claw.config.flags import parameters, takes, wrong
+from tinker_claw.config.flags import describe, flag_of, has_flag, parameters
 from tinker_claw.config.own_key import with_own_key
 from tinker_claw.config.settings import ENV_PREFIX, USERS, VARIABLES, Settings, sections
 from tinker_claw.errors import ConfigError
@@ -72,7 +71,10 @@ def load_given(parsed: Mapping[str, Any]) -> Settings:
     values = _merge(layers)
     if _wants_gpus(values.get("run")):
         values = _merge((_read_variables(), values))
-    settings = _build(values, by_section)
+    try:
+        settings = Settings(**values)
+    except ValidationError as error:
+        raise ConfigError(describe(error, _named)) from error
     if "api_key" not in values.get("gateway", {}):
         settings = with_own_key(settings)
     check(settings)
@@ -154,10 +156,7 @@ def read_as(model: type[M], flag: str, path: Path) -> M:
     try:
         return model.model_validate(read_toml(flag, path))
     except ValidationError as error:
-        wrong = (
-            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
-        )
-        raise ConfigError(f"{flag} {path}: {'; '.join(wrong)}") from error
+        raise ConfigError(f"{flag} {path}: {describe(error, _dotted)}") from error
 
 
 def _read_environment() -> dict[str, Any]:
@@ -203,37 +202,16 @@ def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def _build(values: Mapping[str, Any], typed: Mapping[str, Any]) -> Settings:
-    """Create the settings. `typed`: those of the command line, by section."""
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        flagged, others = list[str](), list[str]()
-        for problem in error.errors(include_input=False):
-            section, name = (*map(str, problem["loc"]), "", "")[:2]
-            if name in typed.get(section, {}):
-                field = sections()[section].model_fields[name]
-                flagged.append(wrong(name, field, typed[section][name], problem))
-            else:
-                others.append(f"{_named(problem['loc'])}: {_reason(problem)}")
-        sentences = [*flagged, *([f"settings: {'; '.join(others)}"] if others else [])]
-        raise ConfigError("; ".join(sentences)) from error
+def _dotted(place: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, place))
 
 
-def _named(location: tuple[int | str, ...]) -> str:
-    dotted = ".".join(str(part) for part in location)
-    section, _, field = dotted.partition(".")
-    has_variable = section == "local" and field in VARIABLES
-    return f"{dotted} ({VARIABLES[field]})" if has_variable else dotted
-
-
-def _reason(problem: ErrorDetails) -> str:
-    if problem["type"] == "extra_forbidden":
-        *outer, name = problem["loc"]
-        homes = [
-            f"[{section}]" for section, model in sections().items() if name in model.model_fields
-        ]
-        if homes and not outer:
-            return f"a file says it in a table; put it below {' or '.join(homes)}"
-        return "there is no such setting (tinker-claw --help-all lists them)"
-    return takes(problem)
+def _named(place: tuple[int | str, ...]) -> str:
+    """Return the dotted name of a setting, with the flag and the variable that may have set it."""
+    section, name = (*map(str, place), "", "")[:2]
+    model, sources = sections().get(section), list[str]()
+    if model and name in model.model_fields and has_flag(model.model_fields[name]):
+        sources.append(flag_of(name))
+    if section == "local" and name in VARIABLES:
+        sources.append(VARIABLES[name])
+    return _dotted(place) + (f" ({', '.join(sources)})" if sources else "")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from cachetools import LRUCache
 
@@ -72,7 +71,6 @@ class GatewayDeps:
     spending: Spending
     telemetry: Telemetry
     """Sees every turn: figures only, no text."""
-    health: Callable[[], Mapping[str, Any]]
     wake_judging: Callable[[], None]
     """Called when a turn got its next state or its verdict, and can be judged or scored."""
     lessons: LessonChooser | None = None
@@ -82,23 +80,3 @@ class GatewayDeps:
     """Clients whose own temperature keeps their replies from being trained."""
     refused: LRUCache[tuple[str, str], int] = field(default_factory=lambda: LRUCache(4096))
     """Hash of the message in which something was refused first, by user and its digest."""
-
-    def _offers(self) -> dict[str, Any]:
-        """Return what an agent's settings say of the model."""
-        cfg, thinking = self.settings, self.renderer.thinking
-        return {
-            "model": self.served_name,
-            "context_tokens": self.can.context_tokens,
-            "max_reply_tokens": cfg.max_reply_tokens,
-            "images": cfg.images != "off" and self.renderer.eyes is not None and self.can.sees,
-            "efforts": thinking.efforts,
-            "may_think": thinking.off is not None and cfg.thinking == "auto",
-            "key": self.keys.key_header,
-        }
-
-    def figures(self) -> dict[str, Any]:
-        """Return the body of /healthz, as an admin sees it."""
-        here = {"private_near_misses": self.privacy.near_misses, "offers": self._offers()}
-        lists = {"left_out": self.left_out, "unfit": self.unfit}
-        notes = {name: [*noticed.kinds.values()] for name, noticed in lists.items()}
-        return {**self.health(), **here} | notes

@@ -18,56 +18,36 @@ from tinker_claw.ledger.firsts import First, read_firsts
 from tinker_claw.ledger.reference import gate_of, read_fallen
 from tinker_claw.ledger.samples import read_queue, ready
 from tinker_claw.ledger.turn_view import Record, count_outcomes, run_of
-from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.ledger.versions import pinned, read_line, read_versions
-from tinker_claw.ledger.views import Filter, read
+from tinker_claw.ledger.views import read_steps
 
-_COUNTS: Mapping[str, str] = {
-    "sessions": "SELECT COUNT(*) FROM sessions",
-    "private_sessions": "SELECT COUNT(*) FROM sessions WHERE private = 1",
-    "hints": "SELECT COUNT(*) FROM hints WHERE rank = 0",
-    "lost_next_states": "SELECT COUNT(*) FROM turns WHERE lost IS NOT NULL",
-    "bills_without_price": "SELECT COUNT(*) FROM spend WHERE usd IS NULL",
-}
-"""Figures that are numbers. Lost: requests that could not be tied to a reply."""
+_SUMS = """
+SELECT (SELECT MAX(id) FROM versions) AS policy_version,
+  COALESCE((SELECT step FROM versions ORDER BY id DESC LIMIT 1), 0) AS step,
+  (SELECT COUNT(*) FROM sessions) AS sessions,
+  (SELECT COUNT(*) FROM sessions WHERE private = 1) AS private_sessions,
+  (SELECT COUNT(*) FROM turns WHERE lost IS NOT NULL) AS lost_next_states,
+  (SELECT COUNT(*) FROM hints WHERE rank = 0) AS hints,
+  (SELECT COUNT(DISTINCT turn_id) FROM feedback WHERE final = 0) AS rated,
+  (SELECT COUNT(*) FROM verdicts WHERE score IS NOT NULL AND judged <> value) AS unlike_judge,
+  (SELECT MAX(id) FROM lessons WHERE state = 'candidate') AS candidate
+"""
+"""Figures that are numbers. `policy_version`: the newest; None: the run has not begun. `step`:
+committed steps from the base to it. `lost_next_states`: requests that could not be tied to a reply.
+`candidate`: the newest lesson that its user has not kept yet."""
 _GROUPS: Mapping[str, str] = {
     "turns": "SELECT kind, COUNT(*) FROM turns GROUP BY kind",
     "samples": "SELECT state, COUNT(*) FROM turns WHERE state IN ('held', 'queued', 'trained') "
     "GROUP BY state",
-    "unclear": "SELECT client, COUNT(*) FROM turns WHERE asked_by = 'unknown' GROUP BY client",
     "usd": "SELECT purpose, TOTAL(usd) FROM spend GROUP BY purpose",
 }
 """Figures that are numbers by what they are of. `usd`: as far as prices were known."""
-_SUMS: Mapping[str, str] = {
-    "episodes": f"""
-SELECT COUNT(*) FILTER (WHERE running) AS running, COUNT(*) FILTER (WHERE NOT running) AS over
-FROM (SELECT episode = 1 AND ({OUTCOME}) IS NULL AS running FROM sessions WHERE episode <> 0)
-""",
-    "verdicts": """
+_VERDICTS = """
 SELECT COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE value = 0) AS neutral,
   COUNT(*) FILTER (WHERE value = -1) AS bad, COUNT(*) FILTER (WHERE value IS NULL) AS none
 FROM verdicts
-""",
-    "lessons": """
-SELECT COUNT(*) FILTER (WHERE state = 'told') AS told,
-  COUNT(*) FILTER (WHERE state IN ('provisional', 'learned')) AS practised,
-  MAX(id) FILTER (WHERE state = 'candidate') AS candidate,
-  (SELECT id FROM lessons ORDER BY told_in DESC, id DESC LIMIT 1) AS newest,
-  MAX(told_in) FILTER (WHERE state = 'told') AS session FROM lessons
-""",
-    "feedback": """
-SELECT COUNT(DISTINCT CASE WHEN final = 0 THEN turn_id END) AS replies,
-  COUNT(DISTINCT CASE WHEN final = 1 THEN session_id END) AS sessions,
-  (SELECT COUNT(*) FROM verdicts WHERE score IS NOT NULL AND judged <> value) AS unlike
-FROM feedback
-""",
-    "judge_billed": """
-SELECT COUNT(DISTINCT turn_id) AS turns, COALESCE(SUM(sampled), 0) AS answered,
-  COALESCE(SUM(prefill + cached), 0) AS asked, TOTAL(usd) AS usd FROM spend WHERE purpose = 'judge'
-""",
-}
-"""Figures that are records. In `verdicts`, none: no vote was valid. In `lessons`, practised ones
-are in no prompt, and `newest` was the last to come into one."""
+"""
+"""none: no vote was valid."""
 _UNHEARD = """
 SELECT user, SUM(judged = -1) AS rejections, SUM(hinted) AS hints FROM (
   SELECT user, judged, EXISTS (
@@ -101,28 +81,24 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
     Args:
         batch_size: samples of a step.
     """
-    firsts, steps = read_live(rows), read(rows, "steps", Filter(), LAST_STEPS)
+    firsts, steps = read_live(rows), read_steps(rows, LAST_STEPS)
     groups = {name: rows.pairs(query) for name, query in _GROUPS.items()}
-    groups["turns"] = {"main": 0, "side": 0} | groups["turns"]
     return {
         "data_dir": str(rows.path.parent),
         "batch_size": batch_size,
         # Whether learning helps, one line per user.
         "headlines": read_headlines(rows, firsts),
         "run": run_of(rows),
-        # The newest; None: the run has not begun.
-        "policy_version": rows.one("SELECT MAX(id) FROM versions"),
         # The pinned version, which answers; None: the newest does.
         "pinned": pinned(rows),
         # Why learning is paused; None: it is not, or for refusals, which `gate` has.
         "held": read_fallen(rows) or ((fallen := read_decline(rows)) and str(fallen)),
-        # Committed steps from the base to the newest version.
-        "step": rows.one("SELECT step FROM versions ORDER BY id DESC LIMIT 1") or 0,
         # Queued samples that steps could take.
         "samples_waiting": ready(read_queue(rows), batch_size),
-        **{name: rows.one(query) for name, query in _COUNTS.items()},
+        **dict(rows.rows(_SUMS)[0]),
         **groups,
-        **{name: dict(rows.rows(query)[0]) for name, query in _SUMS.items()},
+        "turns": {"main": 0, "side": 0} | groups["turns"],
+        "verdicts": dict(rows.rows(_VERDICTS)[0]),
         # Users whom the judge hardly hears.
         "unheard": [dict(row) for row in rows.rows(_UNHEARD)],
         "strangers": [dict(row) for row in rows.rows(_STRANGERS)],

@@ -141,10 +141,7 @@ _CONTENTS = f"""
 SELECT sessions.key AS session_key, ({OUTCOME}) AS session_outcome, turns.lost, request_text,
   voices, reply_text, params, trace, verdicts.prompt AS judge_prompt,
   verdicts.judged AS judge_verdict, hint, untaught, overlap, reward, advantage, advantages,
-  steps.version, steps.finished_at,
-  (SELECT COUNT(*) FROM step_samples WHERE step_samples.step_id = samples.step_id) AS together,
-  (SELECT parent.step FROM versions AS parent WHERE parent.id = steps.parent)
-    - (SELECT step FROM versions WHERE versions.id = turns.policy_version) AS age,
+  steps.version,
   (SELECT json_group_object(id, error) FROM (SELECT begun.id, error
     FROM step_samples JOIN steps AS begun ON begun.id = step_samples.step_id
     WHERE sample_id = samples.id AND status = 'void' ORDER BY begun.id)) AS void,
@@ -164,8 +161,9 @@ FROM {TURNS} LEFT JOIN steps ON steps.id = samples.step_id WHERE turns.id = ?
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Full contents of a turn, in addition to its `TurnView`."""
+    """Full contents of a turn."""
 
+    turn: TurnView
     session_key: str
     """The client's name for its session."""
     session_outcome: float | None
@@ -212,11 +210,6 @@ class Contents:
     """Version that the step with it made."""
     left_behind: bool
     """Whether a rollback has left that version behind."""
-    finished_at: float | None
-    together: int
-    """Number of samples in that step."""
-    age: int | None
-    """Steps between the version that answered and that step."""
     void: Mapping[str, str | None]
     """Why each step with it is void, by step id, oldest first."""
     usd: float | None
@@ -228,8 +221,8 @@ _JSON = ("voices", "params", "answers", "hints", "lessons", "void")
 
 def read_contents(rows: Rows, turn_id: int) -> Contents | None:
     """Return the contents of a turn; None: there is no such turn any more."""
-    row = rows.row(_CONTENTS, turn_id)
-    if row is None:
+    turn, row = read_turn(rows, turn_id), rows.row(_CONTENTS, turn_id)
+    if turn is None or row is None:
         return None
     fields = dict(row) | {name: json.loads(row[name]) for name in _JSON}
     fields["advantages"] = unpack_floats(row["advantages"]) if row["advantages"] else ()
@@ -239,6 +232,7 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
         f"SELECT {FEEDBACK}, feedback.text FROM feedback WHERE turn_id = ? ORDER BY id", turn_id
     )
     return Contents(
+        turn=turn,
         **fields,
         runs=read_runs(rows, turn=turn_id),
         completion=completion_of(sampled),

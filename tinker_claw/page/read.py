@@ -7,7 +7,7 @@ and tools go out unchanged: the templates escape them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -17,17 +17,15 @@ from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.decline import read_decline
 from tinker_claw.ledger.figures import read_figures, read_headlines, read_live, read_stored
 from tinker_claw.ledger.lessons import read_lessons
-from tinker_claw.ledger.reference import gate_of
 from tinker_claw.ledger.turn_view import (
     Contents,
     Record,
     read_contents,
     read_openings,
-    read_turn,
     run_of,
 )
 from tinker_claw.ledger.versions import Line, read_line
-from tinker_claw.ledger.views import Filter, read
+from tinker_claw.ledger.views import Filter, read_steps, read_turns
 from tinker_claw.page.charts import Point, curve
 from tinker_claw.sinks.base import figures_of
 from tinker_claw.types import Kind, StopReason, Tokens
@@ -81,14 +79,28 @@ def missing(what: str) -> RequestError:
     return RequestError(message, status=HTTPStatus.NOT_FOUND, code="not_found")
 
 
-def read_overview(rows: Rows, training: Training) -> Record:
-    """Return the run's overview: the figures of `status`, in its words, with curves."""
+def read_overview(rows: Rows, training: Training, user: str | None) -> Record:
+    """Return the overview of a user: whether it helps them, and their lessons. `begun`: whether a
+    main turn has come.
+
+    Args:
+        user: None: all, with the figures of `status`, in its words, and with curves.
+    """
+    seen = {
+        "lessons": _lessons(rows, user),
+        "begun": bool(read_turns(rows, Filter(user=user, kind=Kind.MAIN), 1)),
+    }
+    if user is not None:
+        return seen | {
+            "headlines": read_headlines(rows, read_live(rows, user), user),
+            "run": run_of(rows),
+            "fields": (),
+        }
     figures = read_figures(rows, training.batch_size)
-    steps = [s for s in read(rows, "steps", Filter(), STEPS) if s["status"] == "committed"]
+    steps = [s for s in read_steps(rows, STEPS) if s["status"] == "committed"]
     shares = _shares(figures["accepted"][-STEPS:])
-    page = {"fields": list(run_fields(figures)), "lessons": _lessons(rows, None)}
-    page["begun"] = figures["turns"]["main"] > 0
-    return {**figures, **page, "shares": shares, "curves": list(_curves(steps))}
+    fields = [*run_fields(figures)]
+    return {**figures, **seen, "fields": fields, "shares": shares, "curves": [*_curves(steps)]}
 
 
 def _shares(accepted: Sequence[Record]) -> Mapping[str, Any]:
@@ -111,17 +123,6 @@ def _curves(steps: Sequence[Record]) -> Iterator[Record]:
             yield {"name": name, "about": about, "curve": drawn, "table": table}
 
 
-def read_mine(rows: Rows, user: str | None) -> Record:
-    """Return the overview that a user has: whether it helps them, and their lessons. `begun`:
-    whether a main turn of theirs has come."""
-    return {
-        "headlines": read_headlines(rows, read_live(rows, user), user),
-        "lessons": _lessons(rows, user),
-        "begun": bool(read(rows, "turns", Filter(user=user, kind=Kind.MAIN), 1)),
-        "run": run_of(rows),
-    }
-
-
 def _lessons(rows: Rows, user: str | None) -> list[Record]:
     """Return a user's lessons, or all, each with what its newest practice did."""
     lessons = read_lessons(rows, user)
@@ -131,10 +132,10 @@ def _lessons(rows: Rows, user: str | None) -> list[Record]:
     ]
 
 
-def read_turns(rows: Rows, wanted: Filter) -> Record:
+def read_turn_list(rows: Rows, wanted: Filter) -> Record:
     """Return the newest turns that match, newest first; main turns with the first words that they
     were asked: `words`."""
-    turns = read(rows, "turns", wanted, ROWS + 1)[::-1]
+    turns = [turn.record for turn in reversed(read_turns(rows, wanted, ROWS + 1))]
     words = read_openings(rows, [turn["id"] for turn in turns], _WORDS)
     return _first_rows("turns", [t | {"words": words.get(t["id"], "")} for t in turns], "id")
 
@@ -157,14 +158,15 @@ def read_details(rows: Rows, turn_id: int, user: str | None, decode: Decode) -> 
     Raises:
         RequestError: 404, the user has no such turn.
     """
-    turn, contents = read_turn(rows, turn_id), read_contents(rows, turn_id)
-    if turn is None or contents is None or (user is not None and turn.user != user):
+    contents = read_contents(rows, turn_id)
+    if contents is None or user not in (None, contents.turn.user):
         raise missing("turn")
+    turn = contents.turn
     trained = turn.trained_in_step is not None and contents.advantages
     return {
         "turn": turn,
         "contents": contents,
-        "fields": list(turn_fields(turn, contents)),
+        "fields": list(turn_fields(contents)),
         "pieces": list(_pieces(contents, decode)) if trained else [],
         "feedback": next((entry for entry in contents.feedback[::-1] if not entry["final"]), None),
         # The turns of the session before and after it.
@@ -206,67 +208,38 @@ def _piece(text: str, values: Sequence[float]) -> TokenSpan:
 
 
 def read_versions(rows: Rows, before: int | None = None) -> Record:
-    """Return the newest versions as a tree.
+    """Return the newest versions.
 
     `accepted`: share of its first judged turns that were accepted; None: it has none.
-    `depth`: a lineage goes on at its depth, and versions left by a rollback are one deeper. `gate`:
-    its result for the version; `refused`: results of versions refused after it, newest first.
     `drops`: what a rollback to it leaves behind; None: it would change nothing.
 
     Args:
         before: only versions of lower numbers.
     """
-    kept: dict[int, Record] = {
-        version["id"]: {**version, "gate": None, "refused": list[Record]()}
-        for version in read_stored(rows)
-    }
-    for step in reversed(read(rows, "steps", Filter(), STEPS)):
-        gate_result = gate_of(step)
-        if gate_result is not None and gate_result["refused"]:
-            kept[step["parent"]]["refused"].append(gate_result)
-        elif gate_result is not None:
-            kept[step["version"]]["gate"] = gate_result
-    for version in kept.values():
-        above = kept.get(version["parent"], {"depth": 0, "live": version["live"]})
-        version["depth"] = above["depth"] + (above["live"] and not version["live"])
-    page = [
-        version for version in reversed(kept.values()) if before is None or version["id"] < before
-    ]
-    line = read_line(rows)
-    waiting = rows.pairs(
-        "SELECT policy_version, COUNT(*) FROM turns WHERE state IN ('queued', 'held') GROUP BY 1"
-    )
+    kept, line = read_stored(rows), read_line(rows)
+    page = [version for version in reversed(kept) if before is None or version["id"] < before]
     # To the newest it would only end a hold: learning goes on from there as it is.
-    here = None if read_decline(rows) else max(kept, default=None)
+    here = kept[-1]["id"] if kept and not read_decline(rows) else None
     for version in page[:ROWS]:
         to = version["id"]
-        version["drops"] = None if to == here else _drops(line, [*kept.values()], waiting, to)
+        version["drops"] = None if to == here else _drops(line, kept, to)
     return _first_rows("versions", page, "id")
 
 
-def _drops(line: Line, versions: Sequence[Record], waiting: Mapping[int, int], to: int) -> str:
-    """Say what a rollback to a version leaves behind.
-
-    Args:
-        waiting: samples that wait for a step, by the version that they were sampled by.
-    """
+def _drops(line: Line, versions: Sequence[Record], to: int) -> str:
+    """Say what a rollback to a version leaves behind."""
     kept, at = set[int](), to
     while at is not None:
         kept.add(at)
         at = line.parents[at]
     left_behind = [version for version in versions if version["live"] and version["id"] not in kept]
-    after = replace(line, live=frozenset(kept))
-    expire = sum(n for version, n in waiting.items() if version not in after.live)
     sentence = "no version is left behind"
     if left_behind:
         learned = plural(sum(version["samples"] for version in left_behind), "sample")
         named = ", ".join(f"v{version['id']}" for version in left_behind[-_NAMED:])
         more = f"{len(left_behind) - _NAMED} earlier ones, " if len(left_behind) > _NAMED else ""
         sentence = f"{more}{named} will be left behind, with what {learned} taught"
-    waits = f"; {plural(expire, 'sample')} that wait for a step expire" if expire else ""
-    return (
-        f"{sentence}{waits}. Nothing is deleted: rolling back to v{max(line.live)} takes it back."
-    )
+    return f"{sentence}. Nothing is deleted: rolling back to v{max(line.live)} takes it back."
 
 
 def owner(rows: Rows, turn_id: int) -> str | None:

@@ -20,11 +20,11 @@ from http import HTTPStatus
 from pathlib import Path
 from shlex import quote
 from time import monotonic
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, TypeVar, cast, get_args
 from urllib.parse import parse_qsl
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.convertors import IntegerConvertor, StringConvertor, register_url_convertor
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -39,7 +39,7 @@ from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.ledger.database import Rows, open_read_only
 from tinker_claw.ledger.feedback import LONGEST_TEXT, About, Feedback, Given
 from tinker_claw.ledger.lessons import Rule
-from tinker_claw.ledger.views import Filter
+from tinker_claw.ledger.views import VERDICTS, Filter
 from tinker_claw.origin import refuse_pages
 from tinker_claw.page import read
 from tinker_claw.telemetry import log
@@ -78,7 +78,6 @@ _PAGES: Final = (
 )
 """Name, address, and whether it is for admins only."""
 _ASKS: Final = {"www-authenticate": 'Basic realm="tinker-claw", charset="UTF-8"'}
-_VERDICTS: Final = ("1", "0", "-1", "none")
 _WORDS: Final = {
     # of health
     "ok": "All is well",
@@ -100,37 +99,12 @@ class _Row(IntegerConvertor):
     regex = "[0-9]{1,18}"
 
 
-class _Change(StringConvertor):
-    """An operation on a version."""
-
-    regex = "pin|unpin|rollback"
-
-
-class _Rule(StringConvertor):
-    """A user's decision about a lesson."""
-
-    regex = "keep|edit|drop|add"
-
-
 register_url_convertor("row", _Row())
-register_url_convertor("rule", _Rule())
-register_url_convertor("change", _Change())
 
 T = TypeVar("T")
 Serve = Callable[[Request, Principal], Awaitable[Response]]
-Change = Callable[[Request, Principal, Mapping[str, str]], Awaitable[Response]]
-Wrong = Mapping[str, Any]
-"""The fields of a form that was refused, with `said`, why."""
 Look = Callable[[Rows, int, Filter], Mapping[str, Any]]
 """Reads a template's data, given the number in the address and the filter in the query."""
-
-
-class Show(Protocol):
-    """A handler that shows a page, also one with a form that was refused."""
-
-    def __call__(
-        self, request: Request, visitor: Principal, wrong: Wrong | None = None
-    ) -> Awaitable[Response]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +129,13 @@ class PageDeps:
 def create_page(deps: PageDeps) -> list[Route]:
     """Return the routes for the gateway's application."""
     page = _Page(deps)
-    turns = page.shows("turns", lambda rows, _, w: read.read_turns(rows, w))
+    turns = page.shows("turns", lambda rows, _, w: read.read_turn_list(rows, w))
     turn = page.shows("turn", lambda rows, n, w: read.read_details(rows, n, w.user, deps.decode))
     versions = page.shows("versions", lambda rows, _, w: read.read_versions(rows, w.before))
-    overview, change = page.overview, "/versions/{number:row}/{what:change}"
+    overview = page.shows(
+        "overview", lambda rows, _, w: {"seen": read.read_overview(rows, deps.training, w.user)}
+    )
+    change = "/versions/{number:row}/{what:str}"
     return [
         page.route("GET", "", overview),
         page.route("GET", "/", overview),
@@ -166,9 +143,9 @@ def create_page(deps: PageDeps) -> list[Route]:
         page.route("GET", "/turns/{number:row}", turn),
         page.route("GET", "/versions", versions, admins=True),
         page.route("GET", "/static/{name:str}", page.static),
-        page.route("POST", "/turns/{number:row}/feedback", page.form(page.feedback, turn)),
-        page.route("POST", "/lessons/{rule:rule}", page.form(page.rule_lesson, overview)),
-        page.route("POST", change, page.form(page.change, versions), admins=True),
+        page.route("POST", "/turns/{number:row}/feedback", page.feedback),
+        page.route("POST", "/lessons/{rule:str}", page.rule_lesson),
+        page.route("POST", change, page.change, admins=True),
     ]
 
 
@@ -214,41 +191,27 @@ class _Page:
                 if request.method == "GET" and serve != self.static:
                     return await self._in_turn(visitor.name, lambda: serve(request, visitor))
                 return await serve(request, visitor)
+            except UndoError as error:
+                refusal = RequestError(str(error), status=HTTPStatus.CONFLICT)
+                return self._failed(refusal, visitor)
             except ClawError as error:
                 return self._failed(error, visitor)
 
         return Route(ROOT + path, answered, methods=[method])
 
-    def shows(self, name: str, look: Look) -> Show:
+    def shows(self, name: str, look: Look) -> Serve:
         """Return a handler that fills a template with data from the ledger."""
 
-        async def serve(
-            request: Request, visitor: Principal, wrong: Wrong | None = None
-        ) -> Response:
+        async def serve(request: Request, visitor: Principal) -> Response:
             number, wanted = request.path_params.get("number", 0), _filter(request, visitor)
             data = await self._read(lambda rows: look(rows, number, wanted))
-            return await asyncio.to_thread(
-                self._html, name, visitor, request=request, wrong=wrong, **data
-            )
-
-        return serve
-
-    def form(self, change: Change, page: Show) -> Serve:
-        """Return a handler of a form, which shows its page again with what was typed where it is
-        refused."""
-
-        async def serve(request: Request, visitor: Principal) -> Response:
-            fields = await self._form(request)
-            try:
-                return await change(request, visitor, fields)
-            except (UndoError, RequestError) as error:
-                status = getattr(error, "status", HTTPStatus.CONFLICT)
-                if status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT):
-                    raise
-                wrong = {"lesson": "", "text": ""} | fields | {"said": str(error)}
-            answer = await self._in_turn(visitor.name, lambda: page(request, visitor, wrong))
-            answer.status_code = status
-            return answer
+            state = {
+                "health": self._deps.health(),
+                "training": self._deps.training,
+                "longest": LONGEST_TEXT,
+            }
+            show = partial(self._html, name, visitor, request=request, **state)
+            return await asyncio.to_thread(show, **data)
 
         return serve
 
@@ -336,8 +299,6 @@ class _Page:
         except ValueError as error:
             raise RequestError(_FORM) from error
 
-    # Overview
-
     async def static(self, request: Request, visitor: Principal | None) -> Response:
         name = request.path_params["name"]
         if (kind := _FILES.get(name)) is None:
@@ -345,24 +306,11 @@ class _Page:
         headers = {**_HEADERS, "cache-control": "max-age=3600"}
         return FileResponse(_STATIC / name, media_type=kind, headers=headers)
 
-    async def overview(
-        self, request: Request, visitor: Principal, wrong: Wrong | None = None
-    ) -> Response:
-        training, health, user = self._deps.training, self._deps.health(), _user(visitor)
-        seen = await self._read(
-            lambda rows: (
-                read.read_overview(rows, training) if visitor.admin else read.read_mine(rows, user)
-            )
-        )
-        show = partial(self._html, "overview", visitor, health=health, training=training)
-        return await asyncio.to_thread(show, request=request, wrong=wrong, seen=seen)
-
     # Changes
 
-    async def feedback(
-        self, request: Request, visitor: Principal, fields: Mapping[str, str]
-    ) -> Response:
-        number, text = request.path_params["number"], fields.get("text", "").strip()
+    async def feedback(self, request: Request, visitor: Principal) -> Response:
+        number, fields = request.path_params["number"], await self._form(request)
+        text = fields.get("text", "").strip()
         score = {"1": 1.0, "-1": -1.0}.get(fields.get("score", ""))
         if score is None:
             raise RequestError(_FORM)
@@ -377,27 +325,28 @@ class _Page:
             raise read.missing("turn")
         return _to(f"/turns/{number}")
 
-    async def rule_lesson(
-        self, request: Request, visitor: Principal, fields: Mapping[str, str]
-    ) -> Response:
-        which, rule = fields.get("lesson", ""), cast("Rule", request.path_params["rule"])
+    async def rule_lesson(self, request: Request, visitor: Principal) -> Response:
+        fields, rule = await self._form(request), cast("Rule", request.path_params["rule"])
+        which = fields.get("lesson", "")
+        if rule not in get_args(Rule):
+            raise read.missing("page")
         number = int(which) if re.fullmatch(_Row.regex, which) else None
         user = visitor.name if rule == "add" else _user(visitor)
         text = self._deps.redact(fields.get("text", ""))
         self._deps.undo.ledger.lessons.rule(rule, user, number, text)
         return _to("#lessons")
 
-    async def change(
-        self, request: Request, visitor: Principal, fields: Mapping[str, str]
-    ) -> Response:
+    async def change(self, request: Request, visitor: Principal) -> Response:
         number = request.path_params["number"]
         match request.path_params["what"]:
             case "pin":
                 await self._deps.undo.pin(number)
             case "unpin":
                 await self._deps.undo.unpin()
-            case _:
+            case "rollback":
                 await self._deps.undo.roll_back(number)
+            case _:
+                raise read.missing("page")
         return _to("/versions")
 
 
@@ -413,7 +362,7 @@ def _filter(request: Request, visitor: Principal) -> Filter:
         session=query.get("session"),
         user=_user(visitor) or query.get("user"),
         kind=None if (kind := query.get("kind", Kind.MAIN)) == "all" else kind,
-        verdict=verdict if verdict in _VERDICTS else None,
+        verdict=verdict if verdict in VERDICTS else None,
         trained={"yes": True, "no": False}.get(query.get("trained", "")),
         before=int(before) if re.fullmatch(_Row.regex, before) else None,
     )

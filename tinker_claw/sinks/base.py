@@ -125,18 +125,18 @@ def read_run(rows: Rows) -> TrackedRun:
 
 
 _STEPS = """
-SELECT steps.id, steps.version, versions.step AS taken, steps.created_at AS began_at, finished_at,
-  metrics FROM steps JOIN versions ON versions.id = steps.version
+SELECT steps.id, finished_at, json_object(
+    'version', steps.version, 'steps_from_base', versions.step,
+    'seconds', finished_at - steps.created_at,
+    'usd_in_all', (SELECT TOTAL(usd) FROM spend WHERE spend.created_at <= finished_at),
+    'verdicts', (SELECT json_object('good', COUNT(*) FILTER (WHERE value = 1),
+        'neutral', COUNT(*) FILTER (WHERE value = 0), 'bad', COUNT(*) FILTER (WHERE value = -1),
+        'none', COUNT(*) FILTER (WHERE value IS NULL))
+      FROM step_samples JOIN samples ON samples.id = sample_id
+      JOIN verdicts ON verdicts.turn_id = samples.turn_id WHERE step_samples.step_id = steps.id)
+  ) AS figures, COALESCE(metrics, '{}') AS metrics
+FROM steps JOIN versions ON versions.id = steps.version
 WHERE status = 'committed' AND steps.id > ? ORDER BY steps.id LIMIT ?
-"""
-_VOID = "SELECT COUNT(*) FROM steps WHERE status = 'void' AND id > ? AND id < ?"
-_BILLED = "SELECT TOTAL(usd) FROM spend WHERE created_at > ? AND created_at <= ?"
-_VERDICTS = """
-SELECT COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE value = 0) AS neutral,
-  COUNT(*) FILTER (WHERE value = -1) AS bad, COUNT(*) FILTER (WHERE value IS NULL) AS none
-FROM step_samples JOIN samples ON samples.id = sample_id
-JOIN verdicts ON verdicts.turn_id = samples.turn_id
-WHERE step_samples.step_id = ?
 """
 _RULE = "rule"
 """The metric of a step that is no figure."""
@@ -144,30 +144,14 @@ _RULE = "rule"
 
 def read_reports(rows: Rows, after: int) -> list[Report]:
     """Return the oldest committed steps after `after`, at most a page of them."""
-    reports, last, ended, void, usd = list[Report](), 0, 0.0, 0, 0.0
-    for row in rows.rows(_STEPS, after, PAGE):
-        # From step to step: all bills up to each would be summed once a step.
-        void += rows.one(_VOID, last, row["id"])
-        usd += rows.one(_BILLED, ended, row["finished_at"])
-        last, ended = row["id"], row["finished_at"]
-        metrics = json.loads(row["metrics"] or "{}") | {
-            "verdicts": dict(rows.rows(_VERDICTS, last)[0])
-        }
-        reports.append(
-            Report(
-                step=last,
-                finished_at=ended,
-                figures={
-                    "step/version": float(row["version"]),
-                    "step/steps_from_base": float(row["taken"]),
-                    "step/seconds": ended - row["began_at"],
-                    "step/void_before": float(void),
-                    "step/usd_in_all": usd,
-                    **dict(figures_of(metrics)),
-                },
-            )
+    return [
+        Report(
+            step=row["id"],
+            finished_at=row["finished_at"],
+            figures=dict(figures_of(json.loads(row["figures"]) | json.loads(row["metrics"]))),
         )
-    return reports
+        for row in rows.rows(_STEPS, after, PAGE)
+    ]
 
 
 def figures_of(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
