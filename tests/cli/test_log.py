@@ -19,8 +19,8 @@ from tinker_claw.cli import main
 
 KEYS = {
     "turns": "id session user index task group kind kind_reason request_kind policy_version "
-    "fallback prompt_tokens completion_tokens created_at next_role judged verdict verdict_by hints state "
-    "reason detail trained_in_step in_step outcome",
+    "fallback prompt_tokens completion_tokens created_at next_role judged verdict verdict_by hints "
+    "state reason detail trained_in_step in_step outcome",
     "steps": "id status parent version lesson created_at finished_at samples metrics error outage "
     "refused",
 }

@@ -61,8 +61,8 @@ class HintScorer:
         return fitting or too_long
 
     async def teach(self, turn: Turn, texts: Sequence[str], charge: Charge) -> HintScores | None:
-        """Return a reply that the teacher wrote, told the first text; None if it did not end. Or, by
-        the method, a reply's scores under the text whose candidates overlap most with its own.
+        """Return a reply that the teacher wrote, told the first text; None if it did not end. Or,
+        by the method, a reply's scores under the text whose candidates overlap most with its own.
 
         Raises:
             AlignmentError: the scores do not fit the tokens.
