@@ -69,16 +69,16 @@ async def scripted(path: Path, price: Price = PRICE) -> Found:
 async def test_every_turn_and_step_has_its_own_bill_and_sums_are_shown(tmp_path: Path) -> None:
     found = await scripted(tmp_path)
     judged = Usage(prefill=100, cached=200, sampled=30)  # one question for verdict and hint
-    taught = Usage(prefill=8, sampled=1)  # prompt 4, hint 2, reply 2
+    taught = Usage(prefill=6, sampled=2)  # prompt 4, hint 2, and the reply that it writes
     assert found.turns == [judged, judged, judged, judged + taught]
-    trained = Usage(trained=4 * 5)  # four samples of 6 tokens, one of them with a hint, too
+    trained = Usage(trained=4 * 5)  # four replies of 2 tokens behind 4; the teacher wrote one
     assert found.step == Spent(trained, 20 * 0.5 / 1e6)
     assert found.metrics["usd"] == pytest.approx(20 * 0.5e-6)
     assert found.metrics["billed"]["trained"] == 20
     assert 'tinker_claw_spent_usd_total{purpose="train"} 1e-05' in found.figures
-    tokens = {"prefill": 408, "cached": 800, "sampled": 121, "trained": 20}
+    tokens = {"prefill": 406, "cached": 800, "sampled": 122, "trained": 20}
     assert found.health["spent_tokens"] == tokens
-    assert found.health["spent_usd"] == pytest.approx((408 + 200 + 242 + 10) * 1e-6)
+    assert found.health["spent_usd"] == pytest.approx((406 + 200 + 244 + 10) * 1e-6)
 
 
 async def test_unknown_price_counts_tokens_and_no_dollars(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ async def test_unknown_price_counts_tokens_and_no_dollars(tmp_path: Path) -> Non
     assert found.metrics["usd"] is None
     ledger = Ledger(tmp_path)
     known = Spending(PRICE, ledger.spend, Telemetry(None))
-    assert known.spent_usd == pytest.approx((408 + 200 + 242 + 10) * 1e-6), "priced afterwards"
+    assert known.spent_usd == pytest.approx((406 + 200 + 244 + 10) * 1e-6), "priced afterwards"
     ledger.close()
 
 
@@ -176,7 +176,7 @@ def test_first_estimate_says_what_it_assumes() -> None:
         assert words in told.words
     # Half of the samples are scored again. The gate asks the shipped canaries.
     judge = Usage(prefill=16 * 2_750, cached=16 * 5_500, sampled=16 * 300)
-    teacher = Usage(prefill=round(4.8 * 11_340), sampled=5)
+    teacher = Usage(prefill=round(4.8 * 11_040), sampled=round(4.8 * 300))
     train = Usage(prefill=8 * 11_300, sampled=8, trained=16 * 11_299)
     gate = Usage(prefill=3_300, sampled=72)
     assert told.step == judge + teacher + train + gate

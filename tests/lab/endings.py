@@ -4,9 +4,9 @@
 
 Qwen2.5-Coder-1.5B-Instruct (1.1 GB from PyPI at first use, 3.1 GB of disk) learns in process from
 batches of 16 untold replies. A reply that does not follow the wish is rejected, and the wish is its
-hint; one that does is accepted. A row tells of a batch: how many replies follow the wish, how many
-end by themselves, their mean length, the probability of the end token where the first batch ended,
-and how many hints are taught.
+hint; one that does is accepted. With `combine` the teacher writes, with `opd` it scores. A row is a
+batch: how many replies follow the wish, how many end by themselves, their mean length, the
+probability of the end token where the first batch ended, how many hints are taught, and a reply.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from examples.real.wishes import QUESTIONS, WISHES, Wish
 from local_gpu.trainer import LocalTrainer
 from tests.lab.real_model import arguments, started
 from tinker_claw.config.settings import Training
-from tinker_claw.learner.scoring import ends_apart
+from tinker_claw.learner.scoring import ends_apart, written_reply
 from tinker_claw.methods import METHODS, BatchItem
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
@@ -94,8 +94,6 @@ class Run:
         async def sample(place: int, prompt: Prompt, reply: Completion) -> Sample:
             follows = self.follows(reply)
             teacher = None if follows else await self._teacher(base, prompt, reply)
-            if teacher and ends_apart(reply, teacher):
-                teacher = None
             return Sample(
                 id=place,
                 turn_id=place,
@@ -115,23 +113,24 @@ class Run:
             await self._trainer.train_step(passes, adam)
         return await self._trainer.publish(), sum(one.teacher is not None for one in batch)
 
-    async def _teacher(self, base: Sampler, prompt: Prompt, reply: Completion) -> HintScores:
+    async def _teacher(self, base: Sampler, prompt: Prompt, reply: Completion) -> HintScores | None:
         assert prompt.hint_at is not None
-        hint = self._wish.text
+        hint, topk = self._wish.text, Training().opd_topk
         hinted = self._renderer.splice(prompt.tokens, prompt.hint_at, hint)
+        if METHODS[self._method].writes(Training()):
+            (done,) = await base.sample(hinted, reply.params.to_learn_from(self._most, topk))
+            return written_reply(hint, done)
         scores = await base.logprobs(
-            hinted + reply.tokens,
-            start=len(hinted),
-            targets=reply.topk_ids,
-            top_k=Training().opd_topk,
+            hinted + reply.tokens, start=len(hinted), targets=reply.topk_ids, top_k=topk
         )
-        return HintScores(
+        teacher = HintScores(
             hint,
             scores.logprobs,
             scores.targets,
             topk_ids=scores.topk_ids,
             topk_logprobs=scores.topk_logprobs,
         )
+        return None if ends_apart(reply, teacher) else teacher
 
 
 def ends(reply: Completion) -> bool:
@@ -154,8 +153,8 @@ async def run(wish: Wish, args: argparse.Namespace) -> None:
     async with started(args) as (model, trainer):
         fresh = await trainer.save_state("fresh")
         learner = Run(model, trainer, wish, most=args.most, method=args.method)
-        print("| rate | steps | follow the wish | end | tokens | end token | hints |")
-        print("|---|---|---|---|---|---|---|")
+        print("| rate | steps | follow the wish | end | tokens | end token | hints | a reply |")
+        print("|---|---|---|---|---|---|---|---|")
         for rate in args.rates:
             await trainer.load_state(fresh)
             policy, first = await trainer.base(), list[tuple[Prompt, Completion]]()
@@ -172,7 +171,7 @@ async def run(wish: Wish, args: argparse.Namespace) -> None:
                 if steps < args.steps:
                     policy, taught = await learner.step(replies, Adam(rate), steps)
                     hints = f" {taught} |"
-                print(row + hints, flush=True)
+                print(row + hints + f" {learner.text(texts[0])!r} |", flush=True)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.learner.test_judging import NEVER, Moody
 from tests.support.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
-from tests.support.learning import SHORT, Says, World, world
+from tests.support.learning import SCORING, SHORT, Says, World, world
 from tests.support.ledger import (
     judgeable,
     postpone,
@@ -177,7 +177,7 @@ async def test_what_is_said_while_the_teacher_scores_is_scored_anew(
 
     teacher = Teacher((1,))
     trainer = FakeTrainer(samplers={"base": teacher})
-    async with world(tmp_path, method="combine", batch_size=MANY, trainer=trainer) as w:
+    async with world(tmp_path, method=SCORING, batch_size=MANY, trainer=trainer) as w:
         teacher.fail_logprobs = fails
         turn = w.turn(said)
         await asks.wait()

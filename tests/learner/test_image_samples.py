@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.learner.test_agreement import sample
 from tests.support.fakes import FakeSampler, rated
-from tests.support.learning import HINT, Says, world
+from tests.support.learning import HINT, SCORING, Says, world
 from tinker_claw.config.settings import Training
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.learner.scoring import batch_items
@@ -26,7 +26,7 @@ NEWEST = PolicyVersion(5, 4, 5, "s", "p")
 
 
 async def test_the_teacher_and_the_trainer_see_them(tmp_path: Path) -> None:
-    async with world(tmp_path, batch_size=2) as w:
+    async with world(tmp_path, method=SCORING, batch_size=2) as w:
         w.turn("YES", prompt=PROMPT, images=IMAGES, hint_at=4)
         w.turn("NO, HOW it should be", prompt=PROMPT, images=IMAGES, hint_at=4)
         await w.version(1)

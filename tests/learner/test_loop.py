@@ -14,6 +14,7 @@ import pytest
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.support.learning import (
     HINT,
+    SCORING,
     SHORT,
     bad_batch,
     has_token,
@@ -52,7 +53,7 @@ async def test_sixteen_samples_make_a_step_and_surplus_stays_queued(tmp_path: Pa
 
 
 async def test_teacher_scores_the_same_tokens_under_the_spliced_prompt(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
+    async with world(tmp_path, method=SCORING) as w:
         w.turn("NO, HOW it should be")
         w.turn("NO")
         silent = w.turn("something that does not tell")
@@ -67,9 +68,11 @@ async def test_teacher_scores_the_same_tokens_under_the_spliced_prompt(tmp_path:
         assert sample.reward == -1
 
 
-@pytest.mark.parametrize("method", ["combine", "opd"])
-async def test_failed_teacher_leaves_the_reward_and_says_why(tmp_path: Path, method: str) -> None:
-    async with world(tmp_path, method=method) as w:
+@pytest.mark.parametrize("rewards", [True, False])
+async def test_failed_teacher_leaves_the_reward_and_says_why(
+    tmp_path: Path, *, rewards: bool
+) -> None:
+    async with world(tmp_path, method=SCORING if rewards else "opd") as w:
         w.base.fail_logprobs = 1
         failed = w.turn("NO, HOW it should be")
         await w.settled()
@@ -77,11 +80,9 @@ async def test_failed_teacher_leaves_the_reward_and_says_why(tmp_path: Path, met
         await w.settled()
         assert w.base.scored == [], "nor is it asked where a hint has no place in the prompt"
         why = f"{Reason.UNSCORED}: scoring fails, as told"
-        assert w.untaught(failed) == (why if method == "combine" else None)
-        assert w.why_refused(failed) == (None if method == "combine" else why)
-        assert [s.reward for s in w.ledger.samples.load()] == (
-            [-1, -1] if method == "combine" else []
-        )
+        assert w.untaught(failed) == (why if rewards else None)
+        assert w.why_refused(failed) == (None if rewards else why)
+        assert [s.reward for s in w.ledger.samples.load()] == ([-1, -1] if rewards else [])
 
 
 async def test_score_that_is_not_a_number_is_trained_by_nobody(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ async def test_score_that_is_not_a_number_is_trained_by_nobody(tmp_path: Path) -
         async def base(self) -> Sampler:
             return FakeSampler(opinion=lambda token: math.nan)
 
-    async with world(tmp_path, trainer=Odd()) as w:
+    async with world(tmp_path, method=SCORING, trainer=Odd()) as w:
         odd = w.turn("NO, HOW it should be")
         await w.settled()
         why = w.untaught(odd)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import learning
 from tests.support.fakes import LOGPROB, FakeSampler, FakeTrainer
-from tests.support.learning import BETTER, HINT, Says, World, world
+from tests.support.learning import BETTER, HINT, PROMPT, SCORING, Says, World
 from tests.support.ledger import sample_counts, sql
+from tinker_claw.config.settings import Training
 from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.judgements import BEHIND_HINTS
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.methods import METHODS
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import Charge, Message, TokenLogprobs, Tokens, Verdict, uncharged
 
+world = partial(learning.world, method=SCORING)
 ENOUGH = 99
 """Batch size that no test here reaches, so that no step is taken."""
 
@@ -248,3 +256,61 @@ async def test_what_tools_reject_says_nothing_about_hints(
         w.turn("NO, HOW it should be")
         await w.settled()
         assert len(w.base.scored) == scored + taught
+
+
+# A teacher that writes
+
+
+def test_only_combine_has_a_teacher_that_writes_and_not_in_the_papers_recipe() -> None:
+    assert [name for name, one in METHODS.items() if one.writes(Training())] == ["combine"]
+    assert not METHODS["combine"].writes(Training(recipe="paper"))
+
+
+@pytest.mark.parametrize("topk", [4, 0])
+async def test_what_the_teacher_writes_is_trained_behind_the_prompt_without_the_hint(
+    tmp_path: Path, topk: int
+) -> None:
+    async with world(tmp_path, method="combine", batch_size=2, opd_topk=topk) as w:
+        w.turn("YES", tokens=(9, 8))
+        w.turn("NO, HOW it should be", tokens=(7, 7, 8))
+        await w.version(1)
+        assert w.base.prompts == [(1, 2, 3, *HINT, 4)]
+        assert (w.base.params[0].student_topk, w.base.params[0].temperature) == (topk, 1.0)
+        assert w.base.scored == []
+        passes = {one.loss: one.datums for one in w.trainer.steps[0]}
+        (accepted,), (written,) = passes["ppo"], passes["cross_entropy"]
+        assert accepted.tokens == (*PROMPT, 9, 8), "the rejected reply is not pushed down"
+        assert (written.tokens, written.start) == ((*PROMPT, 6, 8), len(PROMPT))
+        assert bool(written.targets) == bool(topk)
+        explained = sql(w.ledger).column("SELECT advantage FROM samples ORDER BY id")
+        assert explained == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("said", "opinion", "why"),
+    [
+        ((6, 6, 6), LOGPROB, Reason.ENDLESS_HINT),
+        ((6, 8), math.nan, f"{Reason.UNSCORED}: turn 1: a score is not a number"),
+    ],
+)
+async def test_a_written_reply_without_an_end_or_a_number_leaves_the_reward(
+    tmp_path: Path, said: Tokens, opinion: float, why: str
+) -> None:
+    trainer = FakeTrainer(samplers={"base": FakeSampler(said, opinion=lambda _: opinion)})
+    async with world(tmp_path, method="combine", trainer=trainer, batch_size=ENOUGH) as w:
+        turn = w.turn("NO, HOW it should be")
+        await w.settled()
+        (sample,) = w.ledger.samples.load()
+        assert (sample.teacher, sample.reward) == (None, -1)
+        assert w.untaught(turn) == why
+
+
+async def test_a_written_reply_waits_in_the_ledger_as_it_was_written(tmp_path: Path) -> None:
+    async with world(tmp_path, method="combine", batch_size=ENOUGH) as w:
+        w.turn("NO, HOW it should be")
+        await w.settled()
+    with closing(Ledger(tmp_path)) as ledger:
+        (sample,) = ledger.samples.load()
+        assert sample.teacher is not None
+        assert (sample.teacher.reply, len(sample.teacher.logprobs)) == ((6, 8), 2)
+        assert [len(row) for row in sample.teacher.topk_ids] == [4, 4]

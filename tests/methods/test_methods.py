@@ -500,8 +500,9 @@ class TestNeeds:
     )
 
     def test_candidates_are_captured_only_where_they_are_used(self) -> None:
-        assert student_topk(build("combine"), CFG) == 4
+        assert student_topk(build("opd"), CFG) == 4
         assert student_topk(build("binary"), CFG) == 0
+        assert student_topk(build("combine"), CFG) == 0, "its teacher writes"
         token = CFG.model_copy(update={"opd_topk": 0})
         assert student_topk(build("opd"), token) == 0
 

@@ -210,6 +210,8 @@ class FakeTrainer:
 
     script: Script = Script((1,))
     """Script that its samplers recite."""
+    written: Tokens = (6, 8)
+    """What the base says, as a teacher that writes; 8 ends the turns of `learning.World`."""
     context_tokens: int = 4096
     bills: bool = False
     """Whether it bills like a service, its samplers included."""
@@ -279,7 +281,9 @@ class FakeTrainer:
         return self.samplers[ref]
 
     async def base(self) -> Sampler:
-        return self.samplers.get("base") or self._sampler("base")
+        if "base" not in self.samplers:
+            self._sampler("base").say(self.written)
+        return self.samplers["base"]
 
     async def save_state(self, name: str) -> str:
         if self.fails("save_state"):

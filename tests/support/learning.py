@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -33,7 +33,9 @@ from tinker_claw.learner.recovery import restore
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.methods import build
+from tinker_claw.methods import COMBINE, build
+from tinker_claw.methods.base import HINT as HINT_TEACHING
+from tinker_claw.methods.base import Method
 from tinker_claw.policy import PolicyHolder
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
@@ -210,11 +212,15 @@ class World:
         return str(TurnRefusal(row["reason"], row["detail"] or "")) if row else None
 
 
+SCORING = replace(COMBINE, teaching=HINT_TEACHING)
+"""`combine` with a teacher that scores the student's reply, as `opd` has."""
+
+
 @asynccontextmanager
 async def world(
     path: Path,
     *,
-    method: Any = "combine",
+    method: str | Method = "combine",
     trainer: FakeTrainer | None = None,
     running: bool = True,
     spending: Callable[[Ledger, Telemetry], Spending] | None = None,
@@ -238,7 +244,8 @@ async def world(
     telemetry, health, says = Telemetry(path / "metrics.jsonl"), Health(), Says()
     base = await trainer.base()
     paid = spending(ledger, telemetry) if spending else Spending(Price(), ledger.spend, telemetry)
-    parts = LoopParts(ledger, trainer, base, build(method), policy, telemetry, health, paid, cfg)
+    rule = build(method) if isinstance(method, str) else method
+    parts = LoopParts(ledger, trainer, base, rule, policy, telemetry, health, paid, cfg)
     scorer = HintScorer(parts, Splicer(), context_tokens=trainer.context_tokens)  # type: ignore[arg-type]
     asks = gate(parts) if gate else None
     learner = Learner(

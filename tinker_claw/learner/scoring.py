@@ -77,18 +77,13 @@ class HintScorer:
 
     async def _written(self, turn: Turn, hint: str, charge: Charge) -> HintScores | None:
         hinted = self._hinted(turn, hint)
-        params = turn.completion.params.to_learn_from(self._parts.reply_tokens, self._cfg.opd_topk)
+        most = min(self._parts.reply_tokens, self._context_tokens - len(hinted.prompt))
+        params = turn.completion.params.to_learn_from(most, self._cfg.opd_topk)
         params = replace(params, images=hinted.images)
         (done,) = await self._parts.base.sample(hinted.prompt, params, charge=charge)
-        if done.stop_reason is not StopReason.STOP:
-            return None
-        return HintScores(
-            hint,
-            done.logprobs,
-            topk_ids=done.topk_ids,
-            topk_logprobs=done.topk_logprobs,
-            reply=done.tokens,
-        )
+        if math.isnan(sum(done.logprobs)) or math.isnan(sum(map(sum, done.topk_logprobs))):
+            raise AlignmentError(f"turn {turn.id}: a score is not a number")
+        return written_reply(hint, done)
 
     async def _under(self, turn: Turn, hint: str, charge: Charge) -> HintScores:
         done = turn.completion
@@ -120,10 +115,22 @@ class HintScorer:
 
     def _has_room(self, turn: Turn, text: str) -> bool:
         hint = self._renderer.hint_tokens(text, self._teaching.words)
-        reply = len(turn.completion.tokens)
-        if self._parts.method.writes(self._cfg):
-            reply = min(turn.completion.params.max_tokens, self._parts.reply_tokens)
-        return len(turn.prompt) + len(hint) + reply <= self._context_tokens
+        parts = turn.prompt, hint, turn.completion.tokens
+        return sum(map(len, parts)) <= self._context_tokens
+
+
+def written_reply(hint: str, done: Completion) -> HintScores | None:
+    """Return the teacher's own reply; None: its token limit cut it, so it would teach text without
+    an end."""
+    if done.stop_reason is not StopReason.STOP:
+        return None
+    return HintScores(
+        hint,
+        done.logprobs,
+        topk_ids=done.topk_ids,
+        topk_logprobs=done.topk_logprobs,
+        reply=done.tokens,
+    )
 
 
 async def batch_items(
