@@ -142,7 +142,9 @@ def _picture(cells: Cells, path: Path) -> None:
         points = list(_binned(runs))
         if points:
             axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=label)
-    axes.set(xlabel="sessions", ylabel="first replies accepted", xscale="log", ylim=(-0.02, 1.02))
+    axes.set(xlabel="session", ylabel="first replies accepted", ylim=(-0.02, 1.02))
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
     if axes.lines:
         axes.legend()
     figure.savefig(path, dpi=150)

@@ -19,6 +19,7 @@ from local_gpu.config import LocalConfig
 from local_gpu.model.load import load_base
 from local_gpu.plan.layout import Gpu, Layout, Wanted, names, plan, visible
 from local_gpu.plan.memory import cpu_parts, model_size, sequence_bytes, total_of
+from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.supervisor import KEY
 from tests.local_gpu.sample.test_supervisor import VLLM, starts
 from tests.support.backends import tiny_model
@@ -339,10 +340,8 @@ async def test_a_server_of_ours_that_hangs_is_started_again(
         """Stands in for the trainer, which needs CUDA, as its pool finds that a server hangs."""
 
         @classmethod
-        async def start(
-            cls, config: LocalConfig, say: object, away: object, hung: Callable[[str], object]
-        ) -> Trainer:
-            hung(config.sampler_urls[0])
+        async def start(cls, config: LocalConfig, options: PoolOptions) -> Trainer:
+            options.hung(config.sampler_urls[0])
             return cls()
 
         async def aclose(self) -> None:

@@ -56,10 +56,13 @@ def flag_of(name: str) -> str:
 
 def describe(error: ValidationError, named: Callable[[tuple[int | str, ...]], str]) -> str:
     """Say what is wrong with values. `named`: returns the name of the value at a place."""
-    return "; ".join(
-        f"{named(problem['loc'])}: {problem['msg'].removeprefix('Value error, ')}"
-        for problem in error.errors(include_input=False)
-    )
+    sentences = list[str]()
+    for problem in error.errors(include_input=False):
+        sentence = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            sentence = "there is no such setting"
+        sentences.append(f"{named(problem['loc'])}: {sentence}")
+    return "; ".join(sentences)
 
 
 def _kind(annotation: Any) -> click.ParamType[Any]:
