@@ -188,7 +188,7 @@ class Bench:
     def gradients(self, optimizer: LoraOptimizer, datums: Sequence[Datum]) -> Gradients:
         """Return the gradients of a step on these samples."""
         optimizer.step([LossPass("ppo", tuple(datums))], _ECHO)
-        moments = optimizer.state().moments
+        moments = optimizer.masters.state().moments
         return {name: moments[f"{name}.exp_avg"].float().cpu() for name in self.adapter}
 
 

@@ -180,11 +180,11 @@ async def _practise(
 
         async def _examples(self, *rest: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
             examples = await super()._examples(*rest)
-            right = sum(wish.follows(reply.text) for reply in examples.kept)
+            right = sum(wish.follows(reply.text) for reply in examples.following)
             obey = sum(wish.obeys(reply.text) for reply in examples.anchors)
-            print(f"accepted {len(examples.kept)}, right {right}")
+            print(f"accepted {len(examples.following)}, right {right}")
             print(f"anchors {len(examples.anchors)}, right {obey}: {examples.opposites}")
-            for reply in (*examples.kept[:3], *examples.anchors):
+            for reply in (*examples.following[:3], *examples.anchors):
                 print(f"  {reply.message.text!r} -> {reply.text!r}", flush=True)
             return examples
 

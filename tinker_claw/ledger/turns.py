@@ -139,6 +139,11 @@ class TurnTable(LedgerTable):
 
     def session(self, user: str, key: str) -> int:
         """Return the id of this session, created where it is new, and open it."""
+        session_id = self._db.one(  # the statement below would use up a number
+            "SELECT id FROM sessions WHERE user = ? AND key = ? AND closed_at IS NULL", user, key
+        )
+        if session_id is not None:
+            return session_id
         return self._db.written(
             "INSERT INTO sessions (user, key, created_at) VALUES (?, ?, ?) "
             "ON CONFLICT (user, key) DO UPDATE SET closed_at = NULL RETURNING id",
