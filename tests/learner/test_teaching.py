@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -21,6 +21,7 @@ from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.judgements import BEHIND_HINTS
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import METHODS
+from tinker_claw.methods.passes import spread
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import Charge, Message, TokenLogprobs, Tokens, Verdict, uncharged
 
@@ -314,3 +315,36 @@ async def test_a_written_reply_waits_in_the_ledger_as_it_was_written(tmp_path: P
         assert sample.teacher is not None
         assert (sample.teacher.reply, len(sample.teacher.logprobs)) == ((6, 8), 2)
         assert [len(row) for row in sample.teacher.topk_ids] == [4, 4]
+
+
+async def test_a_secret_is_neither_written_nor_behind_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(
+        tmp_path, method="combine", batch_size=ENOUGH, redact=lambda text: text.replace("6", "*")
+    ) as w:
+        repeated = w.turn("NO, HOW it should be")
+        await w.settled()
+        assert w.untaught(repeated) == f"{Reason.HOLDS}: in what the teacher wrote"
+        asked = len(w.base.prompts)
+        monkeypatch.setattr(w.ledger.turns, "holds_secret", lambda turn: True)
+        behind = w.turn("NO, HOW it should be")
+        await w.settled()
+        assert (w.untaught(behind) or "").startswith(f"{Reason.HOLDS}: in the prompt")
+        assert len(w.base.prompts) == asked
+        assert [sample.reward for sample in w.ledger.samples.load()] == [-1, -1]
+
+
+@pytest.mark.parametrize(("weight", "recipe"), [(0.0, "default"), (1.0, "paper")])
+async def test_where_a_written_reply_is_not_trained_the_rejected_one_is_pushed_down(
+    tmp_path: Path, weight: float, recipe: Literal["default", "paper"]
+) -> None:
+    async with world(tmp_path, method="combine", batch_size=ENOUGH) as w:
+        w.turn("NO, HOW it should be")
+        await w.settled()
+        (sample,) = w.ledger.samples.load()
+    assert sample.teacher is not None
+    assert sample.teacher.reply
+    spread_out = spread(sample, -1.0, weight, Training(recipe=recipe))
+    assert max(spread_out.tokens) < 0
+    assert spread_out.written == 0.0

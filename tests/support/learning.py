@@ -92,6 +92,9 @@ class Splicer:
     def begin_text(self) -> tuple[int, ...]:
         return ()
 
+    def decode(self, tokens: Tokens) -> str:
+        return " ".join(map(str, tokens))
+
     def parse(self, tokens: Tokens, prompt: Tokens) -> Reply:
         return Reply(" ".join(map(str, tokens)))
 

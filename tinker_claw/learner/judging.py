@@ -386,6 +386,9 @@ class Judging:
         spending = self._parts.spending
         if self._doubts_hints and not self._parts.ledger.judgements.follows_hints(turn.id):
             return TurnRefusal(Reason.UNFOLLOWED_HINTS)
+        writes = self._parts.method.writes(self._parts.training)
+        if writes and self._parts.ledger.turns.holds_secret(turn.id):
+            return TurnRefusal(Reason.HOLDS, "in the prompt, which the teacher might repeat")
         await spending.room()
         self._check_open(turn.id)  # forgotten while waiting for budget?
         fitting = self._scorer.fitting(turn, texts)
@@ -406,9 +409,12 @@ class Judging:
         except (AlignmentError, BackendError, RequestError) as error:
             return TurnRefusal(Reason.UNSCORED, str(error))
         self.teacher_breaker.answered()
-        scored = scores is not None and not scores.reply and self._parts.training.recipe != "paper"
-        if scores is None or (scored and ends_apart(turn.completion, scores)):
+        scores_only = not writes and self._parts.training.recipe != "paper"
+        if scores is None or (scores_only and ends_apart(turn.completion, scores)):
             return TurnRefusal(Reason.ENDLESS_HINT)
+        written = self._scorer.text(scores) if writes else ""
+        if self._redact(written) != written:
+            return TurnRefusal(Reason.HOLDS, "in what the teacher wrote")
         return scores
 
     def _check_open(self, turn_id: int) -> None:

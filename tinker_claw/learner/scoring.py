@@ -75,6 +75,10 @@ class HintScorer:
             key=lambda scores: scores.overlap,
         )
 
+    def text(self, scores: HintScores) -> str:
+        """Return the whole reply that the teacher wrote, thinking included."""
+        return self._renderer.decode(scores.reply)
+
     async def _written(self, turn: Turn, hint: str, charge: Charge) -> HintScores | None:
         hinted = self._hinted(turn, hint)
         most = min(self._parts.reply_tokens, self._context_tokens - len(hinted.prompt))
@@ -120,9 +124,9 @@ class HintScorer:
 
 
 def written_reply(hint: str, done: Completion) -> HintScores | None:
-    """Return the teacher's own reply; None: its token limit cut it, so it would teach text without
-    an end."""
-    if done.stop_reason is not StopReason.STOP:
+    """Return the teacher's own reply; None: it has no text, or its token limit cut it, so it would
+    teach text without an end."""
+    if done.stop_reason is not StopReason.STOP or len(done.tokens) < 2:
         return None
     return HintScores(
         hint,

@@ -385,6 +385,10 @@ class TurnTable(LedgerTable):
             turn_id,
         )
 
+    def holds_secret(self, turn_id: int) -> bool:
+        """Return whether the prompt of a turn holds a secret."""
+        return bool(self._db.one("SELECT secret FROM turns WHERE id = ?", turn_id))
+
     def is_open(self, turn_id: int) -> bool:
         """Return whether the turn exists and is neither a sample nor refused yet."""
         return self._db.row(f"SELECT 1 FROM turns WHERE id = ? AND {OPEN}", turn_id) is not None

@@ -107,13 +107,12 @@ def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Adva
     Args:
         distill: weight of the teacher.
     """
-    done, teacher = sample.completion, sample.teacher
-    if teacher is not None and teacher.reply:
+    done, teacher, paper = sample.completion, sample.teacher, cfg.recipe == "paper"
+    if teacher is not None and teacher.reply and distill and not paper:
         kept = max(0.0, reward)
         return Advantages(kept, [kept] * len(done.tokens), written=distill)
-    paper = cfg.recipe == "paper"
     tokens = [reward] * len(done.tokens) if paper else spread_reward(reward, done.logprobs)
-    if teacher is None or not distill:
+    if teacher is None or teacher.reply or not distill:  # a written one is from before a restart
         return Advantages(reward, tokens)
     if cfg.opd_mode == "token" or not teacher.targets:  # it was sampled with --opd-topk 0
         hinted = token_advantages(teacher.logprobs, done.logprobs, DISTILLED_NATS)
