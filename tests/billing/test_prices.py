@@ -77,7 +77,7 @@ def test_cached_share_holds_where_a_row_has_no_price_of_its_own(tmp_path: Path) 
         ("[models.a]\nprefill = 'free'\n", r"models\.a\.prefill: .*number"),
         ("[models.a]\nprefill = nan\n", r"models\.a\.prefill: .*finite"),
         ("[models.a]\nprefill = true\n", r"models\.a\.prefill: .*number"),
-        ("prices = 1\n[models.a]\n", r"prices: Extra inputs are not permitted"),
+        ("prices = 1\n[models.a]\n", r"prices: there is no such setting"),
         ("[models\n", "is not valid TOML"),
     ],
 )
