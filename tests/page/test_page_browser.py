@@ -97,10 +97,10 @@ async def test_lessons_are_kept_edited_dropped_and_added(tmp_path: Path) -> None
         assert lessons.of_session(opened.ledger.turns.session("anna", "later 3")) == [], "at once"
         assert await first.get_by_role("link", name="roll back to v0").count() == 1
         wanted = window.get_by_label("What you want of replies")
-        await wanted.fill("word " * 80)
+        await wanted.fill("Call me \u202eZoe.")
         await press(window.locator("main"), "Add")
-        assert "at most 300 characters" in await window.get_by_role("alert").inner_text()
-        assert await wanted.input_value() == "word " * 80, "as it was typed"
+        assert "U+202E" in await window.get_by_role("alert").inner_text()
+        await window.go_back()
         await wanted.fill("Call me Zoe.")
         await press(window.locator("main"), "Add")
         assert known()[1] == ("Call me Zoe.", "told")
