@@ -31,7 +31,7 @@ def noise(folder: Path) -> bytes:
 
 def test_a_picture_is_answered_judged_trained_and_forgotten(tmp_path: Path) -> None:
     model, data = tiny_qwen3_vl(tmp_path / "vl"), tmp_path / "data"
-    named = ("--model-name", str(model), "--renderer", "qwen3-vl", "--gate=off")
+    named = ("--model-name", str(model), "--renderer", "qwen3-vl", "--gate=off", "--recipe=paper")
     secret, other = noise(tmp_path), picture(64, 64)
     with product(data, *named, *FLAGS) as running:
         name = httpx.get(f"{running.url}/models").json()["data"][0]["id"]

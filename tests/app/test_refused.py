@@ -93,7 +93,7 @@ class Product:
     directory: Path
 
     async def order(self, name: str, **given: Any) -> Any:
-        return await asyncio.to_thread(order, self.directory, name, given, lambda: None)
+        return await asyncio.to_thread(order, self.directory, name, given)
 
     async def health(self) -> dict[str, Any]:
         return (await self.http.get(f"{self.root}healthz")).json()

@@ -282,7 +282,8 @@ class FakeTrainer:
 
     async def base(self) -> Sampler:
         if "base" not in self.samplers:
-            self._sampler("base").say(self.written)
+            self.samplers["base"] = self._sampler("base")
+            self.samplers["base"].say(self.written)
         return self.samplers["base"]
 
     async def save_state(self, name: str) -> str:
