@@ -105,7 +105,7 @@ PLAIN: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "backend that does not exist": (
         ("--backend", "cuda"),
-        "'cuda' is not one of 'tinker', 'local'",
+        "--backend.: Input should be 'tinker' or 'local'",
     ),
     "settings file that is not there": (
         ("--config", "configs/1x40GB.toml"),

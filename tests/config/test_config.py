@@ -74,6 +74,7 @@ def test_rl_is_binary() -> None:
         ("[run]\nmethod = 1\n", "run.method"),
         ("[training]\nw_rl = inf\n", "training.w_rl"),
         ("[spend]\nbudget_usd = inf\n", "spend.budget_usd"),
+        ('[run]\ndata_dir = "a\\u0000b"\n', "run.data_dir"),
         ("[run\n", "not valid TOML"),
     ],
 )
@@ -305,6 +306,19 @@ def test_named_origins_are_origins_and_need_a_key(
     assert load([*named, *data]).key_file is None
 
 
-def test_practice_without_lessons_is_refused() -> None:
-    with pytest.raises(ConfigError, match="practice trains lessons"):
-        load(["--practice", "on", "--lessons", "off"])
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (["--lessons", "tell"], "--lessons on"),
+        (["--lessons", "practice"], "--practice on"),
+        (["--practice", "on", "--lessons", "off"], "practice trains lessons"),
+    ],
+)
+def test_values_of_lessons_that_are_none_say_what_to_write(flags: list[str], names: str) -> None:
+    with pytest.raises(ConfigError, match=names):
+        load(flags)
+
+
+def test_a_number_of_more_than_64_bits_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--seed.*64 bits"):
+        load(["--seed", str(2**63)])

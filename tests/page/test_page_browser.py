@@ -101,6 +101,7 @@ async def test_lessons_are_kept_edited_dropped_and_added(tmp_path: Path) -> None
         await press(window.locator("main"), "Add")
         assert "U+202E" in await window.get_by_role("alert").inner_text()
         await window.go_back()
+        assert await wanted.input_value() == "Call me \u202eZoe.", "as it was typed"
         await wanted.fill("Call me Zoe.")
         await press(window.locator("main"), "Add")
         assert known()[1] == ("Call me Zoe.", "told")

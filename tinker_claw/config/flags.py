@@ -35,6 +35,14 @@ def has_flag(field: FieldInfo) -> bool:
     return not tables and SecretStr not in kinds
 
 
+class _Checked(click.Choice[str]):
+    """Choices that help and completion show; the settings check the value, and say what to write
+    instead."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return value
+
+
 def _parameter(name: str, field: FieldInfo, section: str) -> click.Parameter:
     kind, flag = _kind(field.annotation), flag_of(name)
     options: dict[str, Any] = {"default": None, "type": kind}
@@ -69,7 +77,7 @@ def _kind(annotation: Any) -> click.ParamType[Any]:
     """Return click's type for a field."""
     kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not NoneType]
     if get_origin(annotation) is Literal:
-        return click.Choice(list(kinds))
+        return _Checked(list(kinds))
     if Path in kinds:
         return click.Path()
     return click.BOOL if kinds == [bool] else click.STRING

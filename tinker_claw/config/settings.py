@@ -59,6 +59,7 @@ def _setting(
     return Field(default=default, **described, **bounds)
 
 
+_MOST = 2**63
 _VERSIONED = re.compile(r"@v\d+$")
 """End of a name that asks for a version."""
 
@@ -79,6 +80,20 @@ class Section(BaseModel):
         hide_input_in_errors=True,
         allow_inf_nan=False,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_nul(cls, value: Any) -> Any:
+        if isinstance(value, str) and "\0" in value:  # no path, address or name has one
+            raise ValueError("it holds the character NUL; leave that out")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _fits(cls, value: Any) -> Any:
+        if isinstance(value, int) and not -_MOST <= value < _MOST:  # SQLite and torch take no more
+            raise ValueError("it takes a number of at most 64 bits")
+        return value
 
 
 class Run(Section):
@@ -325,6 +340,14 @@ class Training(Section):
         ge=0,
         when="samples expire unused (higher)",
     )
+
+    @field_validator("lessons", mode="before")
+    @classmethod
+    def _lessons_alone(cls, value: Any) -> Any:
+        instead = {"tell": "--lessons on", "practice": "--practice on"}.get(value)
+        if instead is not None:
+            raise ValueError(f"write {instead}")
+        return value
 
     @model_validator(mode="before")
     @classmethod
