@@ -283,6 +283,9 @@ async def test_what_the_teacher_writes_is_trained_behind_the_prompt_without_the_
         assert accepted.tokens == (*PROMPT, 9, 8), "the rejected reply is not pushed down"
         assert (written.tokens, written.start) == ((*PROMPT, 6, 8), len(PROMPT))
         assert bool(written.targets) == bool(topk)
+        likely = math.exp(LOGPROB) if topk else 1.0
+        weight = likely / (w.parts.reply_tokens * 2)  # two samples
+        assert written.weights == (pytest.approx((weight,) * (topk or 1)),) * 2
         explained = sql(w.ledger).column("SELECT advantage FROM samples ORDER BY id")
         assert explained == [1.0, 0.0]
 
