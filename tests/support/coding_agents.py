@@ -32,6 +32,16 @@ HERMES = "0.19.0"
 PI = "1.6.0"
 CONTINUE = "1.5.47"
 LLM_VERSION = "0.36"
+CLAUDE_MODELS = (
+    "ANTHROPIC_MODEL",
+    "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+    "ANTHROPIC_DEFAULT_SONNET_MODEL",
+    "ANTHROPIC_DEFAULT_OPUS_MODEL",
+    "ANTHROPIC_DEFAULT_FABLE_MODEL",
+    "ANTHROPIC_SMALL_FAST_MODEL",
+    "CLAUDE_CODE_SUBAGENT_MODEL",
+)
+"""Variables by which Claude Code chooses a model."""
 PATIENCE_S = 300
 WINDOW = 40_960
 """Tokens of the model's context, as docs/clients.md has it."""
@@ -178,6 +188,10 @@ class ClaudeCode(Agent):
     name, package, version = "claude-code", "@anthropic-ai/claude-code", CLAUDE_CODE
     recipe = "Claude Code"
     ready = r"\? for shortcuts"
+    window: int | None = field(default=None, init=False)
+    """Tokens that it thinks fit into the context from now on; None: as the page says."""
+    model: str | None = field(default=None, init=False)
+    """Model that the user names in the command; None: none."""
     asks_for_titles: bool = field(default=False, init=False)
     """Whether it asks for titles on a terminal, as it does unless told to ask only for what is
     needed."""
@@ -199,6 +213,8 @@ class ClaudeCode(Agent):
 
     def surroundings(self) -> dict[str, str]:
         room = super().surroundings()
+        if self.window is not None:
+            room["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(self.window)
         if self.asks_for_titles:
             del room["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"]
             for name in ("AUTOUPDATER", "ERROR_REPORTING", "TELEMETRY"):
@@ -207,6 +223,7 @@ class ClaudeCode(Agent):
 
     def _command(self, message: str) -> list[str]:
         words = ["claude", "-p", message, "--output-format", "json", "--allowedTools", "Bash"]
+        words += ["--model", self.model] if self.model else []
         return [*words, "--continue"] if self.begun else words
 
     def _said(self, out: str) -> str:
@@ -217,8 +234,8 @@ class ClaudeCode(Agent):
 class Codex(Agent):
     name, package, version = "codex", "@openai/codex", CODEX
     recipe = "Codex"
-    compacts: bool = field(default=False, init=False)
-    """Whether the next run compacts."""
+    compacts_at: int | None = field(default=None, init=False)
+    """Tokens beyond which the next run compacts, and no later one; None: its default."""
     attached: Path | None = field(default=None, init=False)
     """Image that goes with the questions."""
 
@@ -231,14 +248,14 @@ class Codex(Agent):
 
     def compact(self) -> None:
         """Let it compact at its next question: outside a terminal it has no command for it."""
-        self.compacts = True
+        self.compacts_at = 1
 
     def _command(self, message: str) -> list[str]:
         words = ["codex", "exec", *(["-i", str(self.attached)] if self.attached else [])]
         words.append("--skip-git-repo-check")
-        if self.compacts:
-            words += ["-c", "model_auto_compact_token_limit=1"]
-            self.compacts = False
+        if self.compacts_at is not None:
+            words += ["-c", f"model_auto_compact_token_limit={self.compacts_at}"]
+            self.compacts_at = None
         return [*words, "resume", "--last", message] if self.begun else [*words, message]
 
 
@@ -278,12 +295,18 @@ class OpenCode(Agent):
             finally:
                 server.kill()
 
+    def shrink(self, tokens: int) -> None:
+        """Let it think that this many tokens fit into the context, from now on."""
+        self._configure(limit={"context": tokens, "output": 4096})
+
     def see(self) -> None:
         """Let it send images, as docs/clients.md says."""
+        self._configure(modalities={"input": ["text", "image"], "output": ["text"]})
+
+    def _configure(self, **settings: Any) -> None:
         config = self._told()
         provider, _, model = config["model"].partition("/")
-        sees = {"input": ["text", "image"], "output": ["text"]}
-        config["provider"][provider]["models"][model]["modalities"] = sees
+        config["provider"][provider]["models"][model].update(settings)
         (self.workspace / "opencode.json").write_text(json.dumps(config))
 
     def _told(self) -> dict[str, Any]:
