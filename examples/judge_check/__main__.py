@@ -22,7 +22,7 @@ from statistics import fmean
 from subprocess import CalledProcessError
 
 from examples import as_ctrl_c
-from examples.judge_check import real
+from examples.judge_check import real, uss
 from examples.judge_check.cases import Case, drawn, first, read_injections, read_lessons, read_own
 from examples.judge_check.measure import ask_all, table, wrong
 from examples.judge_check.model import served
@@ -40,7 +40,7 @@ async def _run(settings: JudgeSettings, own: argparse.Namespace) -> None:
         raise ConfigError("name the judge by --judge-url, or take --real")
     prompts = Prompts.read(settings.judge_prompts) if settings.judge_prompts else INCLUDED
     by = f"{prompts.version} {settings.asked_model} m{settings.prm_m} T{own.temperature:g}"
-    sets = [drawn(_read(name, own.cache))[not own.third] for name in own.sets.split(",")]
+    sets = [drawn(_read(name, own))[not own.third] for name in own.sets.split(",")]
     cases = [case for some in sets for case in first(some, own.each)[: own.most or None]]
     bases = {case.base for case in cases}
     work = [*cases, *(case for case in read_own() if case.id in bases)]
@@ -53,14 +53,19 @@ async def _run(settings: JudgeSettings, own: argparse.Namespace) -> None:
         print(*wrong(cases, rows), sep="\n")
 
 
-def _read(name: str, cache: Path) -> list[Case]:
+def _read(name: str, own: argparse.Namespace) -> list[Case]:
     """Return a set by its name. One of real messages is empty where they cannot be had."""
     if name in ("real", "wishes"):
         try:
-            return real.read_cases(real.read_talks(real.fetched(cache)), name)
+            return real.read_cases(real.read_talks(real.fetched(own.cache)), name)
         except CalledProcessError:
             print(f"Left out: {name}. {real.PACKAGE} could not be fetched.", file=sys.stderr)
             return []
+    if name == uss.NAME:
+        if own.uss is not None:
+            return uss.read_cases(own.uss)
+        print("Left out: uss. Name one of its files with --uss.", file=sys.stderr)
+        return []
     return {"own": read_own, "injections": read_injections, "lessons": read_lessons}[name]()
 
 
@@ -71,7 +76,10 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    own_parser.add_argument("--sets", default="own,injections,real", help="also: lessons, wishes")
+    own_parser.add_argument(
+        "--sets", default="own,injections,real", help="also: lessons, wishes, uss"
+    )
+    own_parser.add_argument("--uss", type=Path, help="file of the set uss, such as SGD.txt")
     own_parser.add_argument("--most", type=int, default=40, help="cases of each set; 0: all (40)")
     own_parser.add_argument("--each", type=int, help="most cases of each class of messages")
     own_parser.add_argument(

@@ -24,15 +24,16 @@ class Case:
     """One turn and what came next, with a label."""
 
     set: str
-    """own, real and injections are judged; of lessons and wishes it is asked whether they last."""
+    """own, real, uss and injections are judged; of lessons and wishes it is asked whether they
+    last."""
     id: int
     request: str
     reply: str
     state: NextState
     does: str = ""
-    """What the message does; "": it is no user's."""
+    """What the message does; "": it is no user's, or nobody says what."""
     label: Vote = 0
-    """Verdict that a person gives where it is no user's."""
+    """Verdict of a person, where `does` is empty."""
     asks: Sequence[str] = ()
     """What a hint speaks of: it contains one of these, in small letters. (): nothing is asked."""
     span: Sequence[int] = ()
@@ -94,11 +95,11 @@ def drawn(cases: Sequence[Case]) -> tuple[list[Case], list[Case]]:
 
 
 def first(cases: Sequence[Case], most: int | None) -> list[Case]:
-    """Return the cases, at most so many of each class of messages."""
-    counts, kept = Counter[str](), list[Case]()
+    """Return the cases, at most so many of each class of messages, or each verdict."""
+    counts, kept = Counter[tuple[str, Vote]](), list[Case]()
     for case in cases:
-        counts[case.does] += 1
-        if most is None or counts[case.does] <= most:
+        counts[case.does, case.value] += 1
+        if most is None or counts[case.does, case.value] <= most:
             kept.append(case)
     return kept
 
