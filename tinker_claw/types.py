@@ -608,6 +608,8 @@ class HintScores:
     topk_logprobs: tuple[tuple[float, ...], ...] = ()
     reply: tuple[int, ...] = ()
     """[T] tokens of the reply that the teacher wrote; (): it scored the student's."""
+    text: str = ""
+    """Text of that reply, thinking included."""
 
 
 JudgedBy = Literal["user", "tools", "outcome"]

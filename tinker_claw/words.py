@@ -134,9 +134,9 @@ def _judged(contents: Contents) -> Iterator[Field]:
         yield Field("teacher", "was shown", contents.hint)
     if contents.untaught:
         yield Field("teacher", contents.untaught)
-    if contents.written:
-        trained = "which are trained" if contents.advantage is not None else "to be trained"
-        yield Field("teacher", f"wrote a reply of {contents.written} tokens, {trained}")
+    if contents.teacher_text:
+        trained = "is trained" if contents.advantage is not None else "will be trained"
+        yield Field("teacher", f"wrote a reply, which {trained}", contents.teacher_text)
 
 
 def _verdict(contents: Contents) -> str:

@@ -66,7 +66,8 @@ def test_three_turns_land_in_the_ledger_of_the_running_product(
     assert said[0] == MESSAGES[0], "timestamp and Runtime line are not the user's words"
 
     answered = {row["turn_id"]: row for row in read(data, "SELECT * FROM next_states")}
-    replied = [turn for turn in main if turn["reply_text"]]  # OpenClaw asks again after an empty one
+    # OpenClaw asks again after an empty reply.
+    replied = [turn for turn in main if turn["reply_text"]]
     assert all(turn["id"] in answered for turn in replied[:-1])
     assert answered[replied[-2]["id"]]["text"] == MESSAGES[2]
     assert replied[-1]["id"] not in answered

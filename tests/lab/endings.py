@@ -119,7 +119,7 @@ class Run:
         hinted = self._renderer.splice(prompt.tokens, prompt.hint_at, hint)
         if METHODS[self._method].writes(Training()):
             (done,) = await base.sample(hinted, reply.params.to_learn_from(self._most, topk))
-            return written_reply(hint, done)
+            return written_reply(hint, done, self.text(done))
         scores = await base.logprobs(
             hinted + reply.tokens, start=len(hinted), targets=reply.topk_ids, top_k=topk
         )

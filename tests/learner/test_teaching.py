@@ -18,12 +18,15 @@ from tests.support.learning import BETTER, HINT, PROMPT, SCORING, Says, World
 from tests.support.ledger import sample_counts, sql
 from tinker_claw.config.settings import Training
 from tinker_claw.judge.prompts import Schema
+from tinker_claw.ledger.database import FILE, open_read_only
 from tinker_claw.ledger.judgements import BEHIND_HINTS
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.turn_view import read_contents
 from tinker_claw.methods import METHODS
 from tinker_claw.methods.passes import spread
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import Charge, Message, TokenLogprobs, Tokens, Verdict, uncharged
+from tinker_claw.words import turn_fields
 
 world = partial(learning.world, method=SCORING)
 ENOUGH = 99
@@ -318,6 +321,11 @@ async def test_a_written_reply_waits_in_the_ledger_as_it_was_written(tmp_path: P
         assert sample.teacher is not None
         assert (sample.teacher.reply, len(sample.teacher.logprobs)) == ((6, 8), 2)
         assert [len(row) for row in sample.teacher.topk_ids] == [4, 4]
+    with open_read_only(tmp_path / FILE) as rows:
+        contents = read_contents(rows, sample.turn_id)
+    assert contents is not None
+    (told,) = (field.quote for field in turn_fields(contents) if field.name == "teacher")
+    assert told == sample.teacher.text != ""
 
 
 async def test_a_secret_is_neither_written_nor_behind_what_is_written(

@@ -412,8 +412,7 @@ class Judging:
         scores_only = not writes and self._parts.training.recipe != "paper"
         if scores is None or (scores_only and ends_apart(turn.completion, scores)):
             return TurnRefusal(Reason.ENDLESS_HINT)
-        written = self._scorer.text(scores) if writes else ""
-        if self._redact(written) != written:
+        if self._redact(scores.text) != scores.text:
             return TurnRefusal(Reason.HOLDS, "in what the teacher wrote")
         return scores
 

@@ -75,10 +75,6 @@ class HintScorer:
             key=lambda scores: scores.overlap,
         )
 
-    def text(self, scores: HintScores) -> str:
-        """Return the whole reply that the teacher wrote, thinking included."""
-        return self._renderer.decode(scores.reply)
-
     async def _written(self, turn: Turn, hint: str, charge: Charge) -> HintScores | None:
         hinted = self._hinted(turn, hint)
         most = min(self._parts.reply_tokens, self._context_tokens - len(hinted.prompt))
@@ -87,7 +83,7 @@ class HintScorer:
         (done,) = await self._parts.base.sample(hinted.prompt, params, charge=charge)
         if math.isnan(sum(done.logprobs)) or math.isnan(sum(map(sum, done.topk_logprobs))):
             raise AlignmentError(f"turn {turn.id}: a score is not a number")
-        return written_reply(hint, done)
+        return written_reply(hint, done, self._renderer.decode(done.tokens[:-1]))
 
     async def _under(self, turn: Turn, hint: str, charge: Charge) -> HintScores:
         done = turn.completion
@@ -123,9 +119,13 @@ class HintScorer:
         return sum(map(len, parts)) <= self._context_tokens
 
 
-def written_reply(hint: str, done: Completion) -> HintScores | None:
+def written_reply(hint: str, done: Completion, text: str) -> HintScores | None:
     """Return the teacher's own reply; None: it has no text, or its token limit cut it, so it would
-    teach text without an end."""
+    teach text without an end.
+
+    Args:
+        text: its text, without the token that ends it.
+    """
     if done.stop_reason is not StopReason.STOP or len(done.tokens) < 2:
         return None
     return HintScores(
@@ -134,6 +134,7 @@ def written_reply(hint: str, done: Completion) -> HintScores | None:
         topk_ids=done.topk_ids,
         topk_logprobs=done.topk_logprobs,
         reply=done.tokens,
+        text=text,
     )
 
 

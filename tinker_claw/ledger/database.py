@@ -22,7 +22,7 @@ from tinker_claw.errors import LedgerError
 
 T = TypeVar("T")
 
-SCHEMA_VERSION: Final = 15
+SCHEMA_VERSION: Final = 16
 """`PRAGMA user_version` of the schema in schema.sql."""
 CARRIED_FROM: Final = 11
 """Oldest schema that `carry` reads; later ones have the same versions and steps."""

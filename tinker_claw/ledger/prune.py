@@ -66,7 +66,7 @@ _SAID = {
     "feedback": "text = '', key = NULL",
     "samples": "hint = CASE WHEN hint IS NOT NULL THEN '' END, untaught = NULL, "
     "teacher_logprobs = NULL, teacher_targets = NULL, teacher_ids = NULL, teacher_own = NULL, "
-    "teacher_reply = NULL, advantages = NULL",
+    "teacher_reply = NULL, teacher_text = NULL, advantages = NULL",
 }
 """Columns to blank of a turn's next state, votes, hints, feedback and sample, by table."""
 _ASKED = (

@@ -107,6 +107,7 @@ class SampleTable(LedgerTable):
                 "teacher_ids": pack_ids(flat(teacher.topk_ids)),
                 "teacher_own": pack_floats(flat(teacher.topk_logprobs)),
                 "teacher_reply": pack_ids(teacher.reply),
+                "teacher_text": teacher.text,
                 "overlap": teacher.overlap,
             }
         with self._db.transaction() as tx:
@@ -175,7 +176,7 @@ class SampleTable(LedgerTable):
         rows = self._db.rows(
             "SELECT samples.id AS sample_id, samples.reward, samples.hint, "
             "samples.teacher_logprobs, samples.teacher_targets, samples.teacher_ids, "
-            "samples.teacher_own, samples.teacher_reply, samples.overlap, "
+            "samples.teacher_own, samples.teacher_reply, samples.teacher_text, samples.overlap, "
             f"versions.step AS policy_step, {COMPARED} AS compared, "
             f"{STEP} AS step, {JUDGED_BY} AS judge, sessions.user, COALESCE((SELECT weight "
             "FROM verdicts WHERE turn_id = turns.id AND episode = 0), 1.0) AS weight, "
@@ -288,4 +289,5 @@ def _teacher(row: sqlite3.Row) -> HintScores | None:
         topk_ids=rows_of(ids, own),
         topk_logprobs=rows_of(unpack_floats(row["teacher_own"]), own),
         reply=unpack_ids(row["teacher_reply"]),
+        text=row["teacher_text"],
     )

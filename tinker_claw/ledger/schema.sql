@@ -221,6 +221,7 @@ CREATE TABLE samples (
   teacher_ids      BLOB,                 -- the teacher's top-k candidates; teacher_own has their logprobs
   teacher_own      BLOB,
   teacher_reply    BLOB,                 -- ids of the reply that the teacher wrote; empty: it scored the student's
+  teacher_text     TEXT,                 -- its text; '' where there is none
   overlap          INTEGER,
   advantage        REAL,                 -- advantage of the reply in the newest step with it; NULL: no step yet
   advantages       BLOB,                 -- token advantages, before normalisation

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tinker_claw.ledger.codec import load_prompt, unpack_floats, unpack_ids
+from tinker_claw.ledger.codec import load_prompt, unpack_floats
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.lessons import read_runs
 from tinker_claw.ledger.turns import OUTCOME, completion_of, state_of
@@ -140,7 +140,7 @@ FEEDBACK = (
 _CONTENTS = f"""
 SELECT sessions.key AS session_key, ({OUTCOME}) AS session_outcome, turns.lost, request_text,
   voices, reply_text, params, trace, verdicts.prompt AS judge_prompt,
-  verdicts.judged AS judge_verdict, hint, untaught, overlap, teacher_reply, reward,
+  verdicts.judged AS judge_verdict, hint, untaught, overlap, teacher_text, reward,
   advantage, advantages,
   steps.version,
   (SELECT json_group_object(id, error) FROM (SELECT begun.id, error
@@ -200,8 +200,9 @@ class Contents:
     untaught: str | None
     """Why the teacher was not asked, though there was something to tell."""
     overlap: int | None
-    written: int
-    """Tokens of the reply that the teacher wrote, which is trained in place of a rejected one."""
+    teacher_text: str | None
+    """Reply that the teacher wrote, which is trained in place of a rejected one; None or empty: it
+    wrote none, or it is gone."""
     reward: float | None
     """Reward of its sample; for an episode's step it includes the outcome, once known."""
     advantage: float | None
@@ -229,8 +230,6 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
         return None
     fields = dict(row) | {name: json.loads(row[name]) for name in _JSON}
     fields["advantages"] = unpack_floats(row["advantages"]) if row["advantages"] else ()
-    written = fields.pop("teacher_reply")
-    fields["written"] = len(unpack_ids(written)) if written else 0
     state = rows.row("SELECT * FROM next_states WHERE turn_id = ?", turn_id)
     (sampled,) = rows.rows("SELECT * FROM turns WHERE id = ?", turn_id)
     feedback = rows.rows(
