@@ -69,7 +69,7 @@ def in_force(settings: Settings) -> tuple[Canary, ...]:
 
 @cache
 def read(path: Path) -> tuple[Canary, ...]:
-    """Read the canaries of a file without duplicates; docs/operating.md has the format.
+    """Read the canaries of a file without duplicates; configs/canaries.toml describes the format.
 
     Raises:
         ConfigError: it cannot be read, or an entry is none; names all that is wrong.
