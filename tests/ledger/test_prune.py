@@ -28,7 +28,6 @@ from tinker_claw.config.settings import Keeping
 from tinker_claw.errors import ForgottenError, LedgerError
 from tinker_claw.ledger import prune
 from tinker_claw.ledger.database import WritingConnection, open_read_only
-from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.turn_view import read_contents, read_turn
 from tinker_claw.render.renderer import Renderer
@@ -48,7 +47,7 @@ def add(ledger: Ledger, key: str, **changes: Any) -> int:
 
 def follow(ledger: Ledger, turn: int) -> None:
     ledger.turns.add_next_state(turn, NextState("user", WORDS))
-    ballots = [Ballot(f"{WORDS}: -1", -1)] * 3
+    ballots = [(f"{WORDS}: -1", -1)] * 3
     ledger.judgements.add(turn, value=-1, ballots=ballots, hints=[f"no {WORDS}"])
 
 
@@ -283,7 +282,7 @@ def test_what_is_written_about_a_turn_that_was_forgotten_meanwhile_is_refused(
     before, gone = add(ledger, "a"), add(ledger, "a")
     ledger.turns.add_next_state(before, NextState("user", WORDS))
     ledger.forget(prune.from_turn(gone))
-    ballots = [Ballot(WORDS, -1)]
+    ballots = [(WORDS, -1)]
     for turn in (before, gone):
         with pytest.raises(ForgottenError):
             ledger.judgements.add(turn, value=-1, ballots=ballots, hints=[WORDS])

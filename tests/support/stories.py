@@ -13,7 +13,6 @@ from tests.support.ledger import COMPLETION, new_turn
 from tinker_claw.cli import main
 from tinker_claw.config.settings import Training
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.steps import Void
 from tinker_claw.methods import COMBINE, BatchItem
@@ -91,7 +90,7 @@ class Told:
         self.ledger.judgements.add(
             turn,
             value=value,
-            ballots=[Ballot(f"{SECRET} vote", value)] * 3,
+            ballots=[(f"{SECRET} vote", value)] * 3,
             hints=hints,
         )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tinker_claw.evidence import CLAIM, Rate, TwoRates, in_words, odds, record
@@ -107,7 +106,7 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
         "gate": [result for step in reversed(steps) if (result := gate_of(step))],
         "not_trained": dict(count_outcomes(rows).most_common()),
         # Shares of first judged turns accepted, by version.
-        "accepted": [share.record for share in accepted_by(firsts)],
+        "accepted": [*accepted_by(firsts).values()],
     }
 
 
@@ -115,29 +114,19 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
 # these figures after every session, so claims need the e-values of evidence.py.
 
 
-@dataclass(slots=True)
-class Share(Rate):
-    """A rate over the turns of a version."""
-
-    version: int = 0
-
-    @property
-    def record(self) -> Record:
-        return {"version": self.version, **record(self)}
-
-
 def read_live(rows: Rows, user: str | None = None) -> list[First]:
     """Return the first judged turns, without those of versions that a rollback has left behind.
     `user`: only theirs; None: everybody's."""
-    return read_firsts(rows, user, versions=read_line(rows).live)
+    live = read_line(rows).live
+    return [first for first in read_firsts(rows, user) if first.version in live]
 
 
-def accepted_by(firsts: Iterable[First]) -> list[Share]:
+def accepted_by(firsts: Iterable[First]) -> dict[int, Record]:
     """Return the share of first judged turns accepted of each version, in order."""
-    shares = dict[int, Share]()
+    shares = defaultdict[int, Rate](Rate)
     for first in firsts:
-        shares.setdefault(first.version, Share(version=first.version)).add(first.accepted)
-    return list(shares.values())
+        shares[first.version].add(first.accepted)
+    return {id: {"version": id, **record(share)} for id, share in shares.items()}
 
 
 # The headline
@@ -230,7 +219,7 @@ def read_stored(rows: Rows) -> list[Record]:
     its first judged turns that were accepted; None: it has none.
     """
     records, directory = read_versions(rows), rows.path.parent
-    accepted = {share.version: share.record for share in accepted_by(read_firsts(rows))}
+    accepted = accepted_by(read_firsts(rows))
     local = run_of(rows).get("backend") == "local"
     states, samplers = _names(directory / "states"), _names(directory / "adapters")
     for version in records:

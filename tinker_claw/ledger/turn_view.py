@@ -15,7 +15,7 @@ from typing import Any
 from tinker_claw.ledger.codec import load_prompt, unpack_floats
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.lessons import read_runs
-from tinker_claw.ledger.turns import OUTCOME, completion_of, state_of
+from tinker_claw.ledger.turns import OUTCOME, completion_of, read_next_state
 from tinker_claw.ledger.versions import read_line
 from tinker_claw.turn_state import TurnRefusal, TurnState
 from tinker_claw.types import Completion, Kind, NextState, RatedBy, Vote
@@ -111,13 +111,11 @@ def read_turn(rows: Rows, turn_id: int) -> TurnView | None:
 
 def turns_where(rows: Rows, which: str, *values: Any) -> list[TurnView]:
     """Return the turns selected by `which`, the end of the query."""
-    turn_rows = (dict(row) for row in rows.rows(f"{_TURN} {which}", *values))
-    return [TurnView(**row | _typed(row)) for row in turn_rows]
-
-
-def _typed(row: Record) -> Record:
-    kind, state = Kind(row["kind"]), TurnState(row["state"])
-    return {"kind": kind, "judged": bool(row["judged"]), "state": state}
+    types = {"kind": Kind, "judged": bool, "state": TurnState}
+    return [
+        TurnView(**dict(row) | {name: typed(row[name]) for name, typed in types.items()})
+        for row in rows.rows(f"{_TURN} {which}", *values)
+    ]
 
 
 def count_outcomes(rows: Rows) -> Counter[str]:
@@ -230,7 +228,6 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
         return None
     fields = dict(row) | {name: json.loads(row[name]) for name in _JSON}
     fields["advantages"] = unpack_floats(row["advantages"]) if row["advantages"] else ()
-    state = rows.row("SELECT * FROM next_states WHERE turn_id = ?", turn_id)
     (sampled,) = rows.rows("SELECT * FROM turns WHERE id = ?", turn_id)
     feedback = rows.rows(
         f"SELECT {FEEDBACK}, feedback.text FROM feedback WHERE turn_id = ? ORDER BY id", turn_id
@@ -240,7 +237,7 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
         **fields,
         runs=read_runs(rows, turn=turn_id),
         completion=completion_of(sampled),
-        next_state=state_of(state) if state else None,
+        next_state=read_next_state(rows, turn_id),
         feedback=[dict(entry) | {"final": bool(entry["final"])} for entry in feedback],
         left_behind=row["version"] is not None and row["version"] not in read_line(rows).live,
     )
