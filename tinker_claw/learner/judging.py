@@ -98,8 +98,6 @@ class Judging:
         self._breakers = self.judge_breaker, self.teacher_breaker, self.ledger_breaker
         self._busy: dict[int, Breaker | None] = {}
         """Turns in hand, and what each asks; None: neither judge nor teacher yet."""
-        self._left = False
-        """Whether the last look found turns that had to wait."""
         self._changed = asyncio.Event()
 
     def wake(self) -> None:
@@ -120,7 +118,6 @@ class Judging:
                     if self._may_start(job, now):
                         self._busy[job.turn_id] = self._breaker_of(job)
                         group.create_task(self._try(job))
-                self._left = any(job.turn_id not in self._busy for job in jobs)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._wait_s(jobs, now)):
                         await self._changed.wait()
@@ -175,10 +172,9 @@ class Judging:
         try:
             await self._advance(job.turn_id)
         except ForgottenError:
-            self._changed.set()
+            pass
         except LedgerError as error:
             self.ledger_breaker.failed(error, time.time())
-            self._changed.set()
         except (OutageError, JudgeError) as error:
             self._postpone(job, error)
         except Exception as error:  # unexpected: this part ends, and starts again
@@ -189,13 +185,11 @@ class Judging:
         finally:
             self._busy.pop(job.turn_id, None)
             self._show()
-            if self._left:
-                self._changed.set()
+            self.wake()  # another one may begin now
 
     def _postpone(self, job: JudgingJob, error: Exception) -> None:
         """Record a failed try and when the next one is due, or set the turn aside after its last.
         A turn that is not to blame is due at once, behind those that wait; its breaker holds it."""
-        self._changed.set()
         now = time.time()
         breaker = self._busy[job.turn_id] or self.judge_breaker
         blamed = breaker.failed(error, now)

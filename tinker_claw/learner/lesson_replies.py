@@ -28,10 +28,6 @@ class FirstMessage:
     opposite: str = ""
     """A request for the opposite of the lesson, behind the message; "": there is none."""
 
-    @property
-    def text(self) -> str:
-        return f"{self.turn.request_text} {self.opposite}".strip()
-
 
 @dataclass(frozen=True, slots=True)
 class LessonReply:

@@ -136,17 +136,11 @@ def _copy_weights(
         return
     if not (old / "states" / line[-1]["state_ref"]).is_dir():
         raise LedgerError(f"the state of v{line[-1]['id']} is missing in {old / 'states'}")
-    folders = {
-        folder  # a rollback's version has those of an earlier one
-        for version in (line[0], line[-1])
-        for folder in (
-            Path("states", version["state_ref"]),
-            Path("adapters", version["sampler_ref"]),
-        )
-    }
-    for folder in folders:
-        if (old / folder).is_dir():
-            shutil.copytree(old / folder, new / folder)
+    for version in (line[0], line[-1]):
+        states = Path("states", version["state_ref"])
+        for folder in (states, Path("adapters", version["sampler_ref"])):
+            if (old / folder).is_dir():  # a rollback's version has those of an earlier one
+                shutil.copytree(old / folder, new / folder, dirs_exist_ok=True)
 
 
 def _unnamed_owners(rows: Rows) -> int:

@@ -8,8 +8,10 @@ outcome instead, and the replies of a stand-in are no version's.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
+from tinker_claw.evidence import Rate
 from tinker_claw.ledger.database import Rows
 
 OWNERS = (
@@ -47,3 +49,8 @@ def read_firsts(rows: Rows, user: str | None = None) -> list[First]:
     """Return the first judged turns in their order. `user`: only theirs; None: everybody's."""
     first_rows = rows.rows(f"SELECT {FIRST} FROM {FIRSTS} WHERE user = COALESCE(?, user)", user)
     return sorted(First(*row) for row in first_rows)
+
+
+def share_of(firsts: Collection[First]) -> Rate:
+    """Return the share of first judged turns accepted."""
+    return Rate(sum(first.accepted for first in firsts), len(firsts))

@@ -131,10 +131,6 @@ def count_outcomes(rows: Rows) -> Counter[str]:
 
 # Contents of a turn
 
-FEEDBACK = (
-    "feedback.created_at, feedback.score, feedback.source, final, feedback.task, "
-    'task_group AS "group", unused'
-)
 _CONTENTS = f"""
 SELECT sessions.key AS session_key, ({OUTCOME}) AS session_outcome, turns.lost, request_text,
   voices, reply_text, params, trace, verdicts.prompt AS judge_prompt,
@@ -230,7 +226,9 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
     fields["advantages"] = unpack_floats(row["advantages"]) if row["advantages"] else ()
     (sampled,) = rows.rows("SELECT * FROM turns WHERE id = ?", turn_id)
     feedback = rows.rows(
-        f"SELECT {FEEDBACK}, feedback.text FROM feedback WHERE turn_id = ? ORDER BY id", turn_id
+        'SELECT created_at, score, source, final, task, task_group AS "group", unused, text '
+        "FROM feedback WHERE turn_id = ? ORDER BY id",
+        turn_id,
     )
     return Contents(
         turn=turn,

@@ -24,7 +24,7 @@ from tinker_claw.methods.advantages import (
     topk_advantages,
     unproposed_advantages,
 )
-from tinker_claw.types import Datum, HintScores, JudgedBy, LossPass, Sample, TokenLogprobs
+from tinker_claw.types import Datum, Images, JudgedBy, LossPass, Sample, TokenLogprobs
 
 DISTILLED_NATS = 1.0
 """Bound on the teacher's logprob minus the student's, in nats, of both recipes; 0: none."""
@@ -195,9 +195,11 @@ def loss_passes(
                     images=sample.images,
                 )
             )
-        if advantages.written and sample.teacher is not None:
-            written = scale * advantages.written
-            cross_entropy.append(_written_datum(sample, sample.teacher, written))
+        if advantages.written and (teacher := sample.teacher) is not None:
+            weight, topk = scale * advantages.written, (teacher.topk_ids, teacher.topk_logprobs)
+            cross_entropy.append(
+                imitation(sample.prompt, teacher.reply, *topk, weight, sample.images)
+            )
     low, high = RATIOS
     bounds = {"clip_low_threshold": low, "clip_high_threshold": high}
     passes = [
@@ -224,17 +226,19 @@ def _candidates_datum(item: BatchItem, advantages: Advantages, scale: float) -> 
     )
 
 
-def _written_datum(sample: Sample, teacher: HintScores, scale: float) -> Datum:
-    """Return the teacher's reply behind the prompt without the hint: a forward KL divergence over
-    the teacher's candidates, or over the sampled tokens where it has none."""
-    rows = tuple(tuple(scale * math.exp(p) for p in row) for row in teacher.topk_logprobs)
-    return Datum(
-        sample.prompt + teacher.reply,
-        len(sample.prompt),
-        targets=teacher.topk_ids,
-        weights=rows or ((scale,),) * len(teacher.reply),
-        images=sample.images,
-    )
+def imitation(
+    prompt: tuple[int, ...],
+    reply: tuple[int, ...],
+    topk_ids: tuple[tuple[int, ...], ...],
+    topk_logprobs: tuple[tuple[float, ...], ...],
+    scale: float,
+    images: Images = (),
+) -> Datum:
+    """Return a teacher's reply behind a prompt without what it was told: a forward KL divergence
+    over its candidates, or over the sampled tokens where there are none."""
+    rows = tuple(tuple(scale * math.exp(p) for p in row) for row in topk_logprobs)
+    weights = rows or ((scale,),) * len(reply)
+    return Datum(prompt + reply, len(prompt), targets=topk_ids, weights=weights, images=images)
 
 
 def _sampled_weights(item: BatchItem, tokens: Sequence[float]) -> Sequence[float]:
