@@ -80,7 +80,7 @@ class Told:
         """States of the turns; both ways to read them agree."""
         turns = turns_where(sql(self.ledger), "ORDER BY turns.id")
         counted = count_outcomes(sql(self.ledger))
-        assert counted == Counter(turn.reason or turn.outcome for turn in turns)
+        assert counted == Counter(turn["reason"] or turn["outcome"] for turn in turns)
         return set(counted)
 
 
