@@ -154,4 +154,5 @@ def _better(waiting: Sequence[QueuedSample], judge: JudgedBy) -> int | None:
     bare = [sample.reward or 0.0 for sample in mine if sample.lacks == Lacks.BETTER]
     if not bare:
         return None
-    return max(other.id for other in mine if other.reward is not None and other.reward > min(bare))
+    worst = min(bare)
+    return max(other.id for other in mine if other.reward is not None and other.reward > worst)

@@ -133,7 +133,7 @@ def step_metrics(
         "samples": len(samples),
         "hinted": sum(item.sample.teacher is not None for item in prepared.items),
         "reward_mean": fmean(rewards) if rewards else None,
-        "staleness_mean": current_step - fmean(sample.policy_step for sample in samples),
+        "staleness_mean": fmean(current_step - sample.policy_step for sample in samples),
         "losses": list(report.losses),
         "grad_norm": report.grad_norm,
         "tokens": report.tokens,

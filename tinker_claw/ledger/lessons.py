@@ -408,8 +408,9 @@ def _same(
             a drop of one left the other.
     """
     lessons = tx.execute(
-        "SELECT id, text FROM lessons WHERE user = COALESCE((SELECT user FROM lessons "
-        "WHERE id = ?2), ?1) AND (?2 IS NULL OR (id <> ?2 AND state <> 'dropped'))",
+        "SELECT id, text FROM lessons "
+        "WHERE user = IIF(?2 IS NULL, ?1, (SELECT user FROM lessons WHERE id = ?2)) "
+        "AND (?2 IS NULL OR (id <> ?2 AND state <> 'dropped'))",
         (user, edited),
     ).fetchall()
     return next((id for id, other in lessons if _meaning(other) == _meaning(text)), None)

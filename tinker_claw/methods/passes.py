@@ -196,9 +196,15 @@ def loss_passes(
                 )
             )
         if advantages.written and (teacher := sample.teacher) is not None:
-            weight, topk = scale * advantages.written, (teacher.topk_ids, teacher.topk_logprobs)
             cross_entropy.append(
-                imitation(sample.prompt, teacher.reply, *topk, weight, sample.images)
+                imitation(
+                    sample.prompt,
+                    teacher.reply,
+                    teacher.topk_ids,
+                    teacher.topk_logprobs,
+                    scale * advantages.written,
+                    sample.images,
+                )
             )
     low, high = RATIOS
     bounds = {"clip_low_threshold": low, "clip_high_threshold": high}
