@@ -33,6 +33,7 @@ from tinker_claw.ledger.codec import (
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger, holds_run
 from tinker_claw.ledger.prune import from_turn
+from tinker_claw.ledger.samples import STEPS_FAILED
 from tinker_claw.types import (
     HintScores,
     Kind,
@@ -184,7 +185,7 @@ def test_step_that_was_left_open_is_void_before_the_next_one_begins(ledger: Ledg
     assert sql(ledger).one("SELECT void > 1 FROM steps WHERE status = 'void'") == 1
     (gone,) = queue(ledger, 1)
     third = ledger.steps.begin(version.id, [gone])
-    ledger.samples.quarantine(gone)
+    ledger.samples.refuse([gone], STEPS_FAILED)
     with pytest.raises(LedgerError, match="of its 1 samples"):
         ledger.steps.commit(third, version, **done)
 

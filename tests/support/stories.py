@@ -14,6 +14,7 @@ from tinker_claw.cli import main
 from tinker_claw.config.settings import Training
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.samples import STEPS_FAILED
 from tinker_claw.ledger.steps import Void
 from tinker_claw.methods import COMBINE, BatchItem
 from tinker_claw.turn_state import Reason, TurnRefusal
@@ -124,7 +125,7 @@ def every_state(directory: Path) -> dict[str, int]:
     assert ledger.samples.expire(5, 4) == 1
     turns["quarantined"], bad = told.sampled("bad", 1)
     ledger.steps.void(ledger.steps.begin(told.version.id, [bad]), "it makes no sense")
-    ledger.samples.quarantine(bad)
+    ledger.samples.refuse([bad], STEPS_FAILED)
     turns["side"] = told.turn(
         "side", kind=Kind.SIDE, untrained_because=TurnRefusal(Reason.SIDE, "recap")
     )
