@@ -569,6 +569,8 @@ class Turn:
     """Lessons in the prompt; None: there are none."""
     images: Images = ()
     """Images in the prompt, where they were kept."""
+    secret: bool = False
+    """Whether its prompt holds a secret."""
 
     @property
     def cut(self) -> bool:
@@ -616,6 +618,15 @@ JudgedBy = Literal["user", "tools", "outcome"]
 """Who judged a turn: a user, or a program that rates; tools' results, or people other than the
 owner; or how its episode ended."""
 JUDGES: tuple[JudgedBy, ...] = get_args(JudgedBy)
+
+
+class Lacks(StrEnum):
+    """Samples of the same judge without which a sample teaches nothing."""
+
+    BETTER = "a better reply"
+    """It is a rejection, and a rejection does not say what would be better."""
+    REJECTION = "a rejection, a hint or a rating"
+    """It is an acceptance of the baseline: that a user goes on does not say so either."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,14 +72,14 @@ class Field(NamedTuple):
 def turn_fields(contents: Contents) -> Iterator[Field]:
     """Yield the fields of a turn, from its request to the version that it helped to make."""
     turn, key = contents.turn, contents.session_key
-    session = f"session {turn.session}" + f" ({key})" * (not key.startswith(OPENING))
-    yield Field("turn", _joined(turn.id, session, turn.user, moment(turn.created_at)))
-    if turn.state is TurnState.FORGOTTEN:
+    session = f"session {turn['session']}" + f" ({key})" * (not key.startswith(OPENING))
+    yield Field("turn", _joined(turn["id"], session, turn["user"], moment(turn["created_at"])))
+    if turn["state"] == TurnState.FORGOTTEN:
         yield Field("outcome", _outcome(contents))
         return
-    yield Field("kind", _joined(turn.kind, turn.kind_reason))
+    yield Field("kind", _joined(turn["kind"], turn["kind_reason"]))
     lost = "could not be tied to a reply" if contents.lost else ""
-    yield Field("prompt", _joined(f"{turn.prompt_tokens} tokens", lost), contents.request_text)
+    yield Field("prompt", _joined(f"{turn['prompt_tokens']} tokens", lost), contents.request_text)
     for lesson in contents.lessons:
         yield Field("lesson", str(lesson["id"]), lesson["text"], lesson["id"])
     if contents.voices:
@@ -99,11 +99,11 @@ def turn_fields(contents: Contents) -> Iterator[Field]:
 def _reply(contents: Contents) -> str:
     turn, done = contents.turn, contents.completion
     return _joined(
-        f"v{turn.policy_version}",
-        plural(turn.completion_tokens, "token"),
+        f"v{turn['policy_version']}",
+        plural(turn["completion_tokens"], "token"),
         done.stop_reason,
-        "tokens not kept" if turn.completion_tokens > len(done.tokens) else "",
-        f"not by the current version: {turn.fallback}" if turn.fallback else "",
+        "tokens not kept" if turn["completion_tokens"] > len(done.tokens) else "",
+        f"not by the current version: {turn['fallback']}" if turn["fallback"] else "",
     )
 
 
@@ -122,7 +122,7 @@ def _judged(contents: Contents) -> Iterator[Field]:
         unused = f"trains nothing: {feedback['unused']}" if feedback["unused"] else ""
         score = f"{vote(feedback['score'])} by the {feedback['source']}, of the {of}"
         yield Field("rating", _joined(score, unused), feedback["text"] or None)
-    if not contents.turn.judged:
+    if not contents.turn["judged"]:
         if contents.failed_try is not None:
             tries = f"{contents.tries} of {TRIES} tries to judge it"
             yield Field("failed", tries, contents.failed_try or "(empty)")
@@ -141,7 +141,7 @@ def _judged(contents: Contents) -> Iterator[Field]:
 
 def _verdict(contents: Contents) -> str:
     """Return the verdict, who gave it, and the judge's votes."""
-    by = contents.turn.verdict_by
+    by = contents.turn["verdict_by"]
     judge = "" if by == "judge" else "judge "
     votes = " ".join(
         "unreadable" if answer["value"] is None else vote(answer["value"])
@@ -149,15 +149,15 @@ def _verdict(contents: Contents) -> str:
     )
     if by == "judge" and not votes and contents.judge_prompt is None:
         by = "agent's program"
-    return f"{vote(contents.turn.verdict)} by the {by}" + f" ({judge}{votes})" * bool(votes)
+    return f"{vote(contents.turn['verdict'])} by the {by}" + f" ({judge}{votes})" * bool(votes)
 
 
 def _episode(contents: Contents) -> str:
     turn, outcome, reward = contents.turn, contents.session_outcome, contents.reward
-    final = outcome is not None and reward is not None and turn.state is not TurnState.HELD
+    final = outcome is not None and reward is not None and turn["state"] != TurnState.HELD
     return _joined(
-        turn.task and f"task {turn.task}",
-        turn.group and f"group {turn.group}",
+        turn["task"] and f"task {turn['task']}",
+        turn["group"] and f"group {turn['group']}",
         "" if outcome is None else f"outcome {vote(outcome)}",
         f"reward {vote(reward)}" if final else "",
     )
@@ -166,7 +166,7 @@ def _episode(contents: Contents) -> str:
 def _outcome(contents: Contents) -> str:
     version = "" if contents.version is None else f"v{contents.version}"
     return _joined(
-        contents.turn.outcome,
+        contents.turn["outcome"],
         version + " (rolled back)" * contents.left_behind,
         *(f"step {id} void: {error}" for id, error in contents.void.items()),
     )

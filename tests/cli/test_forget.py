@@ -16,7 +16,6 @@ from tests.support.stories import METRICS, run
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import BLOCK, pack_ids, raw_ids
 from tinker_claw.ledger.database import WritingConnection, open_read_only
-from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import forget, from_turn, in_session
 from tinker_claw.ledger.spend import Bill
@@ -68,7 +67,7 @@ class Talk:
     def judged(self, turn: int, said: int) -> None:
         """Judge a turn. `said`: the turn whose request followed."""
         self.ledger.turns.add_next_state(turn, NextState("user", f"{MARK}{said}!request"))
-        ballot, hint = Ballot(f"{MARK}{said}!vote", 1), f"{MARK}{said}!hint"
+        ballot, hint = (f"{MARK}{said}!vote", 1), f"{MARK}{said}!hint"
         self.ledger.judgements.add(turn, value=1, ballots=[ballot], hints=[hint])
 
     def sampled(self, turn: int, said: int) -> int:

@@ -16,11 +16,11 @@ from tests.support.stories import run
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import SCHEMA_VERSION, open_read_only
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.turn_view import TurnView
+from tinker_claw.ledger.turn_view import Record
 from tinker_claw.ledger.views import Filter, read_turns
 
 
-def newest(path: Path, limit: int) -> list[TurnView]:
+def newest(path: Path, limit: int) -> list[Record]:
     with open_read_only(path) as rows, rows.moment():
         return read_turns(rows, Filter(), limit)
 
@@ -40,13 +40,13 @@ def test_reading_takes_no_lock_and_does_not_stop_the_writer(tmp_path: Path) -> N
             for _ in range(30):
                 written = int(writer.stdout.readline())
                 seen = newest(tmp_path / "ledger.sqlite3", 3)
-                assert seen[-1].id >= max(written, last), "what is committed is seen at once"
-                last = seen[-1].id
+                assert seen[-1]["id"] >= max(written, last), "what is committed is seen at once"
+                last = seen[-1]["id"]
         finally:
             writer.kill()  # not closed: what it wrote last lies in the journal beside the file
         rest = [int(line) for line in writer.stdout.read().split("\n")[:-1]]
     after = newest(tmp_path / "ledger.sqlite3", 1)
-    assert after[0].id >= max(rest, default=last)
+    assert after[0]["id"] >= max(rest, default=last)
     Ledger(tmp_path).close()  # the directory is free, the journal is whole
     assert newest(tmp_path / "ledger.sqlite3", 1) == after
 

@@ -50,7 +50,7 @@ async def test_outage_says_what_since_when_and_what_it_means(
         assert f"tinker-claw at {world.url.removesuffix('/v1')}: ok" in capsys.readouterr().out
         error = OutageError("Tinker: an optimizer step failed, because it answers HTTP 503.")
         world.health.backend.seen("learning", error)
-        world.health.learner_stalls(error, 40)
+        world.health.learner_is("stalled", str(error), 40)
         capsys.readouterr()  # the event
         assert await ask(tmp_path) == 1
         text = capsys.readouterr().out

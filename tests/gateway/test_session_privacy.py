@@ -29,7 +29,7 @@ from tinker_claw.gateway.secrets import SecretSearch
 from tinker_claw.ledger.database import open_read_only
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.prune import in_session
-from tinker_claw.ledger.samples import NO_GRADIENT
+from tinker_claw.ledger.samples import NO_GRADIENT, STEPS_FAILED
 from tinker_claw.ledger.turn_view import read_prompt
 from tinker_claw.privacy.marker import NEAR_MISS
 from tinker_claw.privacy.redact import Redactor
@@ -186,7 +186,7 @@ async def test_ids_of_a_prompt_with_a_secret_go_with_the_end_of_its_turn(
         elif end == "expired":
             ledger.samples.refuse([sample], NO_GRADIENT)
         else:
-            ledger.samples.quarantine(sample)
+            ledger.samples.refuse([sample], STEPS_FAILED)
     assert (ids_of(world, 1), ledger.turns.get(1).completion.tokens) == ((), ())
     assert rows(world)[0]["state"] in ("trained", "refused")
     assert ids_of(world, 2) == world.sampler.prompts[1], "and of no other"

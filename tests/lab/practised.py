@@ -26,7 +26,7 @@ from tests.lab.real_model import CONTEXT, arguments, started
 from tinker_claw.config.settings import Training
 from tinker_claw.judge.endpoints import SamplerEndpoint
 from tinker_claw.learner import practice
-from tinker_claw.learner.lesson_replies import FirstMessage, LessonReplies
+from tinker_claw.learner.lesson_replies import FirstMessage, LessonReplies, LessonReply
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.lessons import Lesson, State
 from tinker_claw.ledger.steps import Void, VoidStepError
@@ -106,7 +106,12 @@ class Bench:
             flush=True,
         )
         for reply in (*main[:2], *contrary[:2]):
-            print(f"  {reply.message.text!r} -> {reply.text!r}", flush=True)
+            _show(reply)
+
+
+def _show(reply: LessonReply) -> None:
+    asked = f"{reply.message.turn.request_text} {reply.message.opposite}".strip()
+    print(f"  {asked!r} -> {reply.text!r}", flush=True)
 
 
 class _Spending:
@@ -185,7 +190,7 @@ async def _practise(
             print(f"accepted {len(examples.following)}, right {right}")
             print(f"anchors {len(examples.anchors)}, right {obey}: {examples.opposites}")
             for reply in (*examples.following[:3], *examples.anchors):
-                print(f"  {reply.message.text!r} -> {reply.text!r}", flush=True)
+                _show(reply)
             return examples
 
     runner = Examined(bench.parts, bench.replies, None)

@@ -17,7 +17,7 @@ from tinker_claw.learner.batch import FILL_S, Choice, choose
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.samples import MOST_BASELINE, QueuedSample, ready
 from tinker_claw.turn_state import Reason
-from tinker_claw.types import JudgedBy
+from tinker_claw.types import JudgedBy, Lacks
 
 NOW = 1e9
 
@@ -34,7 +34,8 @@ def waits(
     group: int | None = None,
     age: float = 0.0,
 ) -> QueuedSample:
-    return QueuedSample(number, session, user, judge, reward, bare, baseline, group, NOW - age)
+    lacks = Lacks.BETTER if bare else Lacks.REJECTION if baseline else None
+    return QueuedSample(number, session, user, judge, reward, lacks, group, NOW - age)
 
 
 def chosen(
@@ -240,10 +241,12 @@ def test_no_order_of_arrival_changes_a_batch_and_no_group_is_cut(
         by_tools = sum(one.judge == "tools" for one in alone)
         assert by_tools <= batch_size // 2
         assert by_tools < len(taken), "tools alone make no step"
-    if any(one.bare for one in taken) and int(share * batch_size) > 1:  # a share holds both
+    if (
+        any(one.lacks == Lacks.BETTER for one in taken) and int(share * batch_size) > 1
+    ):  # a share holds both
         assert any(one.judge == "user" and one.reward == 1.0 for one in alone)
-    if any(one.baseline for one in taken):
-        assert any(one.judge == "user" and not one.baseline for one in alone)
+    if any(one.lacks == Lacks.REJECTION for one in taken):
+        assert any(one.judge == "user" and one.lacks != Lacks.REJECTION for one in alone)
 
     # Nothing that is ready waits for ever: once all of it is old there is a batch.
     late = ask(waiting, NOW + FILL_S)

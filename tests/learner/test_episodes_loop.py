@@ -16,7 +16,7 @@ from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.samples import MOST_BARE
 from tinker_claw.turn_state import Reason
-from tinker_claw.types import Attempt, Tokens
+from tinker_claw.types import Attempt, Lacks, Tokens
 
 FAR = 2**31
 """Batch size that is never reached."""
@@ -226,7 +226,10 @@ async def test_who_judged_a_turn_and_whether_its_rejection_is_bare_is_kept(tmp_p
         w.judging.wake()
         expected = {("user", False): 4, ("tools", True): 1, ("outcome", False): 2}
         await w.until(
-            lambda: Counter((one.judge, one.bare) for one in w.ledger.samples.queue()) == expected
+            lambda: (
+                Counter((one.judge, one.lacks == Lacks.BETTER) for one in w.ledger.samples.queue())
+                == expected
+            )
         )
 
 

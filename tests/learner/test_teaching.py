@@ -328,9 +328,7 @@ async def test_a_written_reply_waits_in_the_ledger_as_it_was_written(tmp_path: P
     assert told == sample.teacher.text != ""
 
 
-async def test_a_secret_is_neither_written_nor_behind_what_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_secret_is_neither_written_nor_behind_what_is_written(tmp_path: Path) -> None:
     async with world(
         tmp_path, method="combine", batch_size=ENOUGH, redact=lambda text: text.replace("6", "*")
     ) as w:
@@ -338,8 +336,7 @@ async def test_a_secret_is_neither_written_nor_behind_what_is_written(
         await w.settled()
         assert w.untaught(repeated) == f"{Reason.HOLDS}: in what the teacher wrote"
         asked = len(w.base.prompts)
-        monkeypatch.setattr(w.ledger.turns, "holds_secret", lambda turn: True)
-        behind = w.turn("NO, HOW it should be")
+        behind = w.turn("NO, HOW it should be", secrets=("key",))
         await w.settled()
         assert (w.untaught(behind) or "").startswith(f"{Reason.HOLDS}: in the prompt")
         assert len(w.base.prompts) == asked

@@ -13,7 +13,7 @@ from tests.support.ledger import judgeable, new_turn, postpone, sample_counts, s
 from tests.support.stories import Told
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.prune import in_session
-from tinker_claw.ledger.samples import NO_GRADIENT
+from tinker_claw.ledger.samples import NO_GRADIENT, STEPS_FAILED
 from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import LessonBlock as Lessons
 from tinker_claw.types import NextState, Vote, Wish
@@ -124,7 +124,7 @@ def test_feedback_on_an_expired_reply_says_why_it_has_expired(tmp_path: Path) ->
     turn = story.judged("s", 1)
     sample = ledger.samples.add(turn, 1, None)
     ledger.samples.refuse([sample], NO_GRADIENT)
-    ledger.samples.quarantine(sample)  # it came too late
+    ledger.samples.refuse([sample], STEPS_FAILED)  # it came too late
     answer = ledger.feedback.give("me", About("turn", turn), Feedback(1.0))
     assert answer is not None
     assert answer.unused == Reason.NOTHING_BETTER

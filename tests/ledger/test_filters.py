@@ -35,7 +35,7 @@ def fits(turn: dict[str, Any], wanted: Filter) -> bool:
 
 
 def test_filters_find_what_fits(ledger: Outside) -> None:
-    everything = [turn.record for turn in read_turns(ledger, Filter(), None)]
+    everything = read_turns(ledger, Filter(), None)
     assert len(everything) == TURNS
     for user, kind, verdict, trained, before in itertools.product(
         (None, "user1", "nobody"),
@@ -46,7 +46,7 @@ def test_filters_find_what_fits(ledger: Outside) -> None:
     ):
         wanted = Filter(None, user, kind, verdict, trained, None, before)
         expected = [turn for turn in everything if fits(turn, wanted)][-LIMIT:]
-        assert [turn.record for turn in read_turns(ledger, wanted, LIMIT)] == expected, wanted
+        assert read_turns(ledger, wanted, LIMIT) == expected, wanted
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from tinker_claw.config.settings import Training
 from tinker_claw.ledger import groups, prune
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
-from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.turn_view import count_outcomes, turns_where
 from tinker_claw.methods.passes import batch_advantages
@@ -52,7 +51,7 @@ class Told:
 
     def judge(self, turn: int, votes: tuple[int, ...]) -> None:
         self.ledger.turns.add_next_state(turn, NextState("tool", "ok"))
-        ballots = [Ballot("", vote) for vote in votes]  # type: ignore[arg-type]
+        ballots = [("", vote) for vote in votes]  # type: ignore[arg-type]
         self.ledger.judgements.add(turn, value=None, ballots=ballots, hints=())
         self.ledger.samples.add(turn, sum(votes) / len(votes), None)
 
@@ -81,7 +80,7 @@ class Told:
         """States of the turns; both ways to read them agree."""
         turns = turns_where(sql(self.ledger), "ORDER BY turns.id")
         counted = count_outcomes(sql(self.ledger))
-        assert counted == Counter(turn.reason or turn.outcome for turn in turns)
+        assert counted == Counter(turn["reason"] or turn["outcome"] for turn in turns)
         return set(counted)
 
 

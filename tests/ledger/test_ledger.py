@@ -31,9 +31,9 @@ from tinker_claw.ledger.codec import (
     unpack_ids,
 )
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger, holds_run
 from tinker_claw.ledger.prune import from_turn
+from tinker_claw.ledger.samples import STEPS_FAILED
 from tinker_claw.types import (
     HintScores,
     Kind,
@@ -126,7 +126,7 @@ def test_a_verdicts_weight_is_kept_and_explicit_feedback_weighs_1(tmp_path: Path
     ledger.versions.add_first(state_ref="s0", sampler_ref="p0")
     turns = [ledger.turns.add(new_turn(ledger, key)) for key in "ab"]
     for turn in turns:
-        ballots = [Ballot("goes on", 1)]
+        ballots = [("goes on", 1)]
         ledger.judgements.add(turn, value=1, weight=0.3, ballots=ballots, hints=[])
     assert ledger.feedback.give("me", About("turn", turns[1]), Feedback(1.0)) is not None
     for turn in turns:
@@ -141,7 +141,7 @@ def test_a_verdicts_weight_is_kept_and_explicit_feedback_weighs_1(tmp_path: Path
 
 
 def test_no_verdict_is_not_a_neutral_verdict(ledger: Ledger) -> None:
-    ballots, hints = [Ballot("?", None), Ballot("-1", -1)], ("be brief", "be short and brief")
+    ballots, hints = [("?", None), ("-1", -1)], ("be brief", "be short and brief")
     for key, value in (("a", None), ("b", 0)):
         turn = ledger.turns.add(new_turn(ledger, key))
         ledger.judgements.add(turn, value=value, ballots=ballots, hints=hints)
@@ -185,7 +185,7 @@ def test_step_that_was_left_open_is_void_before_the_next_one_begins(ledger: Ledg
     assert sql(ledger).one("SELECT void > 1 FROM steps WHERE status = 'void'") == 1
     (gone,) = queue(ledger, 1)
     third = ledger.steps.begin(version.id, [gone])
-    ledger.samples.quarantine(gone)
+    ledger.samples.refuse([gone], STEPS_FAILED)
     with pytest.raises(LedgerError, match="of its 1 samples"):
         ledger.steps.commit(third, version, **done)
 

@@ -28,9 +28,8 @@ from tinker_claw.config.settings import Keeping
 from tinker_claw.errors import ForgottenError, LedgerError
 from tinker_claw.ledger import prune
 from tinker_claw.ledger.database import WritingConnection, open_read_only
-from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.turn_view import read_contents, read_turn
+from tinker_claw.ledger.turn_view import read_contents
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import HintScores, NextState, PolicyVersion
@@ -48,7 +47,7 @@ def add(ledger: Ledger, key: str, **changes: Any) -> int:
 
 def follow(ledger: Ledger, turn: int) -> None:
     ledger.turns.add_next_state(turn, NextState("user", WORDS))
-    ballots = [Ballot(f"{WORDS}: -1", -1)] * 3
+    ballots = [(f"{WORDS}: -1", -1)] * 3
     ledger.judgements.add(turn, value=-1, ballots=ballots, hints=[f"no {WORDS}"])
 
 
@@ -115,13 +114,14 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
     assert trim(ledger, before=time.time() + 1) == 1
     assert (sample_counts(ledger), verdict_counts(ledger), step_counts(ledger)) == figures
     with open_read_only(ledger.path) as rows, rows.moment():
-        view, contents = read_turn(rows, turn), read_contents(rows, turn)
+        contents = read_contents(rows, turn)
         text = " ".join(explained(rows, turn, text=True))
-    assert view is not None
     assert contents is not None
-    assert (view.prompt_tokens, view.completion_tokens, view.state) == (5000, 3, "trained")
+    view = contents.turn
+    assert (view["prompt_tokens"], view["completion_tokens"]) == (5000, 3)
+    assert view["state"] == "trained"
     assert (contents.request_text, contents.reply_text, contents.hints) == ("", "", [""])
-    assert (view.verdict, contents.reward, contents.advantage) == (-1, -1, -1)
+    assert (view["verdict"], contents.reward, contents.advantage) == (-1, -1, -1)
     assert (contents.advantages, contents.completion.tokens) == ((), ())
     assert "trained in step 1" in text
 
@@ -283,7 +283,7 @@ def test_what_is_written_about_a_turn_that_was_forgotten_meanwhile_is_refused(
     before, gone = add(ledger, "a"), add(ledger, "a")
     ledger.turns.add_next_state(before, NextState("user", WORDS))
     ledger.forget(prune.from_turn(gone))
-    ballots = [Ballot(WORDS, -1)]
+    ballots = [(WORDS, -1)]
     for turn in (before, gone):
         with pytest.raises(ForgottenError):
             ledger.judgements.add(turn, value=-1, ballots=ballots, hints=[WORDS])

@@ -28,6 +28,7 @@ from tinker_claw.types import (
     Completion,
     HintScores,
     JudgedBy,
+    Lacks,
     NextState,
     Sample,
     SamplingParams,
@@ -515,9 +516,12 @@ class TestNeeds:
 @pytest.mark.parametrize("name", ["combine", "binary", "opd", "sdpo", "sdft"])
 def test_the_baseline_is_what_nobody_rejected_hinted_or_rated(name: str) -> None:
     method, cfg = METHODS[name], Training()
-    base = method.is_baseline(1, cfg, taught=False, rated=False)
-    assert base == (name in ("combine", "binary")), "without a reward pass nothing is compared"
-    assert not method.is_baseline(-1, cfg, taught=False, rated=False)
-    assert not method.is_baseline(1, cfg, taught=True, rated=False)
-    assert not method.is_baseline(0.5, cfg, taught=False, rated=True)
-    assert not method.is_baseline(1, Training(recipe="paper"), taught=False, rated=False)
+    alone = {"taught": False, "cut": False, "rated": False}
+    compares = name in ("combine", "binary")  # without a reward pass nothing is compared
+    assert method.lacks(1, cfg, **alone) == (Lacks.REJECTION if compares else None)
+    assert method.lacks(-1, cfg, **alone) == (Lacks.BETTER if compares else None)
+    assert method.lacks(-1, cfg, **alone | {"cut": True}) is None, "to end sooner is better"
+    for reward in (1, -1):
+        assert method.lacks(reward, cfg, **alone | {"taught": True}) is None
+        assert method.lacks(reward, Training(recipe="paper"), **alone) is None
+    assert method.lacks(0.5, cfg, **alone | {"rated": True}) is None

@@ -30,7 +30,6 @@ from tinker_claw.learner.gate import REFUSED
 from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.figures import read_overview
-from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.steps import Void
 from tinker_claw.methods import BatchItem
@@ -164,7 +163,7 @@ def write(ledger: Ledger, user: str, text: str) -> int:
     session = ledger.turns.session(user, text)
     turn = ledger.turns.add(new_turn(ledger, session_id=session, **told))
     ledger.turns.add_next_state(turn, NextState("user", text))
-    ballots = [Ballot(text, -1)]
+    ballots = [(text, -1)]
     ledger.judgements.add(turn, value=-1, ballots=ballots, hints=[text])
     assert ledger.feedback.give(user, About("turn", turn), Feedback(-0.5, text))
     return turn

@@ -164,6 +164,7 @@ class World:
         k: int = 4,
         state: NextState | None = None,
         client: str = "",
+        secrets: tuple[str, ...] = (),
     ) -> int:
         """Add a captured main turn whose next state is `said`, of a session of its own unless
         named. GOOD is rated +1 outright, of which alone a batch may be; YES is not."""
@@ -187,6 +188,7 @@ class World:
                 reply_text=reply,
                 images=images,
                 client=client,
+                secrets=secrets,
             )
         )
         self.ledger.turns.add_next_state(turn_id, state or NextState(role, said))

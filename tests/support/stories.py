@@ -13,8 +13,8 @@ from tests.support.ledger import COMPLETION, new_turn
 from tinker_claw.cli import main
 from tinker_claw.config.settings import Training
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.samples import STEPS_FAILED
 from tinker_claw.ledger.steps import Void
 from tinker_claw.methods import COMBINE, BatchItem
 from tinker_claw.turn_state import Reason, TurnRefusal
@@ -91,7 +91,7 @@ class Told:
         self.ledger.judgements.add(
             turn,
             value=value,
-            ballots=[Ballot(f"{SECRET} vote", value)] * 3,
+            ballots=[(f"{SECRET} vote", value)] * 3,
             hints=hints,
         )
 
@@ -125,7 +125,7 @@ def every_state(directory: Path) -> dict[str, int]:
     assert ledger.samples.expire(5, 4) == 1
     turns["quarantined"], bad = told.sampled("bad", 1)
     ledger.steps.void(ledger.steps.begin(told.version.id, [bad]), "it makes no sense")
-    ledger.samples.quarantine(bad)
+    ledger.samples.refuse([bad], STEPS_FAILED)
     turns["side"] = told.turn(
         "side", kind=Kind.SIDE, untrained_because=TurnRefusal(Reason.SIDE, "recap")
     )

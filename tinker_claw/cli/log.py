@@ -122,7 +122,7 @@ def log(
 def _read(rows: Rows, what: str, wanted: Filter, limit: int | None) -> list[Record]:
     if what == "steps":
         return read_steps(rows, limit, wanted.since or 0)
-    return [turn.record for turn in read_turns(rows, wanted, limit)]
+    return read_turns(rows, wanted, limit)
 
 
 def _turn_columns(ledger: Rows, records: Sequence[Record]) -> Sequence[Column]:

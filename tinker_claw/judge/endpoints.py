@@ -12,10 +12,10 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from itertools import chain
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 import httpx
@@ -34,12 +34,12 @@ from tinker_claw.judge.styles import (
     REFUSALS,
     TEMPERATURE,
     VOTES,
-    ChatRequest,
     Text,
     address_of,
     body_of,
     refused,
     refused_field,
+    response_format,
     texts_of,
 )
 from tinker_claw.origin import is_loopback
@@ -48,15 +48,7 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
 from tinker_claw.tasks import together
 from tinker_claw.telemetry import log
-from tinker_claw.types import (
-    Charge,
-    Completion,
-    Message,
-    SamplingParams,
-    StopReason,
-    Tokens,
-    uncharged,
-)
+from tinker_claw.types import Charge, Message, SamplingParams, StopReason, uncharged
 
 ANSWER_TOKENS: Final = 300
 """Most tokens of an answer."""
@@ -122,9 +114,15 @@ class SamplerEndpoint:
     ) -> list[str]:
         try:
             prompt = await self._renderer.prompt_aside(messages, switches=self._switches)
+            room = max(1, self._context_tokens - len(prompt.tokens))
             while True:
                 most = self._answer_tokens
-                done = await self._sampled(prompt.tokens, n, most, charge)
+                params = SamplingParams(
+                    max_tokens=min(most, room),
+                    temperature=TEMPERATURE,
+                    stop_tokens=self._renderer.stop_tokens,
+                )
+                done = await self._sampler.sample(prompt.tokens, params, n, charge)
                 read = [
                     self._renderer.parse(completion.tokens, prompt.tokens) for completion in done
                 ]
@@ -143,15 +141,6 @@ class SamplerEndpoint:
             raise JudgeError(f"the base model could not judge: {error}") from error
         # Without their thinking; empty where that never ended.
         return [reply.text + (CUT if short else "") for reply, short in zip(read, cut, strict=True)]
-
-    async def _sampled(self, prompt: Tokens, n: int, most: int, charge: Charge) -> list[Completion]:
-        room = max(1, self._context_tokens - len(prompt))
-        params = SamplingParams(
-            max_tokens=min(most, room),
-            temperature=TEMPERATURE,
-            stop_tokens=self._renderer.stop_tokens,
-        )
-        return await self._sampler.sample(prompt, params, n, charge)
 
 
 class _Again(Exception):
@@ -177,10 +166,14 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
             headers["authorization"] = f"Bearer {key.get_secret_value()}"
         # Last, so that they can replace the key's header.
         headers.update({n: value.get_secret_value() for n, value in settings.headers.items()})
-        self._model = settings.asked_model
-        self._answer_s, self._temperature = answer_s, temperature
-        self._thinks = settings.judge_thinking
-        self._answer_tokens = THINKING_TOKENS if self._thinks else ANSWER_TOKENS
+        thinks = settings.judge_thinking
+        self._fields: dict[str, Any] = {
+            "model": settings.asked_model,
+            "temperature": temperature,
+            "chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks},
+        }
+        self._answer_s = answer_s
+        self._answer_tokens = THINKING_TOKENS if thinks else ANSWER_TOKENS
         self._asked_at = address_of(url)
         self._url = _SECRET.sub("", self._asked_at)
         self._dropped = frozenset[str]()
@@ -198,10 +191,12 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         while (left := n - len(answers)) > 0:  # a server may honour n in part, or not at all
             sizes = [1] * left if VOTES in self._dropped else [left]
             most = self._answer_tokens
-            request = ChatRequest(
-                self._model, messages, schema, most, self._temperature, self._thinks
-            )
-            batches = await together(self._insist(request, size) for size in sizes)
+            fields = self._fields | {
+                "messages": messages,
+                "max_tokens": most,
+                "response_format": response_format(schema),
+            }
+            batches = await together(self._insist(fields, size) for size in sizes)
             texts = [*chain.from_iterable(batches)]
             if most < THINKING_TOKENS and any(text.cut_thinking for text in texts):
                 self._answer_tokens = THINKING_TOKENS
@@ -210,19 +205,19 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
             answers += [text.text for text in texts]
         return answers[:n]
 
-    async def _insist(self, request: ChatRequest, n: int) -> list[Text]:
+    async def _insist(self, fields: Mapping[str, Any], n: int) -> list[Text]:
         try:
-            return await self._retries.call(lambda: self._ask(request, n), _Again)
+            return await self._retries.call(lambda: self._ask(fields, n), _Again)
         except _Again as error:
             raise JudgeError(f"the judge at {self._url} does not answer: {error}") from error
 
-    async def _ask(self, request: ChatRequest, n: int) -> list[Text]:
+    async def _ask(self, fields: Mapping[str, Any], n: int) -> list[Text]:
         """Ask once for n answers; after a refusal without a field, and from then on if that
         succeeds. One without votes gets one answer."""
         dropped = self._dropped
-        shows = any(isinstance(message["content"], list) for message in request.messages)
+        shows = any(isinstance(message["content"], list) for message in fields["messages"])
         while True:
-            status, content = await self._post(request, n, dropped)
+            status, content = await self._post(fields, n, dropped)
             if status not in REFUSALS:
                 break
             error = content.decode(errors="replace")
@@ -238,7 +233,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         return texts
 
     async def _post(
-        self, request: ChatRequest, n: int, dropped: frozenset[str]
+        self, fields: Mapping[str, Any], n: int, dropped: frozenset[str]
     ) -> tuple[int, bytes]:
         most = _ENVELOPE_BYTES + n * THINKING_TOKENS * _TOKEN_BYTES
         try:
@@ -246,7 +241,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
             async with (
                 asyncio.timeout(self._answer_s),
                 self._client.stream(
-                    "POST", self._asked_at, json=body_of(request, n, dropped)
+                    "POST", self._asked_at, json=body_of(fields, n, dropped)
                 ) as answer,
             ):
                 if answer.status_code in (408, 429) or answer.status_code >= 500:

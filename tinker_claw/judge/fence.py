@@ -93,9 +93,9 @@ def shorten(text: str, most: int = MOST_CHARS) -> str:
     return "\n".join([text[:ends], note, text[-ends:]])
 
 
-def shares(sizes: Sequence[int], most: int = MOST_CHARS) -> list[int]:
+def shares(sizes: Sequence[int]) -> list[int]:
     """Split the characters among several texts: what short ones leave goes to long ones."""
-    allotted, left = dict[int, int](), most
+    allotted, left = dict[int, int](), MOST_CHARS
     for done, at in enumerate(sorted(range(len(sizes)), key=lambda at: sizes[at])):
         allotted[at] = max(LEAST_CHARS, left // (len(sizes) - done))
         left = max(0, left - min(sizes[at], allotted[at]))

@@ -35,17 +35,17 @@ class Judgement:
     """Verdict and hints for one turn, with the answers they come from."""
 
     verdict: Verdict
-    answers: tuple[str, ...]
-    hints: tuple[str, ...]
+    answers: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
     """Hints chosen from the answers, best first."""
-    wish: Wish | None
+    wish: Wish | None = None
     """What the owner wants of later replies, too; None: nothing."""
-    repeats: int
-    contradicts: int
+    repeats: int = 0
+    contradicts: int = 0
     """Number of the lesson that the user says again, and of the one that the wish contradicts; 0:
     none."""
-    prompt: str
-    """Version of the judge prompts."""
+    prompt: str | None = None
+    """Version of the judge prompts; None: no judge was asked."""
 
 
 class Judge:
@@ -95,23 +95,14 @@ class Judge:
             JudgeError: the endpoint could not be asked; nothing is concluded from that.
             OutageError: the service is away; nothing is concluded from that either.
         """
-        images = images if self._sees else ()
-        answers = await self._answers(
-            ask(self._prompts, request, reply, state, asked_by=asked_by, images=images), charge
-        )
+        visible = images if self._sees else ()
+        question = ask(self._prompts, request, reply, state, asked_by=asked_by, images=visible)
+        answers = await self._answers(question, charge)
         verdict, hints = conclude(answers, state, self._most_hints)
-        wish, repeats, contradicts = None, 0, 0
+        about_lessons = None, 0, 0
         if self._wishes and state.role == "user":
-            wish, repeats, contradicts = await self.hear(state.text, lessons, charge)
-        return Judgement(
-            verdict=verdict,
-            answers=tuple(answers),
-            hints=hints,
-            wish=wish,
-            repeats=repeats,
-            contradicts=contradicts,
-            prompt=self._prompts_version,
-        )
+            about_lessons = await self.hear(state.text, lessons, charge)
+        return Judgement(verdict, tuple(answers), hints, *about_lessons, self._prompts_version)
 
     async def hear(
         self, words: str, lessons: Sequence[str], charge: Charge = uncharged

@@ -325,11 +325,11 @@ def _came_next(state: NextState) -> Iterable[Part]:
         yield Part("next state", BY_USER, shorten(state.text))
         return
     results = state.results
-    limits = shares([len(text) for _, text in results])
-    for n, ((name, text), most) in enumerate(zip(results, limits, strict=True), 1):
+    limits = shares([len(result) for _, result in results])
+    for n, ((name, result), most) in enumerate(zip(results, limits, strict=True), 1):
         tool = _ODD.sub(" ", name)[:_NAME_CHARS]
         source = f"result {n} of {len(results)}, returned by the tool {tool}"
-        yield Part("next state", source, shorten(text, most))
+        yield Part("next state", source, shorten(result, most))
 
 
 BY_USER: Final = "written by the user"

@@ -6,7 +6,7 @@ Rule: an answer becomes an error, or texts, which are marked where they were cut
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple, cast
 
 from tinker_claw.judge.prompts import CUT, Schema
@@ -41,32 +41,21 @@ without a schema an answer is seldom read, without a limit it has no bound."""
 VOTES: Final = "n"
 
 
-class ChatRequest(NamedTuple):
-    """Fields that all requests about one question share."""
-
-    model: str
-    messages: Sequence[Message]
-    schema: Schema
-    max_tokens: int
-    temperature: float
-    thinks: bool
+def response_format(schema: Schema) -> dict[str, Any]:
+    """Return the field that asks for answers of this schema."""
+    named = {"name": "rating", "strict": True, "schema": schema}
+    return {"type": "json_schema", "json_schema": named}
 
 
-def body_of(request: ChatRequest, n: int, dropped: Collection[str]) -> dict[str, Any]:
-    """Build the request body for n answers, without what is dropped."""
-    schema = {"name": "rating", "strict": True, "schema": request.schema}
-    messages = request.messages
+def body_of(fields: Mapping[str, Any], n: int, dropped: Collection[str]) -> dict[str, Any]:
+    """Build the request body for n answers, without what is dropped.
+
+    Args:
+        fields: those that all requests about one question share.
+    """
+    body = {**fields, VOTES: n}
     if "image" in dropped:
-        messages = [*map(_without_images, messages)]
-    body = {
-        "model": request.model,
-        "messages": messages,
-        "max_tokens": request.max_tokens,
-        VOTES: n,
-        "temperature": request.temperature,
-        "response_format": {"type": "json_schema", "json_schema": schema},
-        "chat_template_kwargs": {"enable_thinking": request.thinks, "thinking": request.thinks},
-    }
+        body["messages"] = [*map(_without_images, fields["messages"])]
     return {name: value for name, value in body.items() if name not in dropped}
 
 

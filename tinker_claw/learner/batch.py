@@ -18,7 +18,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from tinker_claw.ledger.samples import QueuedSample, ready, usable
-from tinker_claw.types import JUDGES, JudgedBy
+from tinker_claw.types import JUDGES, JudgedBy, Lacks
 
 SHARE = 0.5
 """Largest share of a batch from one session or one user, and of turns judged by tools."""
@@ -89,23 +89,23 @@ def _take(
     """Return the ids of the samples taken, and the units for which there was no room."""
     chosen, crowded, over = list[int](), list[_Unit](), list[_Unit]()
     counts = Counter[Hashable]()
-    room, of_tools = batch_size, batch_size // 2
+    filled = of_tools = 0
 
     def take(unit: _Unit, fills: int) -> None:
-        nonlocal room, of_tools
+        nonlocal filled, of_tools
         if chosen and len(chosen) + len(unit.ids) > most:
             crowded.append(unit)
-        elif room > 0 and not (unit.tools and of_tools == 0):
+        elif filled < batch_size and not (unit.tools and of_tools == batch_size // 2):
             chosen.extend(unit.ids)
             counts.update(dict.fromkeys(unit.origins, len(unit.ids)))
-            room, of_tools = room - fills, of_tools - unit.tools
+            filled, of_tools = filled + fills, of_tools + unit.tools
 
     for unit in units:
         if any(counts[origin] >= limit for origin in unit.origins):
             over.append(unit)
         else:
             take(unit, min(len(unit.ids), limit) if unit.origins else len(unit.ids))
-    room = batch_size - len(chosen)
+    filled = len(chosen)
     for unit in over:
         if unit.alone or now >= unit.since + FILL_S:
             take(unit, len(unit.ids))
@@ -125,7 +125,9 @@ def _units(waiting: Sequence[QueuedSample]) -> list[_Unit]:
         together[sample.id if sample.group is None else ("group", sample.group)].append(sample)
     alone = len({sample.user for sample in able}) <= 1
     needed = {_better(able, judge) for judge in JUDGES}
-    says = max((s.id for s in able if s.judge == "user" and not s.baseline), default=None)
+    says = max(
+        (s.id for s in able if s.judge == "user" and s.lacks != Lacks.REJECTION), default=None
+    )
 
     def sort_key(unit: _Unit) -> tuple[bool, bool, bool, int]:
         newest = unit.ids[-1]
@@ -149,7 +151,8 @@ def _better(waiting: Sequence[QueuedSample], judge: JudgedBy) -> int | None:
     """Return the newest sample that is better than a bare rejection of this judge; None: there is
     no such rejection."""
     mine = [sample for sample in waiting if sample.judge == judge and sample.group is None]
-    worst = min((sample.reward or 0.0 for sample in mine if sample.bare), default=None)
-    if worst is None:
+    bare = [sample.reward or 0.0 for sample in mine if sample.lacks == Lacks.BETTER]
+    if not bare:
         return None
-    return max(sample.id for sample in mine if sample.reward is not None and sample.reward > worst)
+    worst = min(bare)
+    return max(other.id for other in mine if other.reward is not None and other.reward > worst)

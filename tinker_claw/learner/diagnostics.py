@@ -111,21 +111,12 @@ def _gaps(prepared: Prepared, report: StepReport, version: int) -> Iterator[floa
         for one_pass, rows in zip(prepared.passes, report.logprobs, strict=True)
         for datum, row in zip(one_pass.datums, rows, strict=True)
     }
-    for key, logprobs in _fresh(prepared, version):
-        if row := scored.get(key):  # else it carries no gradient and was not trained
-            for z, q in zip(row, logprobs, strict=True):
-                yield z - q
-
-
-def _fresh(
-    prepared: Prepared, version: int
-) -> Iterator[tuple[tuple[tuple[int, ...], int], Sequence[float]]]:
-    """Yield the replies that `version` sampled: tokens and start as in their datum, and their
-    logprobs."""
     for item in prepared.items:
         prompt, done = item.sample.prompt, item.sample.completion
-        if item.sample.policy_version == version:
-            yield (prompt + done.tokens, len(prompt)), done.logprobs
+        row = scored.get((prompt + done.tokens, len(prompt)))
+        if row and item.sample.policy_version == version:  # else it was not trained, or is older
+            for z, q in zip(row, done.logprobs, strict=True):
+                yield z - q
 
 
 def step_metrics(
@@ -138,12 +129,11 @@ def step_metrics(
     """
     samples = [item.sample for item in prepared.items]
     rewards = [sample.reward for sample in samples if sample.reward is not None]
-    staleness = [current_step - sample.policy_step for sample in samples]
     return {
         "samples": len(samples),
-        "hinted": sum(sample.teacher is not None for sample in samples),
+        "hinted": sum(item.sample.teacher is not None for item in prepared.items),
         "reward_mean": fmean(rewards) if rewards else None,
-        "staleness_mean": fmean(staleness),
+        "staleness_mean": fmean(current_step - sample.policy_step for sample in samples),
         "losses": list(report.losses),
         "grad_norm": report.grad_norm,
         "tokens": report.tokens,

@@ -41,7 +41,7 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.switches import Decides, Switches
 from tinker_claw.tasks import together
 from tinker_claw.telemetry import log
-from tinker_claw.types import Charge, Message, Tokens, Usage, uncharged
+from tinker_claw.types import Charge, Message, Tokens, uncharged
 
 REFUSED = "the gate refused the version"
 
@@ -61,10 +61,9 @@ class Question:
     """Right replies with their stop token, or the beginning of the right call; at least one."""
 
     @property
-    def usage(self) -> Usage:
-        """Most tokens billed for asking it once."""
-        tokens = sum(len(self.prompt) + len(reply) for reply in self.replies)
-        return Usage(prefill=tokens, sampled=len(self.replies))
+    def tokens(self) -> int:
+        """Most prompt tokens billed for asking it once."""
+        return sum(len(self.prompt) + len(reply) for reply in self.replies)
 
 
 _SHOWN = 60
@@ -90,7 +89,7 @@ def canary_questions(
     switches = renderer.thinking.switches({}, decides=thinking)
     built = (_canary(canary, renderer, switches) for canary in canaries)
     questions = [question for question in built if question.replies]
-    if (tokens := sum(question.usage.prefill for question in questions)) > GATE_TOKENS:
+    if (tokens := sum(question.tokens for question in questions)) > GATE_TOKENS:
         raise ConfigError(
             f"--canaries: asking them takes {tokens} tokens of a version, and the gate asks "
             f"{GATE_TOKENS} at most; leave some out"
@@ -230,10 +229,10 @@ class CanaryLoss:
 
     def is_too_large(self) -> bool:
         """Return whether one step has lost too much, and not by chance."""
-        each = [*self.each.values()]
-        if len(each) < FEWEST:
+        n = len(self.each)
+        if n < FEWEST:
             return False
-        return fmean(each) > max(BOUND, _ERRORS * stdev(each) / math.sqrt(len(each)))
+        return self.mean > max(BOUND, _ERRORS * stdev(self.each.values()) / math.sqrt(n))
 
     def is_too_far(self) -> bool:
         """Return whether too much was lost since the reference. Slow harm begins with a few
@@ -379,8 +378,8 @@ class Gate:
         if clean < REFUSALS or time.time() - refused[-1][1] >= AGAIN_S:
             return None
         because, at = refused[-1]
-        sentence = (
+        return Pause(
             f"The gate refused {len(refused)} versions after v{newest.id}, the last one because "
+            f"{because.removeprefix(f'{REFUSED}: ')}. Their batches are set aside. {LATER}",
+            at + AGAIN_S,
         )
-        sentence += because.removeprefix(f"{REFUSED}: ")
-        return Pause(f"{sentence}. Their batches are set aside. {LATER}", at + AGAIN_S)

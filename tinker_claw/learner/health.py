@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tinker_claw.errors import ClawError
 from tinker_claw.outages import Outages, Refused
 from tinker_claw.telemetry import log
 
@@ -77,8 +76,11 @@ class Health:
             log.info("judge.recovered")
         self._enter(self.judge, state, error)
 
-    def learner_is(self, state: str, error: str | None = None) -> None:
-        self._enter(self.learner, state, error)
+    def learner_is(
+        self, state: str, error: str | None = None, next_try_s: float | None = None
+    ) -> None:
+        """Set the learner's state, and when it goes on by itself; None: not known."""
+        self._enter(self.learner, state, error, next_try_s)
 
     def disagree(self, error: str) -> None:
         """Record that sampler and trainer disagree."""
@@ -97,10 +99,6 @@ class Health:
         elif self.records.state == "ok":
             log.error("ledger.failing", error=error)
         self._enter(self.records, "failing" if error else "ok", error)
-
-    def learner_stalls(self, error: ClawError, next_try_s: float) -> None:
-        """Record that the service is away, and when the learner asks again."""
-        self._enter(self.learner, "stalled", str(error), next_try_s)
 
     def _enter(
         self, part: PartHealth, state: str, error: str | None, next_try_s: float | None = None

@@ -36,7 +36,6 @@ from tinker_claw.learner.breaker import Breaker, UnreadError
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer, ends_apart
 from tinker_claw.ledger.jobs import TRIES, JudgingJob
-from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
@@ -80,6 +79,7 @@ class Judging:
                 stored unredacted.
         """
         self._parts = parts
+        self._ledger = parts.ledger
         self._judge = judge
         self._scorer = scorer
         self._wake_learner = wake_learner
@@ -95,10 +95,9 @@ class Judging:
         self.judge_breaker = Breaker(waits)
         self.teacher_breaker = Breaker(waits)
         self.ledger_breaker = Breaker(waits)
+        self._breakers = self.judge_breaker, self.teacher_breaker, self.ledger_breaker
         self._busy: dict[int, Breaker | None] = {}
         """Turns in hand, and what each asks; None: neither judge nor teacher yet."""
-        self._left = False
-        """Whether the last look found turns that had to wait."""
         self._changed = asyncio.Event()
 
     def wake(self) -> None:
@@ -119,7 +118,6 @@ class Judging:
                     if self._may_start(job, now):
                         self._busy[job.turn_id] = self._breaker_of(job)
                         group.create_task(self._try(job))
-                self._left = any(job.turn_id not in self._busy for job in jobs)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._wait_s(jobs, now)):
                         await self._changed.wait()
@@ -128,7 +126,7 @@ class Judging:
         """Read the queue; [] while the ledger cannot be read."""
         backend = self._parts.health.backend
         try:
-            jobs = self._parts.ledger.jobs.due()
+            jobs = self._ledger.jobs.due()
         except LedgerError as error:
             self.ledger_breaker.failed(error, now)
             self._show()
@@ -166,8 +164,7 @@ class Judging:
 
     def _wait_s(self, jobs: Sequence[JudgingJob], now: float) -> float | None:
         """Return the seconds until something is due that waits for time alone; None: nothing is."""
-        breakers = (self.judge_breaker, self.teacher_breaker, self.ledger_breaker)
-        due = [*(job.due_at for job in jobs), *(breaker.asks_at for breaker in breakers)]
+        due = [*(job.due_at for job in jobs), *(breaker.asks_at for breaker in self._breakers)]
         return min((at - now for at in due if at > now), default=None)
 
     async def _try(self, job: JudgingJob) -> None:
@@ -175,10 +172,9 @@ class Judging:
         try:
             await self._advance(job.turn_id)
         except ForgottenError:
-            self._changed.set()
+            pass
         except LedgerError as error:
             self.ledger_breaker.failed(error, time.time())
-            self._changed.set()
         except (OutageError, JudgeError) as error:
             self._postpone(job, error)
         except Exception as error:  # unexpected: this part ends, and starts again
@@ -189,14 +185,12 @@ class Judging:
         finally:
             self._busy.pop(job.turn_id, None)
             self._show()
-            if self._left:
-                self._changed.set()
+            self.wake()  # another one may begin now
 
     def _postpone(self, job: JudgingJob, error: Exception) -> None:
         """Record a failed try and when the next one is due, or set the turn aside after its last.
         A turn that is not to blame is due at once, behind those that wait; its breaker holds it."""
-        self._changed.set()
-        ledger, now = self._parts.ledger, time.time()
+        now = time.time()
         breaker = self._busy[job.turn_id] or self.judge_breaker
         blamed = breaker.failed(error, now)
         tries = job.tries + blamed
@@ -204,9 +198,10 @@ class Judging:
         due_at = now + self._rests.after(max(1, tries)) if rests else now
         message = str(error) if isinstance(error, ClawError) else f"{type(error).__name__}: {error}"
         try:
-            if breaker is self.judge_breaker and ledger.judgements.verdict(job.turn_id):
+            if breaker is self.judge_breaker and self._ledger.judgements.verdict(job.turn_id):
                 return  # it was rated meanwhile
-            postponed = ledger.jobs.postpone(job.turn_id, tries, due_at, self._redact(message))
+            error_text = self._redact(message)
+            postponed = self._ledger.jobs.postpone(job.turn_id, tries, due_at, error_text)
         except LedgerError as refused:
             self.ledger_breaker.failed(refused, now)
             return
@@ -217,8 +212,7 @@ class Judging:
 
     def _show(self) -> None:
         """Report the judge's state to health."""
-        breakers = (self.judge_breaker, self.teacher_breaker, self.ledger_breaker)
-        failing = next((breaker for breaker in breakers if breaker.trouble), None)
+        failing = next((breaker for breaker in self._breakers if breaker.trouble), None)
         if failing is None:
             self._parts.health.judge_is("ok")
         else:
@@ -227,7 +221,7 @@ class Judging:
 
     async def _advance(self, turn_id: int) -> None:
         """Advance one turn as far as possible: to a sample, or to the reason why it is none."""
-        ledger, judgements = self._parts.ledger, self._parts.ledger.judgements
+        ledger, judgements = self._ledger, self._ledger.judgements
         self._check_open(turn_id)
         turn = ledger.turns.get(turn_id)
         verdict = self._verdict(turn)
@@ -241,23 +235,22 @@ class Judging:
         if reason := refuses(texts):
             self._refuse(turn_id, TurnRefusal(reason))
             return
-        taught = await self._taught(turn, texts)
+        scored = await self._taught(turn, texts)
         self._check_open(turn_id)
         now = self._verdict(turn) or _NONE, judgements.hints(turn_id)
         if (verdict, hints) != now:
             self.wake()  # feedback has changed them meanwhile
             return
-        teacher = taught if isinstance(taught, HintScores) else None
-        untaught = taught if isinstance(taught, TurnRefusal) else None
+        teacher = scored if isinstance(scored, HintScores) else None
+        untaught = scored if isinstance(scored, TurnRefusal) else None
         if teacher is None and (reason := refuses(())):
             self._refuse(turn_id, untaught or TurnRefusal(reason))
             return
         reward = step_reward(verdict) if turn.episode else reward_of(verdict)
-        hinted, rated = teacher is not None, verdict.score is not None
+        taught, rated = teacher is not None, verdict.score is not None
         method, cfg = self._parts.method, self._parts.training
-        bare = method.is_bare(reward, cfg, taught=hinted, cut=turn.cut) and not turn.episode
-        base = method.is_baseline(reward, cfg, taught=hinted, rated=rated) and not turn.episode
-        ledger.samples.add(turn_id, reward, teacher, untaught, bare=bare, baseline=base)
+        lacks = method.lacks(reward, cfg, taught=taught, cut=turn.cut, rated=rated)
+        ledger.samples.add(turn_id, reward, teacher, untaught, None if turn.episode else lacks)
         self._parts.telemetry.sample("held" if turn.episode else "queued", turn=turn_id)
         self._wake_learner()
 
@@ -265,37 +258,31 @@ class Judging:
         """Return the verdict that counts, or None where the judge has to be asked."""
         if turn.episode and self._by_outcome:  # whatever the step's own score
             return _NONE
-        return self._parts.ledger.judgements.verdict(turn.id)
+        return self._ledger.judgements.verdict(turn.id)
 
     async def _judge_turn(self, turn: Turn) -> Verdict:
-        state = self._parts.ledger.turns.next_state(turn.id)
+        state = self._ledger.turns.next_state(turn.id)
         if state is None:  # an episode's last step; its outcome is enough
             return _NONE
         # By the form of the session's own harness: no judge is asked.
         if (vote := denied(state, turn.client)) is not None:
-            self._parts.ledger.judgements.add(turn.id, value=vote, ballots=(), hints=())
-            self._parts.telemetry.verdict(turn=turn.id, value=vote, votes=(), hints=0)
-            return Verdict(votes=(), value=vote)
+            verdict = Verdict(votes=(), value=vote)
+            self._record(turn.id, Judgement(verdict), ())
+            return verdict
         await self._parts.spending.room()
-        if (verdict := self._parts.ledger.judgements.verdict(turn.id)) is not None:
+        if (verdict := self._ledger.judgements.verdict(turn.id)) is not None:
             return verdict  # by feedback, while waiting for budget
         tells = self._parts.training.lessons != "off" and not turn.episode
-        lessons = self._parts.ledger.lessons.for_judge(turn.id) if tells else []
+        lessons = self._ledger.lessons.for_judge(turn.id) if tells else []
         with self._parts.health.backend.watching("judging"):
             judgement = await self._answered(turn, state, lessons)
         verdict, read = judgement.verdict, sum(v is not None for v in judgement.verdict.votes)
         if not read:
             raise UnreadError(judgement.answers[0])
         self._record(turn.id, judgement, lessons)
-        self._parts.telemetry.verdict(
-            turn=turn.id,
-            value=verdict.value,
-            votes=verdict.votes,
-            hints=len(judgement.hints),
-        )
         self.judge_breaker.answered(read / len(verdict.votes))
         # Explicit feedback that came meanwhile takes precedence.
-        return self._parts.ledger.judgements.verdict(turn.id) or verdict
+        return self._ledger.judgements.verdict(turn.id) or verdict
 
     async def _answered(self, turn: Turn, state: NextState, lessons: Sequence[Lesson]) -> Judgement:
         self._check_open(turn.id)  # forgotten while waiting for budget?
@@ -344,7 +331,7 @@ class Judging:
 
     def _show_to_corrected(self, turn_id: int) -> None:
         """Take up turns that were refused because they lacked this reply as their example."""
-        method, judgements = self._parts.method, self._parts.ledger.judgements
+        method, judgements = self._parts.method, self._ledger.judgements
         if Signal.DEMONSTRATION not in method.needs:
             return
         lacking = method.refuses(Verdict(votes=(), value=-1), ())
@@ -355,15 +342,12 @@ class Judging:
         self._check_open(turn_id)
         verdict, redact = judgement.verdict, self._redact
         ids = [None, *(lesson.id for lesson in lessons)]
-        candidate = self._parts.ledger.judgements.add(
+        candidate = self._ledger.judgements.add(
             turn_id,
             value=verdict.value,
             weight=verdict.weight,
-            ballots=[
-                Ballot(answer=redact(answer), value=vote)
-                for answer, vote in zip(judgement.answers, verdict.votes, strict=True)
-            ],
-            hints=[redact(hint) for hint in judgement.hints],
+            ballots=[*zip(map(redact, judgement.answers), verdict.votes, strict=True)],
+            hints=[*map(redact, judgement.hints)],
             prompt=judgement.prompt,
             wish=self._to_be_told(judgement.wish),
             repeats=ids[judgement.repeats],
@@ -371,6 +355,8 @@ class Judging:
         )
         if candidate is not None:
             log.info("lesson.candidate", lesson=candidate)
+        value, votes, hints = verdict.value, verdict.votes, len(judgement.hints)
+        self._parts.telemetry.verdict(turn=turn_id, value=value, votes=votes, hints=hints)
 
     def _to_be_told(self, wish: Wish | None) -> Wish | None:
         """Return a wish that may become a lesson; None: there is none."""
@@ -384,10 +370,10 @@ class Judging:
         if not texts:
             return None
         spending = self._parts.spending
-        if self._doubts_hints and not self._parts.ledger.judgements.follows_hints(turn.id):
+        if self._doubts_hints and not self._ledger.judgements.follows_hints(turn.id):
             return TurnRefusal(Reason.UNFOLLOWED_HINTS)
         writes = self._parts.method.writes(self._parts.training)
-        if writes and self._parts.ledger.turns.holds_secret(turn.id):
+        if writes and turn.secret:
             return TurnRefusal(Reason.HOLDS, "in the prompt, which the teacher might repeat")
         await spending.room()
         self._check_open(turn.id)  # forgotten while waiting for budget?
@@ -418,11 +404,11 @@ class Judging:
 
     def _check_open(self, turn_id: int) -> None:
         """Raise where the turn was forgotten meanwhile."""
-        if not self._parts.ledger.turns.is_open(turn_id):
+        if not self._ledger.turns.is_open(turn_id):
             raise ForgottenError
 
     def _refuse(self, turn_id: int, refusal: TurnRefusal) -> None:
         self._check_open(turn_id)
-        self._parts.ledger.turns.refuse(turn_id, refusal)
+        self._ledger.turns.refuse(turn_id, refusal)
         self._parts.telemetry.sample("refused", turn=turn_id, reason=str(refusal))
         self._wake_learner()  # an episode may be complete without it

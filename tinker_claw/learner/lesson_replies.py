@@ -28,10 +28,6 @@ class FirstMessage:
     opposite: str = ""
     """A request for the opposite of the lesson, behind the message; "": there is none."""
 
-    @property
-    def text(self) -> str:
-        return f"{self.turn.request_text} {self.opposite}".strip()
-
 
 @dataclass(frozen=True, slots=True)
 class LessonReply:
@@ -85,13 +81,10 @@ class LessonReplies:
                 moved = turn.hint_at + len(prompt) - len(turn.prompt)
                 turn = replace(turn, prompt=prompt, hint_at=moved, lesson_block=None)
             longer = self._renderer.with_system_text(prompt, text)
-            room = self._context_tokens - self._most_tokens(turn)
-            if longer is not None and len(longer) <= room:
+            most = min(self._parts.reply_tokens, turn.completion.params.max_tokens)
+            if longer is not None and len(longer) + most <= self._context_tokens:
                 messages.append(FirstMessage(turn, prompt))
         return messages
-
-    def _most_tokens(self, turn: Turn) -> int:
-        return min(self._parts.reply_tokens, turn.completion.params.max_tokens)
 
     async def sample(
         self,
@@ -122,14 +115,13 @@ class LessonReplies:
         self, messages: Sequence[FirstMessage], opposites: Sequence[str]
     ) -> list[FirstMessage]:
         """Return the messages, each with a request for the opposite behind it; [] without any."""
-        pairs = zip(messages, cycle(opposites), strict=False)
-        return [self._adding(message, sentence) for message, sentence in pairs]
-
-    def _adding(self, message: FirstMessage, sentence: str) -> FirstMessage:
-        at = message.turn.hint_at
-        assert at is not None  # the ledger chose such turns
-        prompt = self._renderer.splice(message.prompt, at, sentence, " {hint}")
-        return replace(message, prompt=prompt, opposite=sentence)
+        longer = list[FirstMessage]()
+        for message, sentence in zip(messages, cycle(opposites), strict=False):
+            at = message.turn.hint_at
+            assert at is not None  # the ledger chose such turns
+            prompt = self._renderer.splice(message.prompt, at, sentence, " {hint}")
+            longer.append(replace(message, prompt=prompt, opposite=sentence))
+        return longer
 
     async def scored(
         self,

@@ -50,7 +50,7 @@ from tinker_claw.learner.parts import LoopParts, TrainedWeights
 from tinker_claw.learner.practice import BETA1, RATE, Practice, PracticePlan
 from tinker_claw.learner.recovery import WAITS, Recovery, accidents_are_failures
 from tinker_claw.learner.scoring import batch_items
-from tinker_claw.ledger.samples import NO_GRADIENT, ready
+from tinker_claw.ledger.samples import NO_GRADIENT, STEPS_FAILED, ready
 from tinker_claw.ledger.steps import LEFT_OPEN, Void, VoidStepError
 from tinker_claw.methods.passes import Prepared
 from tinker_claw.policy import Policy, Sampler
@@ -108,6 +108,7 @@ class Learner:
             now: returns seconds since 1970, as the ledger counts them.
         """
         self._parts = parts
+        self._ledger = parts.ledger
         self._adam = Adam(learning_rate=learning_rate)
         self._score_fresh = score_fresh
         self._ended = ended
@@ -131,6 +132,10 @@ class Learner:
         self._interruptions = 0
         """Number of times that steps were held off."""
         self._retired: asyncio.Queue[Policy] = asyncio.Queue()
+
+    @property
+    def _newest(self) -> PolicyVersion:
+        return self._parts.policy.newest.version
 
     # Called by other parts
 
@@ -227,7 +232,7 @@ class Learner:
         """
         pause = self._gate and self._gate.pause()
         paper = self._parts.training.recipe == "paper"  # nothing but the published form
-        if pause is None and not paper and (decline := self._parts.ledger.decline()):
+        if pause is None and not paper and (decline := self._ledger.decline()):
             pause = Pause(str(decline))
         before, self._pause = self._pause, pause
         if pause:
@@ -242,9 +247,9 @@ class Learner:
 
     def _batch(self) -> list[Sample] | None:
         """Return the samples of the next step; None while there is no batch."""
-        parts, ledger, cfg = self._parts, self._parts.ledger, self._parts.training
+        parts, ledger, cfg = self._parts, self._ledger, self._parts.training
         most = GROUPED * cfg.batch_size
-        expired = ledger.samples.expire(parts.policy.newest.version.step, cfg.max_staleness)
+        expired = ledger.samples.expire(self._newest.step, cfg.max_staleness)
         released = ledger.groups.release(self._now(), most)
         if expired := expired + released.expired:
             parts.telemetry.sample("expired", count=expired)
@@ -290,7 +295,7 @@ class Learner:
         if self.recovery.suspect:
             await self.recovery.restore_if_suspect()
             return
-        interruptions, ledger = self._interruptions, self._parts.ledger
+        interruptions = self._interruptions
         tries = 2 if plan is None else 1
         for number in range(1, tries + 1):
             await self._parts.spending.room()
@@ -302,7 +307,7 @@ class Learner:
                 case PolicyVersion():
                     self._failed = 0
                 case VoidStep(Void.EMPTY):
-                    ledger.samples.refuse([sample.id for sample in batch], NO_GRADIENT)
+                    self._ledger.samples.refuse([sample.id for sample in batch], NO_GRADIENT)
                     self._parts.telemetry.sample("expired", count=len(batch))
                 case VoidStep(Void.REFUSED):
                     self._set_aside(batch)
@@ -311,8 +316,8 @@ class Learner:
                     self._count_failure(error)
                 case VoidStep(Void.DISAGREES, error):
                     with suppress(LedgerError):  # else it is compared again after the restart
-                        newest = self._parts.policy.newest.version.id
-                        ledger.samples.quarantine(*ledger.samples.queued_of(newest))
+                        drawn = self._ledger.samples.queued_of(self._newest.id)
+                        self._ledger.samples.refuse(drawn, STEPS_FAILED)
                     raise LearningEndedError(str(error)) from error
                 case VoidStep(Void.ENDED, error):
                     raise error
@@ -327,7 +332,7 @@ class Learner:
 
     def _set_aside(self, batch: Sequence[Sample]) -> None:
         """Exclude a batch from training."""
-        self._parts.ledger.samples.quarantine(*(sample.id for sample in batch))
+        self._ledger.samples.refuse([sample.id for sample in batch], STEPS_FAILED)
         self._parts.telemetry.sample("quarantined", count=len(batch))
 
     def _count_failure(self, error: ClawError) -> None:
@@ -354,9 +359,8 @@ class Learner:
         """
         if interruptions != self._interruptions:
             return False
-        ledger = self._parts.ledger
-        ledger.steps.void_unfinished(LEFT_OPEN)  # feedback during it takes samples out
-        return ledger.samples.still_queued(batch)
+        self._ledger.steps.void_unfinished(LEFT_OPEN)  # feedback during it takes samples out
+        return self._ledger.samples.still_queued(batch)
 
     async def _step_or_void(
         self, batch: Sequence[Sample], plan: PracticePlan | None
@@ -369,9 +373,9 @@ class Learner:
         step_id, ids = 0, [sample.id for sample in batch]  # 0: none yet
         try:
             with accidents_are_failures():
-                parent, lesson = parts.policy.newest.version.id, plan and plan.lesson.id
+                parent, lesson = self._newest.id, plan and plan.lesson.id
                 prompts = plan.prompts if plan else ()
-                step_id = parts.ledger.steps.begin(parent, ids, lesson, prompts)
+                step_id = self._ledger.steps.begin(parent, ids, lesson, prompts)
                 result = await self._train_and_commit(step_id, batch, plan)
         except asyncio.CancelledError:
             self._void(step_id, "the gateway was stopped", Void.AWAY)
@@ -395,7 +399,7 @@ class Learner:
             ClawError: there is no new version; `void_of` says why.
         """
         parts, started = self._parts, time.monotonic()
-        rate = AFTER_REFUSAL if parts.ledger.steps.refused_lately() else 1.0
+        rate = AFTER_REFUSAL if self._ledger.steps.refused_lately() else 1.0
         with parts.spending.paying("train", step_id=step_id) as account:
             if plan is None:
                 trained = await self._train_batch(step_id, batch, rate, account.add)
@@ -421,7 +425,7 @@ class Learner:
             VoidStepError: no sample carries a gradient, sampler and trainer disagree, or the gate
                 refuses the version.
         """
-        parts, version = self._parts, self._parts.policy.newest.version
+        parts, version = self._parts, self._newest
         prepared = await self._score(step_id, batch, charge)
         adam = replace(self._adam, learning_rate=rate * self._adam.learning_rate)
         report = await self._optimizer_step(prepared.passes, adam, charge)
@@ -443,7 +447,7 @@ class Learner:
         rate *= RATE * self._adam.learning_rate
         adam = replace(self._adam, learning_rate=rate, beta1=BETA1)
         self.recovery.suspect = True
-        await parts.trainer.load_state(parts.policy.newest.version.state_ref, moments=False)
+        await parts.trainer.load_state(self._newest.state_ref, moments=False)
 
         def check_wanted() -> None:
             if self._undoing or self._finishing:
@@ -466,9 +470,9 @@ class Learner:
         parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
         fresh = self._score_fresh
         items = await batch_items(samples, policy, cfg, charge, score_fresh=fresh)
-        state = parts.ledger.steps.method_state()
+        state = self._ledger.steps.method_state()
         prepared = parts.method.prepare(items, cfg, state, parts.reply_tokens)
-        parts.ledger.steps.store_advantages(step_id, prepared.stored, prepared.state)
+        self._ledger.steps.store_advantages(step_id, prepared.stored, prepared.state)
         if not prepared.passes:
             raise VoidStepError(Void.EMPTY, "no sample of the batch carries a gradient")
         return prepared
@@ -491,10 +495,10 @@ class Learner:
         self, step_id: int, sampler: Sampler, metrics: dict[str, Any]
     ) -> PolicyVersion:
         """Save the state, and commit step, samples and version."""
-        parts, parent = self._parts, self._parts.policy.newest.version
+        parts, parent = self._parts, self._newest
         state_ref = await parts.trainer.save_state(f"step-{step_id:08d}")
         rule = {"method": parts.method.name, **parts.training.model_dump(mode="json")}
-        return parts.ledger.steps.commit(
+        return self._ledger.steps.commit(
             step_id,
             parent,
             state_ref=state_ref,
@@ -504,7 +508,7 @@ class Learner:
 
     def _void(self, step_id: int, error: str, why: Void) -> None:
         with suppress(LedgerError):  # the next step or start does it
-            self._parts.ledger.steps.void(step_id, error, why)
+            self._ledger.steps.void(step_id, error, why)
         if why is Void.REFUSED:
             log.warning("gate.refused", step_id=step_id, error=error)
         if why is Void.UNLEARNED:
@@ -518,7 +522,7 @@ class Learner:
         try:
             yield
         except BaseException:
-            self.retire(Policy(self._parts.policy.newest.version, sampler))
+            self.retire(Policy(self._newest, sampler))
             raise
 
     async def _close_retired(self) -> None:

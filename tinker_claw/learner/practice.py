@@ -34,6 +34,7 @@ from tinker_claw.learner.lesson_replies import FirstMessage, LessonReplies, Less
 from tinker_claw.learner.parts import LoopParts, TrainedWeights
 from tinker_claw.ledger.lessons import Lesson, State
 from tinker_claw.ledger.steps import Void, VoidStepError
+from tinker_claw.methods.passes import imitation
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
 from tinker_claw.types import Charge, Datum, LossPass, StepReport, Usage
@@ -436,15 +437,9 @@ def _loss(groups: Sequence[Sequence[LessonReply]], *, soft: bool) -> LossPass:
     for group in groups:
         scale = len(group) / replies / sum(len(reply.completion.tokens) for reply in group)
         for reply in group:
-            done, prompt = reply.completion, reply.message.prompt
-            if soft:
-                targets = done.topk_ids
-                rows = done.topk_logprobs
-                weights = tuple(tuple(scale * math.exp(p) for p in row) for row in rows)
-            else:
-                targets, weights = (), ((scale,),) * len(done.tokens)
-            ids = prompt + done.tokens
-            datums.append(Datum(ids, len(prompt), targets=targets, weights=weights))
+            done = reply.completion
+            topk = (done.topk_ids, done.topk_logprobs) if soft else ((), ())
+            datums.append(imitation(reply.message.prompt, done.tokens, *topk, scale))
     return LossPass("cross_entropy", tuple(datums))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,10 +29,7 @@ from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Policy, Sampler, Trainer
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
-from tinker_claw.types import (
-    PolicyVersion,
-    SamplingParams,
-)
+from tinker_claw.types import PolicyVersion, SamplingParams
 
 WAITS = Backoff(first_s=5.0, longest_s=300.0)
 """Waits between attempts while the service is away."""
@@ -169,9 +166,15 @@ class Recovery:
                 # Counted until a step succeeds: one that loads states but takes no steps is away.
                 self._health.backend.seen("learning", outage)
                 wait_s = self._waits.after(self._health.backend.attempts("learning"))
-                self._health.learner_stalls(outage, wait_s)
+                self._health.learner_is("stalled", str(outage), wait_s)
                 await asyncio.sleep(wait_s)
-            outage = await self._try(sampler_gone=sampler_gone)
+            outage = None
+            try:
+                async with self._one_step:
+                    if self.suspect:
+                        await self._restore(sampler_gone=sampler_gone)
+            except (OutageError, LedgerError) as still_away:
+                outage = still_away
 
     async def keep_published(self) -> None:
         """Publish the version that should answer anew whenever its sampler is gone, until
@@ -184,34 +187,31 @@ class Recovery:
         while True:
             await backend.gone.wait()
             refused = backend.refused
-            if refused is None or (lost := self._with_sampler(refused.ref)) is None:
-                backend.gone.clear()  # another version answers now
+            lost = refused and self._with_version(refused.version)
+            if refused is None or lost is None or lost.sampler.ref != refused.ref:
+                backend.gone.clear()  # another version or sampler answers now
                 continue
-            try:
-                await self._publish_anew(lost)
-            except (BackendError, LedgerError) as error:
-                tries += 1
-                now = self._with_version(lost.version.id)
-                if now is not None and backend.gone.is_set():  # else it has answered meanwhile
-                    backend.refuses(now.version.id, now.sampler.ref, error, refused.by)
-                log.warning("version.publish_failed", version=lost.version.id, error=str(error))
-            else:
-                tries = 1
-                backend.answers(lost.version.id)
+            tries = 1 if await self._is_published_anew(lost, refused.by) else tries + 1
             await asyncio.sleep(self._waits.after(tries))
 
-    def _with_sampler(self, ref: str) -> Policy | None:
-        """Return the pinned or the newest policy, if this is its sampler."""
-        return next((policy for policy in self._open() if policy.sampler.ref == ref), None)
+    async def _is_published_anew(self, lost: Policy, stand_in: str | None) -> bool:
+        """Publish a version anew; return whether it answers."""
+        backend, number = self._health.backend, lost.version.id
+        try:
+            await self._publish_anew(lost)
+        except (BackendError, LedgerError) as error:
+            now = self._with_version(number)
+            if now is not None and backend.gone.is_set():  # else it has answered meanwhile
+                backend.refuses(number, now.sampler.ref, error, stand_in)
+            log.warning("version.publish_failed", version=number, error=str(error))
+            return False
+        backend.answers(number)
+        return True
 
     def _with_version(self, number: int) -> Policy | None:
-        return next((policy for policy in self._open() if policy.version.id == number), None)
-
-    def _open(self) -> Iterator[Policy]:
-        """Yield the pinned policy, then the newest."""
-        if (pinned := self._parts.policy.pinned) is not None:
-            yield pinned
-        yield self._parts.policy.newest
+        """Return the pinned or the newest policy, if it is of this version."""
+        policies = self._parts.policy.pinned, self._parts.policy.newest
+        return next((open for open in policies if open and open.version.id == number), None)
 
     async def _publish_anew(self, lost: Policy) -> None:
         """Publish a version anew from its state, and check that its new sampler answers."""
@@ -220,9 +220,7 @@ class Recovery:
             if not self._health.backend.gone.is_set():
                 return  # it has answered meanwhile
             if policy.newest is lost:
-                self.suspect = True  # until the state is loaded
                 await self._restore(sampler_gone=True)
-                self.suspect = False
             elif policy.pinned is lost:
                 await self._publish_pinned(lost)
         if (now := self._with_version(lost.version.id)) is None or now is lost:
@@ -243,26 +241,19 @@ class Recovery:
         else:
             await sampler.aclose()  # unpinned meanwhile
         await self._restore(sampler_gone=False)
-        self.suspect = False
-
-    async def _try(self, *, sampler_gone: bool) -> ClawError | None:
-        """Load the newest state; return the outage that prevents it."""
-        async with self._one_step:
-            try:
-                if self.suspect:
-                    await self._restore(sampler_gone=sampler_gone)
-                    self.suspect = False
-            except (OutageError, LedgerError) as error:
-                return error
-        return None
 
     async def _restore(self, *, sampler_gone: bool) -> None:
+        """Load the newest state, and open its version's sampler where another one serves."""
+        self.suspect = True
+        trainer, policy = self._parts.trainer, self._parts.policy
         saved = self._ledger.versions.newest()
-        if saved is None:
-            raise StepError("there is no committed state to go back to")
-        await load(self._ledger, self._parts.trainer, saved.state_ref)
-        if saved.id == self._parts.policy.newest.version.id and not sampler_gone:
-            return
+        assert saved is not None  # the start has added the first
+        await load(self._ledger, trainer, saved.state_ref)
+        if sampler_gone or saved.id != policy.newest.version.id:
+            await self._reopen(saved, sampler_gone=sampler_gone)
+        self.suspect = False
+
+    async def _reopen(self, saved: PolicyVersion, *, sampler_gone: bool) -> None:
         trainer, policy = self._parts.trainer, self._parts.policy
         # A service that refuses a sampler may open it all the same.
         sampler = await (trainer.publish() if sampler_gone else _reopened(trainer, saved))

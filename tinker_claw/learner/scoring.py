@@ -51,12 +51,12 @@ class HintScorer:
     def fitting(self, turn: Turn, texts: Sequence[str]) -> tuple[str, ...] | TurnRefusal:
         """Return the texts of which the teacher can be told one, or why it can be told none."""
         most = self._teaching.most
-        short = [self._renderer.shorten(text, most) for text in texts]
-        if not self._teaching.cuts:
-            short = [text for text in short if text in texts]
+        shortened = [self._renderer.shorten(text, most) for text in texts]
+        short = [text for text in shortened if self._teaching.cuts or text in texts]
         if not short:
             return TurnRefusal(Reason.UNFIT_HINT, f"it has more than {most} tokens")
-        fitting = tuple(text for text in short if self._has_room(turn, text))
+        room = self._context_tokens - len(turn.completion.tokens)
+        fitting = tuple(hint for hint in short if len(self._hinted(turn, hint).prompt) <= room)
         too_long = TurnRefusal(Reason.UNFIT_HINT, "with it the prompt is longer than the context")
         return fitting or too_long
 
@@ -107,16 +107,10 @@ class HintScorer:
 
     def _hinted(self, turn: Turn, text: str) -> Turn:
         """Return the turn with the hint in its prompt."""
-        if turn.hint_at is None:
-            raise AlignmentError(f"turn {turn.id}: the prompt has no place for a hint")
+        assert turn.hint_at is not None  # else there is no text for its teacher
         prompt = self._renderer.splice(turn.prompt, turn.hint_at, text, self._teaching.words)
         images = moved(turn.images, turn.hint_at, len(prompt) - len(turn.prompt))
         return replace(turn, prompt=prompt, images=images)
-
-    def _has_room(self, turn: Turn, text: str) -> bool:
-        hint = self._renderer.hint_tokens(text, self._teaching.words)
-        parts = turn.prompt, hint, turn.completion.tokens
-        return sum(map(len, parts)) <= self._context_tokens
 
 
 def written_reply(hint: str, done: Completion, text: str) -> HintScores | None:
@@ -154,14 +148,11 @@ async def batch_items(
     """
 
     async def item(sample: Sample) -> BatchItem:
-        newest = policy.sampler
+        if not score_fresh and sample.policy_version == policy.version.id:
+            return BatchItem(sample)
         scored = sample.teacher is not None and not sample.teacher.reply
         targets = candidates(sample) if cfg.opd_mode == "topk" and scored else ()
-        wanted = score_fresh or sample.policy_version != policy.version.id
-        return BatchItem(
-            sample=sample,
-            current=await _scores(newest, sample, charge, targets) if wanted else None,
-        )
+        return BatchItem(sample, await _scores(policy.sampler, sample, charge, targets))
 
     return await together(map(item, samples))
 

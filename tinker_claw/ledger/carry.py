@@ -19,13 +19,21 @@ from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import CARRIED_FROM, FILE, Database, Rows, insert, open_read_only
 from tinker_claw.ledger.lessons import State
 from tinker_claw.ledger.reference import ACCEPTED, ANSWERS
-from tinker_claw.ledger.turns import hidden, mark_private
+from tinker_claw.ledger.turns import mark_private, read_private
+from tinker_claw.ledger.versions import LINE
 
 _VAIN: Final = "vain"
 _LESSON: Final = ("id", "user", "text", "words", "created_at", "changed_at")
 _BOUND: Final = ("model", "method", "backend", "lora_rank")
 """Keys of `meta` that tie a ledger to a run."""
 
+_LINE: Final = f"{LINE} SELECT versions.* FROM line JOIN versions USING (id) ORDER BY n DESC"
+"""SQL of the newest version and its ancestors, oldest first."""
+_STEPS: Final = """
+SELECT * FROM steps WHERE status = 'committed' AND version IN (SELECT value FROM json_each(?))
+ORDER BY id
+"""
+"""SQL of the steps that made some versions: their metrics, and the method's state."""
 _BILLS: Final = """
 SELECT spend.created_at, purpose, steps.id AS step_id, prefill, cached, sampled, trained, usd
 FROM spend LEFT JOIN steps ON steps.id = step_id AND status = 'committed'
@@ -63,8 +71,11 @@ def carry(old: Path, new: Path) -> CarriedRun:
         OSError: weights cannot be copied.
     """
     with open_read_only(old / FILE, oldest=CARRIED_FROM) as rows, rows.moment():
-        line = _line(rows)
+        line = [dict(version) for version in rows.rows(_LINE)]
+        if not line:
+            raise LedgerError(f"{rows.path} has no version yet: there is nothing to carry")
         versions = [version["id"] for version in line]
+        of_line = json.dumps(versions)
         lessons = [*_lessons(rows)]
         meta = rows.pairs("SELECT key, value FROM meta")
         _copy_weights(old, new, meta, line)
@@ -74,10 +85,11 @@ def carry(old: Path, new: Path) -> CarriedRun:
                 if key in meta:
                     tx.execute("INSERT INTO meta VALUES (?, ?)", (key, meta[key]))
             _insert_all(tx, "versions", line)
-            _insert_all(tx, "steps", _steps(rows, versions))
+            _insert_all(tx, "steps", map(dict, rows.rows(_STEPS, of_line)))
             _insert_all(tx, "lessons", lessons)
-            _insert_all(tx, "spend", map(dict, rows.rows(_BILLS, json.dumps(versions))))
-            for user, key, private in _private(rows):
+            _insert_all(tx, "spend", map(dict, rows.rows(_BILLS, of_line)))
+            # Else what is said in them from now on would be kept.
+            for (user, key), private in read_private(rows).items():
                 mark_private(tx, user, key, private)
             # A new lesson gets no number that a step practised as another.
             newest_lesson = rows.one("SELECT seq FROM sqlite_sequence WHERE name = 'lessons'")
@@ -90,24 +102,6 @@ def carry(old: Path, new: Path) -> CarriedRun:
         )
 
 
-def _line(rows: Rows) -> list[dict[str, Any]]:
-    """Return the newest version and its ancestors, oldest first."""
-    versions = {row["id"]: dict(row) for row in rows.rows("SELECT * FROM versions")}
-    if not versions:
-        raise LedgerError(f"{rows.path} has no version yet: there is nothing to carry")
-    line = [versions[max(versions)]]
-    while (parent := line[-1]["parent"]) is not None:
-        line.append(versions[parent])
-    return line[::-1]
-
-
-def _steps(rows: Rows, versions: Iterable[int]) -> Iterable[dict[str, Any]]:
-    """Yield the steps that made these versions: their metrics, and the method's state."""
-    of_line = set(versions)
-    steps = rows.rows("SELECT * FROM steps WHERE status = 'committed' ORDER BY id")
-    return (dict(step) for step in steps if step["version"] in of_line)
-
-
 def _lessons(rows: Rows) -> Iterable[dict[str, Any]]:
     """Yield the lessons that are still of use, as rows of this schema."""
     for row in rows.rows("SELECT * FROM lessons ORDER BY id"):
@@ -115,15 +109,6 @@ def _lessons(rows: Rows) -> Iterable[dict[str, Any]]:
         state = _state(lesson["state"], kept=bool(lesson.get("kept", True)))
         if state is not None:
             yield {name: lesson[name] for name in _LESSON} | {"state": state}
-
-
-def _private(rows: Rows) -> Iterable[tuple[str, str, int]]:
-    """Yield the sessions that are or were private, by user and hidden name, the newest mark last:
-    else what is said in them from now on would be kept."""
-    for user, key, private in rows.rows(
-        "SELECT user, key, private FROM sessions WHERE private <> 0 ORDER BY id"
-    ):
-        yield user, hidden(user, key), private
 
 
 def _state(state: str, *, kept: bool) -> State | None:
@@ -151,17 +136,11 @@ def _copy_weights(
         return
     if not (old / "states" / line[-1]["state_ref"]).is_dir():
         raise LedgerError(f"the state of v{line[-1]['id']} is missing in {old / 'states'}")
-    folders = {
-        folder  # a rollback's version has those of an earlier one
-        for version in (line[0], line[-1])
-        for folder in (
-            Path("states", version["state_ref"]),
-            Path("adapters", version["sampler_ref"]),
-        )
-    }
-    for folder in folders:
-        if (old / folder).is_dir():
-            shutil.copytree(old / folder, new / folder)
+    for version in (line[0], line[-1]):
+        states = Path("states", version["state_ref"])
+        for folder in (states, Path("adapters", version["sampler_ref"])):
+            if (old / folder).is_dir():  # a rollback's version has those of an earlier one
+                shutil.copytree(old / folder, new / folder, dirs_exist_ok=True)
 
 
 def _unnamed_owners(rows: Rows) -> int:

@@ -22,7 +22,7 @@ from tinker_claw.errors import LedgerError
 
 T = TypeVar("T")
 
-SCHEMA_VERSION: Final = 16
+SCHEMA_VERSION: Final = 17
 """`PRAGMA user_version` of the schema in schema.sql."""
 CARRIED_FROM: Final = 11
 """Oldest schema that `carry` reads; later ones have the same versions and steps."""
@@ -172,7 +172,7 @@ class WritingConnection(Rows):
             LedgerError: the database refused (disk full, for example), or its file is gone;
                 nothing was written.
         """
-        if lost := self._lost() or self._unlocked():
+        if lost := self._lost():
             raise self._refused(lost)
         with self._refusing("written"):
             self._connection.execute("BEGIN IMMEDIATE")
@@ -195,11 +195,6 @@ class WritingConnection(Rows):
         with self.transaction() as tx:
             return tx.execute(query, values).rowcount
 
-    def written(self, query: str, *values: Any) -> Any:
-        """Run a statement with RETURNING as `write` does; return its value."""
-        with self.transaction() as tx:
-            return tx.execute(query, values).fetchone()[0]
-
     def give_back(self, pages: int) -> None:
         """Release free pages to the file system, if the file was created with auto_vacuum."""
         with self._refusing():
@@ -219,7 +214,7 @@ class WritingConnection(Rows):
         Raises:
             LedgerError: the file is gone.
         """
-        if lost := self._lost() or self._unlocked():
+        if lost := self._lost():
             raise self._refused(lost)
         self.rows("PRAGMA wal_checkpoint(PASSIVE)")  # does most of it, and blocks nobody
         self.rows("PRAGMA busy_timeout = 0")  # waiting here would block writers
@@ -229,27 +224,14 @@ class WritingConnection(Rows):
             self.rows(f"PRAGMA busy_timeout = {_BUSY_MS}")
 
     def _lost(self) -> str | None:
-        """Return what befell the file if it was deleted, replaced or emptied while it was open.
-        SQLite would not notice, and all that it wrote would be lost."""
-        try:
-            file_stat = self.path.stat()
-        except OSError as error:
-            why = f"is not there any more ({error.strerror})"
-        else:
-            if not os.path.samestat(file_stat, self._opened):
-                why = "is another file than the one that was opened"
-            elif file_stat.st_size < _SMALLEST:
-                why = "was emptied"
-            else:
-                return None
-        return (
-            f"{self.path} {why}: stop the gateway, put {self.path.parent} back from a backup, and "
-            "start it again"
-        )
-
-    def _unlocked(self) -> str | None:
-        """Return what follows if the lock was deleted or replaced while it was held: it keeps
-        nobody out any more."""
+        """Return what befell the file or the lock if one was deleted or replaced while it was open.
+        SQLite would not notice, and all that it wrote would be lost; without its lock nobody is
+        kept out."""
+        if change := _change(self.path, self._opened):
+            return (
+                f"{self.path} {change}: stop the gateway, put {self.path.parent} back from a "
+                "backup, and start it again"
+            )
         lock = self._lock_file
         with suppress(OSError):
             if os.path.samestat(lock.stat(), self._locked):
@@ -266,6 +248,17 @@ class WritingConnection(Rows):
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _change(path: Path, opened: os.stat_result) -> str | None:
+    """Return what befell a file since it was opened; None: it is there, and not empty."""
+    try:
+        now = path.stat()
+    except OSError as error:
+        return f"is not there any more ({error.strerror})"
+    if not os.path.samestat(now, opened):
+        return "is another file than the one that was opened"
+    return "was emptied" if now.st_size < _SMALLEST else None
 
 
 def insert(tx: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> int:

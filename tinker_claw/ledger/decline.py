@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tinker_claw.evidence import CLAIM, Rate, TwoRates, odds
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.firsts import FIRST, FIRSTS, First
+from tinker_claw.ledger.firsts import FIRST, FIRSTS, First, share_of
 
 HOLD = 200.0
 """Evidence from which learning is paused, in odds to 1."""
@@ -60,11 +60,10 @@ def decline(replies: Sequence[First], newest: int) -> Decline | None:
     """Return the decline for which learning is paused after these replies of one user; None: it is
     not held. `replies`: oldest first; `newest`: the newest version."""
     first, held = replies[:SIZE], None
-    before = Rate(sum(reply.accepted for reply in first), len(first))
-    last = deque[bool](maxlen=SIZE)
+    before, last = share_of(first), deque[First](maxlen=SIZE)
     for reply in replies[SIZE:]:
-        last.append(reply.accepted)
-        now = Rate(sum(last), len(last))
+        last.append(reply)
+        now = share_of(last)
         evidence = TwoRates(before, now).e_value if now.value < before.value else 0.0
         holds = evidence >= (CLAIM if held else HOLD)
         held = Decline(before, now, evidence, first[-1].version, newest) if holds else None

@@ -173,20 +173,15 @@ def _unused(turn: sqlite3.Row) -> str | None:
 
 def _judge(tx: sqlite3.Connection, turn_id: int, feedback: Feedback) -> None:
     """Make the feedback the verdict; the judge's stays in the column `judged`."""
+    score = feedback.score
     tx.execute(
-        "INSERT INTO verdicts (turn_id, value, created_at, source, score) VALUES (?, ?, ?, ?, ?) "
+        "INSERT INTO verdicts (turn_id, value, source, score) VALUES (?, ?, ?, ?) "
         "ON CONFLICT (turn_id) DO UPDATE SET value = excluded.value, source = excluded.source, "
-        "created_at = excluded.created_at, score = excluded.score, weight = 1",
-        (
-            turn_id,
-            (feedback.score > 0) - (feedback.score < 0),
-            time.time(),
-            feedback.source,
-            feedback.score,
-        ),
+        "score = excluded.score, weight = 1",
+        (turn_id, (score > 0) - (score < 0), feedback.source, score),
     )
     tx.execute("DELETE FROM hints WHERE turn_id = ? AND source <> 'judge'", (turn_id,))
-    if feedback.score < 0 and feedback.text:
+    if score < 0 and feedback.text:
         tx.execute(
             "INSERT INTO hints (turn_id, rank, text, source) VALUES (?1, "
             "(SELECT COALESCE(MIN(rank) - 1, 0) FROM hints WHERE turn_id = ?1), ?2, ?3)",

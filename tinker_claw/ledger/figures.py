@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tinker_claw.evidence import CLAIM, Rate, TwoRates, in_words, odds, record
 from tinker_claw.ledger.database import FILE, Rows, open_read_only
 from tinker_claw.ledger.decline import read_decline
-from tinker_claw.ledger.firsts import First, read_firsts
+from tinker_claw.ledger.firsts import First, read_firsts, share_of
 from tinker_claw.ledger.reference import gate_of, read_fallen
 from tinker_claw.ledger.samples import read_queue, ready
 from tinker_claw.ledger.turn_view import Record, count_outcomes, run_of
@@ -107,7 +106,7 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
         "gate": [result for step in reversed(steps) if (result := gate_of(step))],
         "not_trained": dict(count_outcomes(rows).most_common()),
         # Shares of first judged turns accepted, by version.
-        "accepted": [share.record for share in accepted_by(firsts)],
+        "accepted": [*accepted_by(firsts).values()],
     }
 
 
@@ -115,29 +114,19 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
 # these figures after every session, so claims need the e-values of evidence.py.
 
 
-@dataclass(slots=True)
-class Share(Rate):
-    """A rate over the turns of a version."""
-
-    version: int = 0
-
-    @property
-    def record(self) -> Record:
-        return {"version": self.version, **record(self)}
-
-
 def read_live(rows: Rows, user: str | None = None) -> list[First]:
     """Return the first judged turns, without those of versions that a rollback has left behind.
     `user`: only theirs; None: everybody's."""
-    return read_firsts(rows, user, versions=read_line(rows).live)
+    live = read_line(rows).live
+    return [first for first in read_firsts(rows, user) if first.version in live]
 
 
-def accepted_by(firsts: Iterable[First]) -> list[Share]:
+def accepted_by(firsts: Iterable[First]) -> dict[int, Record]:
     """Return the share of first judged turns accepted of each version, in order."""
-    shares = dict[int, Share]()
+    shares = defaultdict[int, Rate](Rate)
     for first in firsts:
-        shares.setdefault(first.version, Share(version=first.version)).add(first.accepted)
-    return list(shares.values())
+        shares[first.version].add(first.accepted)
+    return {id: {"version": id, **record(share)} for id, share in shares.items()}
 
 
 # The headline
@@ -188,7 +177,7 @@ def headline(firsts: Sequence[First], base: Container[int]) -> Record:
     later, by = [first for first in firsts if first.version not in base], "by the base model"
     if len(before) < LEAST and len(firsts) >= NEWEST + LEAST:
         before, later, by = list(firsts[:NEWEST]), list(firsts[NEWEST:]), "at first"
-    at_first, since, newest = _rate(before), _rate(later), _rate(later[-NEWEST:])
+    at_first, since, newest = map(share_of, (before, later, later[-NEWEST:]))
     evidence, claim = _claim(at_first, since, newest)
     comparison = (
         f"{in_words(record(at_first)) if at_first.of else 'none'} {by}"
@@ -215,10 +204,6 @@ def _claim(at_first: Rate, since: Rate, newest: Rate) -> tuple[float | None, str
     return evidence, "no clear change"
 
 
-def _rate(firsts: Sequence[First]) -> Rate:
-    return Rate(sum(first.accepted for first in firsts), len(firsts))
-
-
 # Versions
 
 
@@ -230,31 +215,22 @@ def read_stored(rows: Rows) -> list[Record]:
     its first judged turns that were accepted; None: it has none.
     """
     records, directory = read_versions(rows), rows.path.parent
-    accepted = {share.version: share.record for share in accepted_by(read_firsts(rows))}
+    accepted = accepted_by(read_firsts(rows))
     local = run_of(rows).get("backend") == "local"
     states, samplers = _names(directory / "states"), _names(directory / "adapters")
     for version in records:
-        there = version["state_ref"] in states if local else None
-        sampler = version["sampler_ref"] in samplers if local else None
-        version |= {"state": there, "sampler": sampler}
+        version["state"] = version["state_ref"] in states if local else None
+        version["sampler"] = version["sampler_ref"] in samplers if local else None
         version["accepted"] = accepted.get(version["id"])
-        version["lost"] = _lost(version)
+        deleted = [name for name in ("state", "sampler") if version[name] is False]
+        are = "are" if deleted[1:] else "is"
+        version["lost"] = f"its {' and its '.join(deleted)} {are} deleted" if deleted else None
     return records
 
 
 def _names(folder: Path) -> frozenset[str]:
     """Return the names in a folder; none where it is absent."""
     return frozenset(os.listdir(folder)) if folder.is_dir() else frozenset()
-
-
-def _lost(version: Record) -> str | None:
-    """Return why learning cannot go back to a version; None: it can, as far as known."""
-    deleted = [name for name in ("state", "sampler") if version[name] is False]
-    return (
-        f"its {' and its '.join(deleted)} {'are' if deleted[1:] else 'is'} deleted"
-        if deleted
-        else None
-    )
 
 
 def usable(version: Record, *, with_state: bool = False) -> bool:

@@ -8,9 +8,10 @@ outcome instead, and the replies of a stand-in are no version's.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection
 from typing import NamedTuple
 
+from tinker_claw.evidence import Rate
 from tinker_claw.ledger.database import Rows
 
 OWNERS = (
@@ -44,15 +45,12 @@ FIRST = f"policy_version AS version, turns.id AS turn, user, {ACCEPTED} AS accep
 """SQL whose columns are the fields of `First`."""
 
 
-def read_firsts(
-    rows: Rows, user: str | None = None, *, versions: Container[int] | None = None
-) -> list[First]:
-    """Return the first judged turns in their order.
-
-    Args:
-        user: only theirs; None: everybody's.
-        versions: only those that these gave; None: all.
-    """
+def read_firsts(rows: Rows, user: str | None = None) -> list[First]:
+    """Return the first judged turns in their order. `user`: only theirs; None: everybody's."""
     first_rows = rows.rows(f"SELECT {FIRST} FROM {FIRSTS} WHERE user = COALESCE(?, user)", user)
-    firsts = [First(*row) for row in first_rows]
-    return sorted(first for first in firsts if versions is None or first.version in versions)
+    return sorted(First(*row) for row in first_rows)
+
+
+def share_of(firsts: Collection[First]) -> Rate:
+    """Return the share of first judged turns accepted."""
+    return Rate(sum(first.accepted for first in firsts), len(firsts))

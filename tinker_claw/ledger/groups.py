@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tinker_claw.ledger.database import LedgerTable
-from tinker_claw.ledger.turns import OPEN, OUTCOME, STEP, set_state
+from tinker_claw.ledger.turns import OPEN, OUTCOME, STEP, refuse, set_state
 from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 
 LIMIT_S = 3600.0
@@ -92,11 +92,11 @@ class GroupTable(LedgerTable):
         """End a group, or a single episode; return the number of samples queued and expired."""
         group = sessions[0]["group_id"]
         ids = [session["id"] for session in sessions]
-        queued = expired = 0
+        queued, expired, withdrawn = list[int](), list[int](), list[int]()
         with self._db.transaction() as tx:
             for session in sessions:
                 if session["outcome"] is None:
-                    expired += _expire(tx, session["id"], Reason.NO_OUTCOME)
+                    expired.append(_expire(tx, session["id"], Reason.NO_OUTCOME))
                     continue
                 held = "session_id = ? AND state = 'held'"
                 tx.execute(
@@ -104,17 +104,14 @@ class GroupTable(LedgerTable):
                     f"WHERE turn_id IN (SELECT id FROM turns WHERE {held})",
                     (now, session["outcome"], session["id"]),
                 )
-                queued += set_state(tx, TurnState.QUEUED, held, session["id"])
+                queued.append(set_state(tx, TurnState.QUEUED, held, session["id"]))
                 _refuse(tx, session["id"], OPEN, Reason.NOT_CONTINUED)
             if group is not None:
-                withdrawn = _expire_agreed(tx, group)
-                if queued - withdrawn > most:
-                    withdrawn += sum(
-                        _refuse(tx, session, _SAMPLED, Reason.LARGE_GROUP) for session in ids
-                    )
-                queued, expired = queued - withdrawn, expired + withdrawn
+                withdrawn.append(_expire_agreed(tx, group))
+                if sum(queued) - sum(withdrawn) > most:
+                    withdrawn += [_refuse(tx, id, _SAMPLED, Reason.LARGE_GROUP) for id in ids]
             _close(tx, ids, group)
-        return queued, expired
+        return sum(queued) - sum(withdrawn), sum(expired) + sum(withdrawn)
 
 
 def expire_mates(tx: sqlite3.Connection) -> int:
@@ -149,8 +146,7 @@ def _expire_agreed(tx: sqlite3.Connection, group: int) -> int:
         "(SELECT step FROM queued GROUP BY step HAVING COUNT(*) > 1 "
         "AND MAX(reward) - MIN(reward) < ?)"
     )
-    refusal = TurnRefusal(Reason.EQUAL_REWARDS)
-    return set_state(tx, TurnState.REFUSED, f"id IN ({agreed})", group, _SAME, refusal=refusal)
+    return refuse(tx, TurnRefusal(Reason.EQUAL_REWARDS), f"id IN ({agreed})", group, _SAME)
 
 
 def _expire(tx: sqlite3.Connection, session: int, reason: Reason) -> int:
@@ -160,13 +156,8 @@ def _expire(tx: sqlite3.Connection, session: int, reason: Reason) -> int:
 
 
 def _refuse(tx: sqlite3.Connection, session: int, which: str, reason: Reason) -> int:
-    return set_state(
-        tx,
-        TurnState.REFUSED,
-        f"session_id = ? AND kind = 'main' AND {which}",
-        session,
-        refusal=TurnRefusal(reason),
-    )
+    turns = f"session_id = ? AND kind = 'main' AND {which}"
+    return refuse(tx, TurnRefusal(reason), turns, session)
 
 
 def _close(tx: sqlite3.Connection, sessions: Iterable[int], group: int | None) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tinker_claw.ledger.database import LedgerTable
-from tinker_claw.ledger.turns import OPEN, reopen, set_state
-from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
+from tinker_claw.ledger.turns import OPEN, refuse, reopen
+from tinker_claw.turn_state import Reason, TurnRefusal
 
 TRIES = 3
 """Failed tries after which a turn is set aside."""
@@ -63,7 +63,7 @@ class JobTable(LedgerTable):
                 (turn_id, tries, due_at, error[:_LONGEST]),
             ).rowcount
             if written and tries >= TRIES:
-                set_state(tx, TurnState.REFUSED, "id = ?", turn_id, refusal=SET_ASIDE)
+                refuse(tx, SET_ASIDE, "id = ?", turn_id)
         return written > 0
 
     def take_up(self, turn_ids: Sequence[int] | None) -> list[int]:

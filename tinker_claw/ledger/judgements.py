@@ -6,9 +6,7 @@ over it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tinker_claw.ledger.database import LedgerTable
 from tinker_claw.ledger.firsts import ACCEPTED, OWNERS
@@ -46,14 +44,6 @@ ORDER BY hints.turn_id DESC LIMIT {BEHIND_HINTS}
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Ballot:
-    """One answer of the judge: its text and the vote read from it."""
-
-    answer: str
-    value: Vote | None
-
-
 class JudgementTable(LedgerTable):
     """Table of the judge's answers."""
 
@@ -63,7 +53,7 @@ class JudgementTable(LedgerTable):
         *,
         value: Vote | None,
         weight: float = 1.0,
-        ballots: Sequence[Ballot],
+        ballots: Sequence[tuple[str, Vote | None]],
         hints: Sequence[str],
         prompt: str | None = None,
         wish: Wish | None = None,
@@ -74,6 +64,7 @@ class JudgementTable(LedgerTable):
         wish made a new candidate. Explicit feedback still takes precedence.
 
         Args:
+            ballots: the judge's answers, each with the vote read from it.
             prompt: version of the judge prompts; None: no judge was asked.
             wish: becomes a candidate.
             repeats: id of the lesson that the owner has said again.
@@ -83,7 +74,7 @@ class JudgementTable(LedgerTable):
             check_kept(tx, turn_id)
             tx.executemany(
                 "INSERT INTO votes (turn_id, n, value, answer) VALUES (?, ?, ?, ?)",
-                [(turn_id, n, b.value, b.answer) for n, b in enumerate(ballots)],
+                [(turn_id, n, vote, answer) for n, (answer, vote) in enumerate(ballots)],
             )
             first = "(SELECT COALESCE(MAX(rank) + 1, 0) FROM hints WHERE turn_id = ?1)"
             tx.executemany(
@@ -91,10 +82,10 @@ class JudgementTable(LedgerTable):
                 [(turn_id, text) for text in hints],
             )
             tx.execute(
-                "INSERT INTO verdicts (turn_id, value, weight, created_at, judged, prompt) "
-                "VALUES (?1, ?2, ?5, ?3, ?2, ?4) ON CONFLICT (turn_id) DO UPDATE SET "
+                "INSERT INTO verdicts (turn_id, value, weight, judged, prompt) "
+                "VALUES (?1, ?2, ?3, ?2, ?4) ON CONFLICT (turn_id) DO UPDATE SET "
                 "judged = excluded.judged, prompt = excluded.prompt",
-                (turn_id, value, time.time(), prompt, weight),
+                (turn_id, value, weight, prompt),
             )
             return learn(tx, turn_id, wish, repeats, contradicts)
 

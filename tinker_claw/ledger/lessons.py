@@ -183,10 +183,10 @@ class LessonTable(LedgerTable):
             )
         with self._db.transaction() as tx:
             if rule == "add":
-                user, wish = user or "", Wish(words, "")
-                if (which := _same(tx, user, wish)) is None:
-                    return _insert(tx, user, wish, turn_id, State.TOLD)
-            if rule == "edit" and (twin := _twin(tx, which, words)) is not None:
+                user = user or ""
+                if (which := _same(tx, user, words)) is None:
+                    return _insert(tx, user, Wish(words, ""), turn_id, State.TOLD)
+            if rule == "edit" and (twin := _same(tx, user, words, edited=which)) is not None:
                 raise UndoError(
                     f"lesson {twin} says that already; keep it, and drop lesson {which}"
                 )
@@ -309,7 +309,7 @@ def learn(
     if owner is None:
         return None
     (user,), new = owner, None
-    newest = repeats or (wish and _same(tx, user, wish))
+    newest = repeats or (wish and _same(tx, user, wish.text))
     if newest is None and wish is not None:
         newest = new = _insert(tx, user, wish, turn_id, State.CANDIDATE)
     else:
@@ -398,21 +398,22 @@ def _insert(
     return insert(tx, "lessons", values)
 
 
-def _same(tx: sqlite3.Connection, user: str, wish: Wish) -> int | None:
-    """Return the id of the user's lesson of this sentence; None: there is none."""
-    lessons = tx.execute("SELECT id, text FROM lessons WHERE user = ?", (user,)).fetchall()
-    return next((id for id, text in lessons if _meaning(text) == _meaning(wish.text)), None)
+def _same(
+    tx: sqlite3.Connection, user: str | None, text: str, edited: int | None = None
+) -> int | None:
+    """Return the id of the user's lesson of this sentence; None: there is none.
 
-
-def _twin(tx: sqlite3.Connection, which: int | None, text: str) -> int | None:
-    """Return the id of another lesson of the same user and sentence that is not dropped; None:
-    there is none. One prompt held both, and a drop of one left the other."""
-    others = tx.execute(
-        "SELECT id, text FROM lessons WHERE id <> ?1 AND state <> 'dropped' "
-        "AND user = (SELECT user FROM lessons WHERE id = ?1)",
-        (which,),
+    Args:
+        edited: a lesson of theirs; then another one that is not dropped. One prompt held both, and
+            a drop of one left the other.
+    """
+    lessons = tx.execute(
+        "SELECT id, text FROM lessons "
+        "WHERE user = IIF(?2 IS NULL, ?1, (SELECT user FROM lessons WHERE id = ?2)) "
+        "AND (?2 IS NULL OR (id <> ?2 AND state <> 'dropped'))",
+        (user, edited),
     ).fetchall()
-    return next((id for id, other_text in others if _meaning(other_text) == _meaning(text)), None)
+    return next((id for id, other in lessons if _meaning(other) == _meaning(text)), None)
 
 
 def _meaning(text: str) -> str:

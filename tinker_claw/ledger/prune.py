@@ -28,6 +28,7 @@ from tinker_claw.ledger.turns import (
     NO_IDS,
     OPEN,
     mark_private,
+    refuse,
     remove_sample,
     set_state,
     told_of,
@@ -114,13 +115,7 @@ def drop_some(database: WritingConnection, before: float, at: int) -> tuple[int,
         # Without those that were taken up again meanwhile.
         still = tx.execute(_DROPPABLE, (droppable[0], droppable[-1], before, _ROWS)).fetchall()
         for (turn,) in still:
-            set_state(
-                tx,
-                TurnState.REFUSED,
-                "id = ? AND state = 'waiting'",
-                turn,
-                refusal=TurnRefusal(Reason.UNFOLLOWED),
-            )
+            refuse(tx, TurnRefusal(Reason.UNFOLLOWED), "id = ? AND state = 'waiting'", turn)
             tx.execute(f"UPDATE turns SET dropped = 1, {_ASKED} WHERE id = ?", (turn,))
             let_go(tx, turn)
             _unsay(tx, turn)
@@ -361,15 +356,17 @@ def _erase(database: WritingConnection, select: Callable[[Rows], Forgetting]) ->
     with database.transaction() as tx:
         forgetting = select(database)
         these = json.dumps([*forgetting.turns, *forgetting.lesson_turns])
-        if {turn for turn in json.loads(these) if turn <= newest} - set(json.loads(going)):
-            used, newest = set[int](), 0  # somebody came between, so all is looked up again
+        raced = {turn for turn in json.loads(these) if turn <= newest} - set(json.loads(going))
         blocks = _used(database, f"id IN {_THESE}", these)
         _take_back(tx, forgetting)
         _delete(tx, forgetting.turns)
         for turn in orphans(database):
             _untell(database, tx, turn)
-        used |= _used(database, f"id > {newest} OR id IN {_THESE}", going)
-        _delete_blocks(tx, blocks - used)
+        if raced:  # somebody came between, so all is looked up again
+            blocks -= _used(database)
+        else:
+            blocks -= used | _used(database, f"id > {newest} OR id IN {_THESE}", going)
+        _delete_blocks(tx, blocks)
     return forgetting
 
 
@@ -429,14 +426,14 @@ def _untrain(tx: sqlite3.Connection, turn: int, reason: Reason) -> None:
     """Remove a turn's sample and refuse the turn, also where another reason may end; one that was
     trained stays so."""
     if not _withdraw(tx, turn):
-        set_state(tx, TurnState.REFUSED, "id = ?", turn, refusal=TurnRefusal(reason))
+        refuse(tx, TurnRefusal(reason), "id = ?", turn)
 
 
 def _untell(database: Rows, tx: sqlite3.Connection, turn: int) -> None:
     """Remove the lessons from a turn's prompt; it still counts as one that was told some."""
     row = tx.execute("SELECT * FROM turns WHERE id = ?", (turn,)).fetchone()
-    if row is None or (lesson_span := told_of(row)) is None:
-        return
+    lesson_span = told_of(row)
+    assert lesson_span is not None  # `orphans` chose the turn
     prompt = lesson_span.without(load_prompt(database, row))
     blocks, rest = store_prompt(tx, prompt, shared=not row["secret"])
     move(tx, turn, lesson_span.at, len(lesson_span.instead) - lesson_span.tokens)

@@ -11,7 +11,7 @@ import json
 import math
 import sqlite3
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,10 +27,10 @@ from tinker_claw.ledger.codec import (
 from tinker_claw.ledger.database import LedgerTable, Rows, insert
 from tinker_claw.ledger.groups import COMPARED, expire_mates
 from tinker_claw.ledger.images import images_of
-from tinker_claw.ledger.turns import STEP, check_kept, completion_of, set_state, told_of
+from tinker_claw.ledger.turns import STEP, check_kept, completion_of, refuse, set_state, told_of
 from tinker_claw.ledger.versions import expire_left_behind
 from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
-from tinker_claw.types import HintScores, Images, JudgedBy, Sample
+from tinker_claw.types import HintScores, JudgedBy, Lacks, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,8 @@ class QueuedSample:
     user: str
     judge: JudgedBy
     reward: float | None
-    bare: bool
-    """Whether it is a rejection that teaches nothing but beside a better reply."""
-    baseline: bool
-    """Whether it teaches nothing but beside a rejection, a hint or an explicit rating."""
+    lacks: Lacks | None
+    """What it needs beside it to teach anything; None: nothing."""
     group: int | None
     queued_at: float
     """When it was queued, in seconds since 1970."""
@@ -53,16 +51,15 @@ class QueuedSample:
 
 NO_GRADIENT = TurnRefusal(Reason.NOTHING_BETTER)
 """Why samples of such a batch are not trained."""
+STEPS_FAILED = TurnRefusal(Reason.STEPS_FAILED)
 JUDGED_BY = (
     "CASE WHEN episode <> 0 THEN 'outcome' WHEN COALESCE(role, '') IN ('tool', 'other') "
     "AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id "
     "AND score IS NOT NULL) THEN 'tools' ELSE 'user' END"
 )
 """SQL on a turn with its next state: who judged it. Explicit feedback is a user's."""
-_BARE = "with a better reply beside it"
-_BASELINE = "with a rejection, a hint or a rating beside it"
 MOST_BARE = 64
-"""Newest bare rejections that wait for a better reply."""
+"""Newest rejections that wait for a better reply."""
 MOST_BASELINE = 256
 """Newest samples of the baseline that wait for a rejection, a hint or an explicit rating."""
 _QUEUED = """
@@ -84,9 +81,7 @@ class SampleTable(LedgerTable):
         reward: float | None,
         teacher: HintScores | None,
         untaught: TurnRefusal | None = None,
-        *,
-        bare: bool = False,
-        baseline: bool = False,
+        lacks: Lacks | None = None,
     ) -> int:
         """Queue a turn as a sample, or hold it while its episode runs. A turn of an ended episode
         comes too late.
@@ -94,9 +89,7 @@ class SampleTable(LedgerTable):
         Args:
             reward: for an episode's turn the mean of its votes, without the outcome.
             untaught: why it has no teacher's scores, though there was a text to tell.
-            bare: whether it is a rejection that teaches nothing but beside a better reply.
-            baseline: whether it teaches nothing but beside a rejection, a hint or an explicit
-                rating.
+            lacks: what it needs beside it to teach anything; None: nothing.
         """
         scores = dict[str, object]()
         if teacher is not None:
@@ -117,17 +110,17 @@ class SampleTable(LedgerTable):
                 "WHERE turns.id = ?",
                 (turn_id,),
             ).fetchone()
-            states = TurnState.QUEUED, TurnState.HELD, TurnState.REFUSED
-            over = TurnRefusal(Reason.EPISODE_OVER) if row["episode"] == 2 else None
-            beside = _BARE if bare else _BASELINE if baseline else None
-            state = states[row["episode"]]
-            set_state(tx, state, "id = ?", turn_id, refusal=over, detail=beside)
+            if row["episode"] == 2:
+                refuse(tx, TurnRefusal(Reason.EPISODE_OVER), "id = ?", turn_id)
+            else:
+                state = TurnState.HELD if row["episode"] else TurnState.QUEUED
+                beside = lacks and f"with {lacks} beside it"
+                set_state(tx, state, "id = ?", turn_id, detail=beside)
             values = {
                 "turn_id": turn_id,
                 "reward": reward,
                 "untaught": untaught and str(untaught),
-                "bare": bare,
-                "baseline": baseline,
+                "lacks": lacks,
                 **scores,
                 "created_at": time.time(),
             }
@@ -145,26 +138,22 @@ class SampleTable(LedgerTable):
         behind are too old at once. A group expires as one.
         """
         with self._db.transaction() as tx:
-            expired = set_state(
+            too_old = refuse(
                 tx,
-                TurnState.REFUSED,
+                TurnRefusal(Reason.TOO_OLD),
                 "state IN ('queued', 'held') AND "
                 "(SELECT ? - step FROM versions WHERE versions.id = policy_version) > ?",
                 current_step,
                 max_staleness,
-                refusal=TurnRefusal(Reason.TOO_OLD),
             )
-            expired += expire_left_behind(tx)
-            for column, most in (("bare", MOST_BARE), ("baseline", MOST_BASELINE)):
-                older = (
-                    "SELECT turn_id FROM samples JOIN turns ON turns.id = turn_id "
-                    f"WHERE state = 'queued' AND {column} ORDER BY samples.id DESC "
-                    "LIMIT -1 OFFSET ?"
-                )
-                expired += set_state(
-                    tx, TurnState.REFUSED, f"id IN ({older})", most, refusal=NO_GRADIENT
-                )
-            return expired + expire_mates(tx)
+            older = (
+                "id IN (SELECT turn_id FROM samples JOIN turns ON turns.id = turn_id "
+                "WHERE state = 'queued' AND lacks = ? ORDER BY samples.id DESC LIMIT -1 OFFSET ?)"
+            )
+            left_behind = expire_left_behind(tx)
+            bare = refuse(tx, NO_GRADIENT, older, Lacks.BETTER, MOST_BARE)
+            baseline = refuse(tx, NO_GRADIENT, older, Lacks.REJECTION, MOST_BASELINE)
+            return too_old + left_behind + bare + baseline + expire_mates(tx)
 
     def queue(self) -> list[QueuedSample]:
         """Return all queued samples, oldest first, without their tokens."""
@@ -183,9 +172,7 @@ class SampleTable(LedgerTable):
             f"turns.* {_QUEUED}",
             among,
         )
-        return [
-            _sample(row, load_prompt(self._db, row), images_of(self._db, row["id"])) for row in rows
-        ]
+        return [_sample(self._db, row) for row in rows]
 
     def queued_of(self, version: int) -> list[int]:
         """Return the ids of queued samples whose replies this version sampled."""
@@ -206,49 +193,41 @@ class SampleTable(LedgerTable):
     def refuse(self, sample_ids: Iterable[int], refusal: TurnRefusal) -> None:
         """Take these samples out of the queue, if they are in it."""
         with self._db.transaction() as tx:
-            set_state(
-                tx,
-                TurnState.REFUSED,
+            these = (
                 "state = 'queued' AND id IN "
-                "(SELECT turn_id FROM samples WHERE id IN (SELECT value FROM json_each(?)))",
-                json.dumps([*sample_ids]),
-                refusal=refusal,
+                "(SELECT turn_id FROM samples WHERE id IN (SELECT value FROM json_each(?)))"
             )
-
-    def quarantine(self, *sample_ids: int) -> None:
-        """Exclude queued samples from training, as steps with them failed."""
-        self.refuse(sample_ids, TurnRefusal(Reason.STEPS_FAILED))
+            refuse(tx, refusal, these, json.dumps([*sample_ids]))
 
 
 def read_queue(rows: Rows) -> list[QueuedSample]:
     """Return all queued samples, oldest first, without their tokens."""
     sample_rows = rows.rows(
-        f"SELECT samples.id, session_id AS session, user, {JUDGED_BY} AS judge, reward, bare, "
-        f'baseline, group_id AS "group", samples.created_at AS queued_at {_QUEUED}',
+        f"SELECT samples.id, session_id AS session, user, {JUDGED_BY} AS judge, reward, lacks, "
+        f'group_id AS "group", samples.created_at AS queued_at {_QUEUED}',
         None,
     )
     return [QueuedSample(**row) for row in sample_rows]
 
 
-def usable(waiting: Iterable[QueuedSample]) -> list[QueuedSample]:
+def usable(waiting: Sequence[QueuedSample]) -> list[QueuedSample]:
     """Return the samples that a step may take now. Verdicts are compared with those of the same
     judge: a bare rejection needs a better reply that is none, and the baseline a sample that is not
     of it."""
-    waiting = list(waiting)
-    best = dict[JudgedBy, float]()
-    for sample in waiting:
-        if sample.group is None and not sample.bare and sample.reward is not None:
-            best[sample.judge] = max(sample.reward, best.get(sample.judge, sample.reward))
+    best = defaultdict[JudgedBy, float](lambda: -math.inf)
+    for other in waiting:
+        if other.group is None and other.lacks != Lacks.BETTER and other.reward is not None:
+            best[other.judge] = max(best[other.judge], other.reward)
     able = [
         sample
         for sample in waiting
-        if not sample.bare or (sample.reward or 0.0) < best.get(sample.judge, -math.inf)
+        if sample.lacks != Lacks.BETTER or (sample.reward or 0.0) < best[sample.judge]
     ]
-    judges = {sample.judge for sample in able if not sample.baseline}
+    judges = {other.judge for other in able if other.lacks != Lacks.REJECTION}
     return [sample for sample in able if sample.judge in judges]
 
 
-def ready(waiting: Iterable[QueuedSample], batch_size: int) -> int:
+def ready(waiting: Sequence[QueuedSample], batch_size: int) -> int:
     """Return how many queued samples steps could take: what tools have judged is at most half of
     each."""
     judges = Counter(sample.judge for sample in usable(waiting))
@@ -256,14 +235,14 @@ def ready(waiting: Iterable[QueuedSample], batch_size: int) -> int:
     return not_by_tools + min(judges["tools"], max(batch_size // 2, not_by_tools))
 
 
-def _sample(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Sample:
+def _sample(rows: Rows, row: sqlite3.Row) -> Sample:
     return Sample(
         id=row["sample_id"],
         turn_id=row["id"],
         session_id=row["session_id"],
         policy_version=row["policy_version"],
         policy_step=row["policy_step"],
-        prompt=prompt,
+        prompt=load_prompt(rows, row),
         completion=completion_of(row),
         reward=row["reward"],
         teacher=_teacher(row),
@@ -272,7 +251,7 @@ def _sample(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Sample
         weight=row["weight"],
         user=row["user"],
         lesson_block=told_of(row),
-        images=images,
+        images=images_of(rows, row["id"]),
     )
 
 

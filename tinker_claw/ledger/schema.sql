@@ -139,8 +139,7 @@ CREATE TABLE next_states (
   turn_id    INTEGER PRIMARY KEY REFERENCES turns (id),
   role       TEXT NOT NULL,              -- user: the owner's words; tool; other: from other people, mails or hooks
   text       TEXT NOT NULL,
-  beside     TEXT NOT NULL DEFAULT '[]', -- JSON: writer and text of each piece beside the owner's words
-  created_at REAL NOT NULL
+  beside     TEXT NOT NULL DEFAULT '[]'  -- JSON: writer and text of each piece beside the owner's words
 ) STRICT;
 
 -- Who wrote first to the agent in a chat service without being an owner.
@@ -171,7 +170,6 @@ CREATE TABLE votes (
 CREATE TABLE verdicts (
   turn_id    INTEGER PRIMARY KEY REFERENCES turns (id),
   value      INTEGER,                    -- NULL: no valid vote, hence no verdict
-  created_at REAL NOT NULL,
   source     TEXT NOT NULL DEFAULT 'judge', -- user or client: explicit feedback, whatever the votes are
   score      REAL,                       -- explicit rating, -1 to 1, whose sign is the value; NULL: the judge's
   weight     REAL NOT NULL DEFAULT 1,    -- share of the advantage that it gives the reply
@@ -213,8 +211,7 @@ CREATE TABLE samples (
   turn_id          INTEGER NOT NULL UNIQUE REFERENCES turns (id),
   reward           REAL,                 -- NULL: hint only; while held, the mean of its votes without the outcome
   hint             TEXT,                 -- NULL: reward only
-  bare             INTEGER NOT NULL DEFAULT 0, -- 1: a rejection that teaches nothing but beside a better reply
-  baseline         INTEGER NOT NULL DEFAULT 0, -- 1: teaches nothing but beside a rejection, a hint or an explicit rating
+  lacks            TEXT,                 -- what it needs beside it to teach anything (types.Lacks); NULL: nothing
   untaught         TEXT,                 -- why it has no hint, though there was one; NULL otherwise
   teacher_logprobs BLOB,
   teacher_targets  BLOB,

@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tinker_claw.ledger.codec import load_prompt, unpack_floats
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.lessons import read_runs
-from tinker_claw.ledger.turns import OUTCOME, completion_of, state_of
+from tinker_claw.ledger.turns import OUTCOME, completion_of, read_next_state
 from tinker_claw.ledger.versions import read_line
 from tinker_claw.turn_state import TurnRefusal, TurnState
-from tinker_claw.types import Completion, Kind, NextState, RatedBy, Vote
+from tinker_claw.types import Completion, NextState, Vote
 
 Record = dict[str, Any]
 
@@ -48,76 +48,32 @@ SELECT turns.id, turns.session_id AS session, sessions.user, turns.idx AS "index
     WHERE sample_id = samples.id AND status = 'intent') AS in_step
 FROM {TURNS}
 """
-"""SQL whose columns are the fields of `TurnView`."""
+"""SQL whose columns are the fields of a turn, without its texts.
+
+`next_role` is None where no next state has come, and `verdict` of a judged turn where no vote was
+valid. `in_step`: step under way with its sample.
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class TurnView:
-    """A turn without its texts, as `log turns --json` shows it."""
-
-    id: int
-    session: int
-    user: str
-    index: int
-    task: str | None
-    group: str | None
-    kind: Kind
-    kind_reason: str
-    request_kind: str
-    policy_version: int
-    fallback: str | None
-    prompt_tokens: int
-    completion_tokens: int
-    created_at: float
-    next_role: str | None
-    """Role of the next state; None: none has come."""
-    judged: bool
-    verdict: Vote | None
-    """Verdict; None for a judged turn: no vote was valid."""
-    verdict_by: RatedBy | None
-    hints: int
-    state: TurnState
-    reason: str | None
-    detail: str | None
-    trained_in_step: int | None
-    in_step: int | None
-    """Step under way with its sample."""
-
-    @property
-    def outcome(self) -> str:
-        """Words for what became of it, or what it waits for."""
-        match self.state:
-            case TurnState.TRAINED:
-                return f"trained in step {self.trained_in_step}"
-            case TurnState.REFUSED:
-                return f"not trained: {TurnRefusal(self.reason or '', self.detail or '')}"
-            case TurnState.FORGOTTEN:
-                return f"forgotten after step {self.trained_in_step}"
-            case TurnState.QUEUED if self.in_step is not None:
-                return f"in step {self.in_step}"
-            case state:
-                return str(TurnRefusal(_WAITS[state], self.detail or ""))
-
-    @property
-    def record(self) -> Record:
-        """Its fields, and its outcome in words."""
-        return asdict(self) | {"outcome": self.outcome}
+def turns_where(rows: Rows, which: str, *values: Any) -> list[Record]:
+    """Return the turns selected by `which`, the end of the query, as `log turns --json` shows
+    them. `outcome`: what became of each in words, or what it waits for."""
+    turns = [dict(row) for row in rows.rows(f"{_TURN} {which}", *values)]
+    return [turn | {"judged": bool(turn["judged"]), "outcome": _outcome(turn)} for turn in turns]
 
 
-def read_turn(rows: Rows, turn_id: int) -> TurnView | None:
-    """Return a turn; None: there is none of that id."""
-    return next(iter(turns_where(rows, "WHERE turns.id = ?", turn_id)), None)
-
-
-def turns_where(rows: Rows, which: str, *values: Any) -> list[TurnView]:
-    """Return the turns selected by `which`, the end of the query."""
-    turn_rows = (dict(row) for row in rows.rows(f"{_TURN} {which}", *values))
-    return [TurnView(**row | _typed(row)) for row in turn_rows]
-
-
-def _typed(row: Record) -> Record:
-    kind, state = Kind(row["kind"]), TurnState(row["state"])
-    return {"kind": kind, "judged": bool(row["judged"]), "state": state}
+def _outcome(turn: Record) -> str:
+    match TurnState(turn["state"]):
+        case TurnState.TRAINED:
+            return f"trained in step {turn['trained_in_step']}"
+        case TurnState.REFUSED:
+            return f"not trained: {TurnRefusal(turn['reason'], turn['detail'] or '')}"
+        case TurnState.FORGOTTEN:
+            return f"forgotten after step {turn['trained_in_step']}"
+        case TurnState.QUEUED if turn["in_step"] is not None:
+            return f"in step {turn['in_step']}"
+        case state:
+            return str(TurnRefusal(_WAITS[state], turn["detail"] or ""))
 
 
 def count_outcomes(rows: Rows) -> Counter[str]:
@@ -133,10 +89,6 @@ def count_outcomes(rows: Rows) -> Counter[str]:
 
 # Contents of a turn
 
-FEEDBACK = (
-    "feedback.created_at, feedback.score, feedback.source, final, feedback.task, "
-    'task_group AS "group", unused'
-)
 _CONTENTS = f"""
 SELECT sessions.key AS session_key, ({OUTCOME}) AS session_outcome, turns.lost, request_text,
   voices, reply_text, params, trace, verdicts.prompt AS judge_prompt,
@@ -164,7 +116,8 @@ FROM {TURNS} LEFT JOIN steps ON steps.id = samples.step_id WHERE turns.id = ?
 class Contents:
     """Full contents of a turn."""
 
-    turn: TurnView
+    turn: Record
+    """Its fields, as `turns_where` returns them."""
     session_key: str
     """The client's name for its session."""
     session_outcome: float | None
@@ -225,22 +178,23 @@ _JSON = ("voices", "params", "answers", "hints", "lessons", "void")
 
 def read_contents(rows: Rows, turn_id: int) -> Contents | None:
     """Return the contents of a turn; None: there is no such turn any more."""
-    turn, row = read_turn(rows, turn_id), rows.row(_CONTENTS, turn_id)
-    if turn is None or row is None:
+    row = rows.row(_CONTENTS, turn_id)
+    if row is None:
         return None
     fields = dict(row) | {name: json.loads(row[name]) for name in _JSON}
     fields["advantages"] = unpack_floats(row["advantages"]) if row["advantages"] else ()
-    state = rows.row("SELECT * FROM next_states WHERE turn_id = ?", turn_id)
     (sampled,) = rows.rows("SELECT * FROM turns WHERE id = ?", turn_id)
     feedback = rows.rows(
-        f"SELECT {FEEDBACK}, feedback.text FROM feedback WHERE turn_id = ? ORDER BY id", turn_id
+        'SELECT created_at, score, source, final, task, task_group AS "group", unused, text '
+        "FROM feedback WHERE turn_id = ? ORDER BY id",
+        turn_id,
     )
     return Contents(
-        turn=turn,
+        turn=turns_where(rows, "WHERE turns.id = ?", turn_id)[0],
         **fields,
         runs=read_runs(rows, turn=turn_id),
         completion=completion_of(sampled),
-        next_state=state_of(state) if state else None,
+        next_state=read_next_state(rows, turn_id),
         feedback=[dict(entry) | {"final": bool(entry["final"])} for entry in feedback],
         left_behind=row["version"] is not None and row["version"] not in read_line(rows).live,
     )

@@ -25,7 +25,7 @@ from tinker_claw.ledger.codec import (
     unpack_floats,
     unpack_ids,
 )
-from tinker_claw.ledger.database import LedgerTable, insert
+from tinker_claw.ledger.database import LedgerTable, Rows, insert
 from tinker_claw.ledger.images import images_of, store_images
 from tinker_claw.ledger.spend import Bill, write_bill
 from tinker_claw.privacy.marker import Privacy
@@ -34,7 +34,6 @@ from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 from tinker_claw.types import (
     Attempt,
     Completion,
-    Images,
     Kind,
     LessonBlock,
     NextState,
@@ -103,7 +102,7 @@ def set_state(
     to: TurnState,
     where: str,
     *values: Any,
-    refusal: TurnRefusal | None = None,
+    reason: str | None = None,
     detail: str | None = None,
 ) -> int:
     """Set the state of the turns that a condition selects; return how many.
@@ -111,7 +110,6 @@ def set_state(
     A turn whose system prompt holds a secret loses its ids in a final state. `detail`: what it
     waits for, for people.
     """
-    reason, detail = (refusal.reason, refusal.detail or None) if refusal else (None, detail)
     moved = tx.execute(
         f"UPDATE turns SET state = ?, reason = ?, detail = ? WHERE {where} RETURNING id, secret",
         (to, reason, detail, *values),
@@ -120,6 +118,18 @@ def set_state(
         secret = [(row["id"],) for row in moved if row["secret"]]
         tx.executemany(f"UPDATE turns SET {NO_IDS} WHERE id = ?", secret)
     return len(moved)
+
+
+def refuse(tx: sqlite3.Connection, refusal: TurnRefusal, where: str, *values: Any) -> int:
+    """Refuse to train the turns that a condition selects; return how many."""
+    reason, detail = refusal.reason, refusal.detail or None
+    return set_state(tx, TurnState.REFUSED, where, *values, reason=reason, detail=detail)
+
+
+def read_private(rows: Rows) -> dict[tuple[str, str], Privacy]:
+    """Return sessions that are or were private, by user and hidden name."""
+    marked = rows.rows("SELECT user, key, private FROM sessions WHERE private <> 0 ORDER BY id")
+    return {(user, hidden(user, key)): Privacy(private) for user, key, private in marked}
 
 
 def mark_private(tx: sqlite3.Connection, user: str, key: str, private: int) -> None:
@@ -144,13 +154,12 @@ class TurnTable(LedgerTable):
         )
         if session_id is not None:
             return session_id
-        return self._db.written(
-            "INSERT INTO sessions (user, key, created_at) VALUES (?, ?, ?) "
-            "ON CONFLICT (user, key) DO UPDATE SET closed_at = NULL RETURNING id",
-            user,
-            key,
-            time.time(),
-        )
+        with self._db.transaction() as tx:
+            return tx.execute(
+                "INSERT INTO sessions (user, key, created_at) VALUES (?, ?, ?) "
+                "ON CONFLICT (user, key) DO UPDATE SET closed_at = NULL RETURNING id",
+                (user, key, time.time()),
+            ).fetchone()[0]
 
     def begin_anew(self, session_id: int) -> int:
         """Close a session for good; return the id of a new one of its name. The closed one keeps
@@ -225,12 +234,8 @@ class TurnTable(LedgerTable):
     def first_stranger(self, user: str, channel: str, sender: str, name: str) -> bool:
         """Record who wrote in a channel without being an owner; return whether they are the first
         there."""
-        with self._db.transaction() as tx:
-            inserted = tx.execute(
-                "INSERT OR IGNORE INTO channels (user, channel, sender, name) VALUES (?, ?, ?, ?)",
-                [user, channel, sender, name],
-            )
-            return inserted.rowcount == 1
+        query = "INSERT OR IGNORE INTO channels (user, channel, sender, name) VALUES (?, ?, ?, ?)"
+        return self._db.write(query, user, channel, sender, name) == 1
 
     def forget_strangers(self) -> None:
         """Delete who wrote without being an owner, as the settings name the owners."""
@@ -238,29 +243,21 @@ class TurnTable(LedgerTable):
 
     def private_sessions(self) -> dict[tuple[str, str], Privacy]:
         """Return sessions that are or were private, by user and hidden name."""
-        rows = self._db.rows("SELECT user, key, private FROM sessions WHERE private <> 0")
-        return {(user, hidden(user, key)): Privacy(private) for user, key, private in rows}
+        return read_private(self._db)
 
     def mark_private(self, user: str, key: str, privacy: Privacy) -> None:
         """Set whether a session is private. A new session is stored under its hidden name."""
         with self._db.transaction() as tx:
-            mark_private(tx, user, key, int(privacy))
+            mark_private(tx, user, key, privacy)
 
     def close(self, session_ids: Sequence[int]) -> None:
         """Close these sessions until their next request."""
         with self._db.transaction() as tx:
-            tx.executemany(
-                "UPDATE sessions SET closed_at = ? WHERE id = ?",
-                [(time.time(), session_id) for session_id in session_ids],
-            )
             for session_id in session_ids:
-                set_state(
-                    tx,
-                    TurnState.REFUSED,
-                    "session_id = ? AND secret AND state = 'waiting'",
-                    session_id,
-                    refusal=TurnRefusal(Reason.UNFOLLOWED_SECRET),
-                )
+                closed = "UPDATE sessions SET closed_at = ? WHERE id = ?"
+                tx.execute(closed, (time.time(), session_id))
+                secrets = "session_id = ? AND secret AND state = 'waiting'"
+                refuse(tx, TurnRefusal(Reason.UNFOLLOWED_SECRET), secrets, session_id)
 
     def add(self, turn: ServedTurn, bill: Bill | None = None) -> int:
         """Write a turn and the bill for serving it; return its id. Durable when this returns."""
@@ -296,19 +293,18 @@ class TurnTable(LedgerTable):
             keeps_ids = turn.keeps_tokens and not (secret and refusal)
             if keeps_ids and (lessons := prompt.lesson_block) and _lacks_lesson(tx, lessons):
                 refusal, keeps_ids = TurnRefusal(Reason.FORGOTTEN_LESSON), not secret
-                left = lessons.without(prompt.tokens)
-                prompt = Prompt(left, hint_at=None)
+                prompt = Prompt(lessons.without(prompt.tokens), hint_at=None)
             if not keeps_ids:
-                prompt = Prompt((), hint_at=None)
                 done = replace(done, params=replace(done.params, stop=()), **_NO_TOKENS)
-            head = _blocks(tx, prompt.extends) if prompt.extends is not None else b""
-            blocks, rest = store_prompt(tx, prompt.tokens, head=head, shared=not secret)
+            kept = prompt if keeps_ids else Prompt((), hint_at=None)
+            head = _blocks(tx, kept.extends)
+            blocks, rest = store_prompt(tx, kept.tokens, head=head, shared=not secret)
             values |= {
                 "state": TurnState.REFUSED if refusal else TurnState.WAITING,
                 "reason": refusal and refusal.reason,
                 "detail": refusal and (refusal.detail or None),
-                "told": prompt.lesson_block and json.dumps(astuple(prompt.lesson_block)),
-                "hint_at": prompt.hint_at,
+                "told": kept.lesson_block and json.dumps(astuple(kept.lesson_block)),
+                "hint_at": kept.hint_at,
                 "blocks": blocks,
                 "prompt": rest,
                 **_completion_columns(done),
@@ -345,17 +341,10 @@ class TurnTable(LedgerTable):
         gone."""
         with self._db.transaction() as tx:
             written = tx.execute(
-                "INSERT OR IGNORE INTO next_states (turn_id, role, text, beside, created_at) "
-                "SELECT id, ?, ?, ?, ? FROM turns WHERE id = ? AND state <> 'forgotten' "
+                "INSERT OR IGNORE INTO next_states (turn_id, role, text, beside) "
+                "SELECT id, ?, ?, ? FROM turns WHERE id = ? AND state <> 'forgotten' "
                 "AND NOT dropped AND reason IS NOT ?",
-                (
-                    state.role,
-                    state.text,
-                    json.dumps(state.beside),
-                    time.time(),
-                    turn_id,
-                    Reason.UNCLEAR,
-                ),
+                (state.role, state.text, json.dumps(state.beside), turn_id, Reason.UNCLEAR),
             ).rowcount
             if written:
                 set_state(tx, TurnState.JUDGING, "id = ? AND state = 'waiting'", turn_id)
@@ -369,11 +358,27 @@ class TurnTable(LedgerTable):
         )
         if row is None:
             raise KeyError(turn_id)
-        return _turn(row, load_prompt(self._db, row), images_of(self._db, turn_id))
+        return Turn(
+            id=turn_id,
+            session_id=row["session_id"],
+            index=row["idx"],
+            kind=Kind(row["kind"]),
+            policy_version=row["policy_version"],
+            prompt=load_prompt(self._db, row),
+            completion=completion_of(row),
+            hint_at=row["hint_at"],
+            request_text=row["request_text"],
+            asked_by=Writer(row["asked_by"]),
+            client=row["client"],
+            reply_text=row["reply_text"],
+            episode=row["episode"] > 0,
+            lesson_block=told_of(row),
+            images=images_of(self._db, turn_id),
+            secret=bool(row["secret"]),
+        )
 
     def next_state(self, turn_id: int) -> NextState | None:
-        row = self._db.row("SELECT role, text, beside FROM next_states WHERE turn_id = ?", turn_id)
-        return state_of(row) if row else None
+        return read_next_state(self._db, turn_id)
 
     def opening(self, turn_id: int, most: int) -> str | None:
         """Return the first `most` characters of what a main turn answers; None: its owner did not
@@ -385,10 +390,6 @@ class TurnTable(LedgerTable):
             turn_id,
         )
 
-    def holds_secret(self, turn_id: int) -> bool:
-        """Return whether the prompt of a turn holds a secret."""
-        return bool(self._db.one("SELECT secret FROM turns WHERE id = ?", turn_id))
-
     def is_open(self, turn_id: int) -> bool:
         """Return whether the turn exists and is neither a sample nor refused yet."""
         return self._db.row(f"SELECT 1 FROM turns WHERE id = ? AND {OPEN}", turn_id) is not None
@@ -396,19 +397,20 @@ class TurnTable(LedgerTable):
     def stop_waiting(self, turn_id: int) -> None:
         """Refuse a turn that waits, as the writer after it is unknown: no later message answers
         it."""
-        unclear = TurnRefusal(Reason.UNCLEAR)
         with self._db.transaction() as tx:
-            which = "id = ? AND state = 'waiting'"
-            set_state(tx, TurnState.REFUSED, which, turn_id, refusal=unclear)
+            refuse(tx, TurnRefusal(Reason.UNCLEAR), "id = ? AND state = 'waiting'", turn_id)
 
     def refuse(self, turn_id: int, refusal: TurnRefusal) -> None:
         """Refuse to train a turn."""
         with self._db.transaction() as tx:
-            set_state(tx, TurnState.REFUSED, "id = ?", turn_id, refusal=refusal)
+            refuse(tx, refusal, "id = ?", turn_id)
 
 
-def state_of(row: sqlite3.Row) -> NextState:
-    """Return the next state in a row with `role`, `text` and `beside`."""
+def read_next_state(rows: Rows, turn_id: int) -> NextState | None:
+    """Return the next state of a turn; None: none has come."""
+    row = rows.row("SELECT role, text, beside FROM next_states WHERE turn_id = ?", turn_id)
+    if row is None:
+        return None
     beside = tuple((Writer(writer), words) for writer, words in json.loads(row["beside"]))
     return NextState(row["role"], row["text"], beside)
 
@@ -460,8 +462,9 @@ def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
     set_state(tx, TurnState.JUDGING, "id = ?", turn_id)
 
 
-def _blocks(tx: sqlite3.Connection, turn_id: int) -> bytes:
-    """Return the blocks of a turn's prompt; none where it was forgotten meanwhile."""
+def _blocks(tx: sqlite3.Connection, turn_id: int | None) -> bytes:
+    """Return the blocks of a turn's prompt; none without a turn, or if it was forgotten
+    meanwhile."""
     row = tx.execute("SELECT blocks FROM turns WHERE id = ?", (turn_id,)).fetchone()
     return row["blocks"] if row else b""
 
@@ -478,26 +481,6 @@ def _completion_columns(done: Completion) -> dict[str, Any]:
     }
 
 
-def _turn(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Turn:
-    return Turn(
-        id=row["id"],
-        session_id=row["session_id"],
-        index=row["idx"],
-        kind=Kind(row["kind"]),
-        policy_version=row["policy_version"],
-        prompt=prompt,
-        completion=completion_of(row),
-        hint_at=row["hint_at"],
-        request_text=row["request_text"],
-        asked_by=Writer(row["asked_by"]),
-        client=row["client"],
-        reply_text=row["reply_text"],
-        episode=row["episode"] > 0,
-        lesson_block=told_of(row),
-        images=images,
-    )
-
-
 def told_of(row: sqlite3.Row) -> LessonBlock | None:
     """Return the lessons in the prompt of a row of `turns`."""
     if row["told"] is None:
@@ -509,7 +492,7 @@ def told_of(row: sqlite3.Row) -> LessonBlock | None:
 def completion_of(row: sqlite3.Row) -> Completion:
     """Return the completion in a row of `turns`, as it was sampled."""
     params = json.loads(row["params"])
-    params |= {name: tuple(params.get(name, ())) for name in ("stop_tokens", "stop")}
+    params |= {name: tuple(params[name]) for name in ("stop_tokens", "stop")}
     return Completion(
         tokens=unpack_ids(row["tokens"]),
         logprobs=unpack_floats(row["logprobs"]),

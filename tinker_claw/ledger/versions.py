@@ -15,8 +15,8 @@ from typing import Any
 
 from tinker_claw.ledger.database import LedgerTable, Rows, insert, set_meta
 from tinker_claw.ledger.lessons import tell_again
-from tinker_claw.ledger.turns import set_state
-from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
+from tinker_claw.ledger.turns import refuse
+from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import PolicyVersion
 
 _PINNED = "pinned"
@@ -46,11 +46,10 @@ def read_line(rows: Rows) -> Line:
 
 def expire_left_behind(tx: sqlite3.Connection) -> int:
     """Expire queued samples of versions that a rollback left behind; return how many."""
-    return set_state(
+    return refuse(
         tx,
-        TurnState.REFUSED,
+        TurnRefusal(Reason.LEFT_BEHIND),
         f"state IN ('queued', 'held') AND policy_version NOT IN ({LINE} SELECT id FROM line)",
-        refusal=TurnRefusal(Reason.LEFT_BEHIND),
     )
 
 

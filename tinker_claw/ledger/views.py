@@ -13,7 +13,6 @@ from tinker_claw.ledger.database import Outside, Rows
 from tinker_claw.ledger.turn_view import (
     Contents,
     Record,
-    TurnView,
     read_contents,
     read_prompt,
     turns_where,
@@ -57,7 +56,7 @@ _CONDITIONS: Mapping[str, str] = {
 """SQL of the fields of a filter."""
 
 
-def read_turns(rows: Rows, wanted: Filter, limit: int | None) -> list[TurnView]:
+def read_turns(rows: Rows, wanted: Filter, limit: int | None) -> list[Record]:
     """Return the newest `limit` matching turns, oldest first."""
     criteria = {name: value for name, value in asdict(wanted).items() if value is not None}
     if (which := wanted.session) is not None:
@@ -118,7 +117,7 @@ def turns_in_full(
         turn, completion = more.pop("turn"), more.pop("completion")
         more |= {"hint_texts": more.pop("hints"), "prompt": prompt}
         more["next_state"] = contents.next_state and asdict(contents.next_state)
-        full = {**turn.record, **_fields(completion), **more}
+        full = {**turn, **_fields(completion), **more}
         yield {name: full[name] for name in full if tokens or name not in _TOKENS}
 
 

@@ -46,15 +46,20 @@ def reward_advantages(
     """
     weights, cut = weights or [1.0] * len(rewards), cut or [False] * len(rewards)
     same_length("rewards", rewards=rewards, weights=weights, cut=cut)
-    rated = [(r, w) for r, w in zip(rewards, weights, strict=True) if r is not None]
-    if len({r for r, _ in rated}) <= 1:
+    if len({*rewards} - {None}) <= 1:
         return [
             UNANIMOUS_SCALE * w * r if r is not None and (r > 0 or was_cut) else 0.0
             for r, w, was_cut in zip(rewards, weights, cut, strict=True)
         ]
-    # Summed exactly, so that the order of the samples makes no difference at all.
-    mean = math.fsum(w * r for r, w in rated) / math.fsum(w for _, w in rated)
+    mean = _weighted_mean(rewards, weights)
     return [w * (r - mean) if r is not None else 0.0 for r, w in zip(rewards, weights, strict=True)]
+
+
+def _weighted_mean(rewards: Sequence[float | None], weights: Sequence[float]) -> float:
+    """Return the mean of the rewards that are there, at least one."""
+    rated = [(r, w) for r, w in zip(rewards, weights, strict=True) if r is not None]
+    # Summed exactly, so that the order of the samples makes no difference at all.
+    return math.fsum(r * w for r, w in rated) / math.fsum(weight for _, weight in rated)
 
 
 def group_advantages(rewards: Sequence[float | None], buckets: Sequence[Hashable]) -> list[float]:

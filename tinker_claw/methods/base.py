@@ -25,7 +25,7 @@ from tinker_claw.methods.passes import (
     sampled_advantages,
     spread,
 )
-from tinker_claw.types import HINT_TEMPLATE, Capabilities, NextState, Sample, Verdict
+from tinker_claw.types import HINT_TEMPLATE, Capabilities, Lacks, NextState, Sample, Verdict
 
 CUT = "cut by its token limit, and not rejected"
 """Reason why a reply cut by its token limit is not trained."""
@@ -129,25 +129,21 @@ class Method:
             reasons.append(f"no {self.teaching.what}")
         return ", ".join(reasons)
 
-    def is_bare(self, reward: float | None, cfg: Training, *, taught: bool, cut: bool) -> bool:
-        """Return whether a sample teaches nothing but beside a better reply: a rejection does not
-        say what would be better, unless a teacher does or the reply was cut."""
-        if not self.reward_weight or cfg.recipe == "paper":
-            return False
-        return (reward or 0.0) < 0 and not taught and not cut
-
-    def is_baseline(
-        self, reward: float | None, cfg: Training, *, taught: bool, rated: bool
-    ) -> bool:
-        """Return whether a sample teaches nothing but beside a rejection, a hint or an explicit
-        rating: that a user goes on does not say what would be better.
+    def lacks(
+        self, reward: float | None, cfg: Training, *, taught: bool, cut: bool, rated: bool
+    ) -> Lacks | None:
+        """Return what a sample needs beside it to teach anything; None: nothing.
 
         Args:
+            taught: whether a teacher says what would be better.
+            cut: whether its reply was cut by its token limit.
             rated: whether somebody has rated the reply explicitly.
         """
-        if not self.reward_weight or cfg.recipe == "paper":
-            return False
-        return (reward or 0.0) >= 0 and not taught and not rated
+        if not self.reward_weight or cfg.recipe == "paper" or taught:
+            return None
+        if (reward or 0.0) < 0:
+            return None if cut else Lacks.BETTER
+        return None if rated else Lacks.REJECTION
 
     def reply_advantages(
         self, samples: Sequence[Sample], cfg: Training, state: Any

@@ -24,7 +24,7 @@ from tinker_claw.methods.advantages import (
     topk_advantages,
     unproposed_advantages,
 )
-from tinker_claw.types import Datum, HintScores, JudgedBy, LossPass, Sample, TokenLogprobs
+from tinker_claw.types import Datum, Images, JudgedBy, LossPass, Sample, TokenLogprobs
 
 DISTILLED_NATS = 1.0
 """Bound on the teacher's logprob minus the student's, in nats, of both recipes; 0: none."""
@@ -86,17 +86,23 @@ def batch_advantages(samples: Sequence[Sample], cfg: Training) -> list[float]:
     for sample in samples:
         by[sample.judge if sample.bucket is None else None].append(sample)
     by_id = dict[int, float]()
-    for judge, some in by.items():
-        rewards = [sample.reward for sample in some]
-        if judge is None:
-            advantages = group_advantages(rewards, [sample.bucket for sample in some])
-        elif cfg.recipe == "paper":
-            advantages = [reward or 0.0 for reward in rewards]
-        else:
-            weights = [sample.weight for sample in some]
-            advantages = reward_advantages(rewards, weights, [sample.cut for sample in some])
-        by_id |= zip((sample.id for sample in some), advantages, strict=True)
+    for judge, judged in by.items():
+        ids = [member.id for member in judged]
+        by_id |= zip(ids, _compared(judge, judged, cfg), strict=True)
     return [by_id[sample.id] for sample in samples]
+
+
+def _compared(judge: JudgedBy | None, samples: Sequence[Sample], cfg: Training) -> list[float]:
+    """Return the (n,) advantages of one judge's samples, or with None of grouped ones."""
+    rewards, buckets, weights, cut = zip(
+        *((sample.reward, sample.bucket, sample.weight, sample.cut) for sample in samples),
+        strict=True,
+    )
+    if judge is None:
+        return group_advantages(rewards, buckets)
+    if cfg.recipe == "paper":
+        return [reward or 0.0 for reward in rewards]
+    return reward_advantages(rewards, weights, cut)
 
 
 def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Advantages:
@@ -126,7 +132,7 @@ def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Adva
             new = unproposed_advantages(teacher.topk_logprobs[at], min(own), DISTILLED_NATS)
             named = zip(teacher.topk_ids[at], new, strict=True)
             row += [0.0 if v in done.topk_ids[at] else a for v, a in named]
-        table.append([distill * a for a in row])
+        table.append([distill * weight for weight in row])
     return Advantages(reward, tokens, table)
 
 
@@ -174,42 +180,71 @@ def loss_passes(
     ppo, cross_entropy = list[Datum](), list[Datum]()
     for item, advantages in zip(items, per_item, strict=True):
         sample, done = item.sample, item.sample.completion
-        tokens, start = sample.prompt + done.tokens, len(sample.prompt)
         length = len(done.tokens) if cfg.recipe == "paper" else reply_tokens
         scale = 1.0 / (length * len(items))
         if advantages.candidates:
-            weights, targets = advantages.candidates, candidates(sample)
-            if any(advantages.tokens):
-                own = _sampled_weights(item, advantages.tokens)
-                weights = [(*row, a) for row, a in zip(weights, own, strict=True)]
-                targets = tuple((*row, v) for row, v in zip(targets, done.tokens, strict=True))
-            weighed = tuple(tuple(scale * a for a in row) for row in weights)
-            cross_entropy.append(
-                Datum(tokens, start, targets=targets, weights=weighed, images=sample.images)
-            )
+            cross_entropy.append(_candidates_datum(item, advantages, scale))
         elif any(advantages.tokens):
             moved = tuple(scale * a for a in advantages.tokens)
             ppo.append(
-                Datum(tokens, start, logprobs=done.logprobs, advantages=moved, images=sample.images)
+                Datum(
+                    sample.prompt + done.tokens,
+                    len(sample.prompt),
+                    logprobs=done.logprobs,
+                    advantages=moved,
+                    images=sample.images,
+                )
             )
-        if advantages.written and sample.teacher is not None:
-            written = scale * advantages.written
-            cross_entropy.append(_written_datum(sample, sample.teacher, written))
-    passes = [ppo_pass(ppo), LossPass("cross_entropy", tuple(cross_entropy))]
+        if advantages.written and (teacher := sample.teacher) is not None:
+            cross_entropy.append(
+                imitation(
+                    sample.prompt,
+                    teacher.reply,
+                    teacher.topk_ids,
+                    teacher.topk_logprobs,
+                    scale * advantages.written,
+                    sample.images,
+                )
+            )
+    low, high = RATIOS
+    bounds = {"clip_low_threshold": low, "clip_high_threshold": high}
+    passes = [
+        LossPass("ppo", tuple(ppo), bounds),
+        LossPass("cross_entropy", tuple(cross_entropy)),
+    ]
     return [loss_pass for loss_pass in passes if loss_pass.datums]
 
 
-def _written_datum(sample: Sample, teacher: HintScores, scale: float) -> Datum:
-    """Return the teacher's reply behind the prompt without the hint: a forward KL divergence over
-    the teacher's candidates, or over the sampled tokens where it has none."""
-    rows = tuple(tuple(scale * math.exp(p) for p in row) for row in teacher.topk_logprobs)
+def _candidates_datum(item: BatchItem, advantages: Advantages, scale: float) -> Datum:
+    """Return the reply with the weights of its candidates and of its sampled tokens."""
+    sample, done = item.sample, item.sample.completion
+    weights, targets = advantages.candidates, candidates(sample)
+    if any(advantages.tokens):
+        own = _sampled_weights(item, advantages.tokens)
+        weights = [(*row, a) for row, a in zip(weights, own, strict=True)]
+        targets = tuple((*ids, v) for ids, v in zip(targets, done.tokens, strict=True))
     return Datum(
-        sample.prompt + teacher.reply,
+        sample.prompt + done.tokens,
         len(sample.prompt),
-        targets=teacher.topk_ids,
-        weights=rows or ((scale,),) * len(teacher.reply),
+        targets=targets,
+        weights=tuple(tuple(scale * a for a in row) for row in weights),
         images=sample.images,
     )
+
+
+def imitation(
+    prompt: tuple[int, ...],
+    reply: tuple[int, ...],
+    topk_ids: tuple[tuple[int, ...], ...],
+    topk_logprobs: tuple[tuple[float, ...], ...],
+    scale: float,
+    images: Images = (),
+) -> Datum:
+    """Return a teacher's reply behind a prompt without what it was told: a forward KL divergence
+    over its candidates, or over the sampled tokens where there are none."""
+    rows = tuple(tuple(scale * math.exp(p) for p in row) for row in topk_logprobs)
+    weights = rows or ((scale,),) * len(reply)
+    return Datum(prompt + reply, len(prompt), targets=topk_ids, weights=weights, images=images)
 
 
 def _sampled_weights(item: BatchItem, tokens: Sequence[float]) -> Sequence[float]:
@@ -218,10 +253,3 @@ def _sampled_weights(item: BatchItem, tokens: Sequence[float]) -> Sequence[float
         return tokens
     rows = zip(tokens, item.current.logprobs, item.sample.completion.logprobs, strict=True)
     return [stale_weight(a, now, then) for a, now, then in rows]
-
-
-def ppo_pass(datums: Sequence[Datum]) -> LossPass:
-    """Build the pass over advantages of sampled tokens, with the ratio's bounds."""
-    low, high = RATIOS
-    bounds = {"clip_low_threshold": low, "clip_high_threshold": high}
-    return LossPass("ppo", tuple(datums), bounds)

@@ -9,7 +9,7 @@ The feedback is used as it is, without a hint written from it.
 
 Here, the feedback is the raw next state of a turn whose verdict is -1: the user's words or the
 tools' results. Left out are the moving average (the teacher is the frozen base), the paper's many
-candidates and its tail term: p is renormalised over --opd-topk of them. Added are the bound
+candidates and its tail term: p is renormalised over --opd-topk of them. Added are
 the bound, the teacher's own candidates and the correction of stale samples. A good reply teaches
 nothing here: the paper uses it as a solution for other tries at the same request, but a gateway
 sees only one.

@@ -135,7 +135,7 @@ def _lessons(rows: Rows, user: str | None) -> list[Record]:
 def read_turn_list(rows: Rows, wanted: Filter) -> Record:
     """Return the newest turns that match, newest first; main turns with the first words that they
     were asked: `words`."""
-    turns = [turn.record for turn in reversed(read_turns(rows, wanted, ROWS + 1))]
+    turns = read_turns(rows, wanted, ROWS + 1)[::-1]
     words = read_openings(rows, [turn["id"] for turn in turns], _WORDS)
     return _first_rows("turns", [t | {"words": words.get(t["id"], "")} for t in turns], "id")
 
@@ -159,10 +159,10 @@ def read_details(rows: Rows, turn_id: int, user: str | None, decode: Decode) -> 
         RequestError: 404, the user has no such turn.
     """
     contents = read_contents(rows, turn_id)
-    if contents is None or user not in (None, contents.turn.user):
+    if contents is None or user not in (None, contents.turn["user"]):
         raise missing("turn")
     turn = contents.turn
-    trained = turn.trained_in_step is not None and contents.advantages
+    trained = turn["trained_in_step"] is not None and contents.advantages
     return {
         "turn": turn,
         "contents": contents,
@@ -173,7 +173,7 @@ def read_details(rows: Rows, turn_id: int, user: str | None, decode: Decode) -> 
         "neighbours": rows.row(
             "SELECT MAX(id) FILTER (WHERE id < ?2), MIN(id) FILTER (WHERE id > ?2) FROM turns "
             "WHERE session_id = ?1",
-            turn.session,
+            turn["session"],
             turn_id,
         ),
     }
