@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.gateway.test_auth import bearer
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import MODEL, World, chat, gateway, served, spell
-from tests.support.ledger import judgeable, postpone, sample_counts, session_outcome, sql
+from tests.support.ledger import judgeable, postpone, sample_counts, session_outcome, sql, tries
 from tests.support.lives import ROOT
 from tests.support.openclaw import TRACE, assistant, openclaw, user
 from tinker_claw.errors import RequestError
@@ -167,6 +167,7 @@ async def test_turns_that_got_no_signal_get_one(world: World, how: str) -> None:
     assert (await give(world, turn=1, score=1)).json()["counts"]
     assert (world.column("state"), world.column("reason")) == (["judging"], [None])
     assert judgeable(world.ledger) == [1]
+    assert tries(world.ledger, 1) == 0
 
 
 async def test_turns_that_cannot_be_trained_keep_their_reason(world: World) -> None:
