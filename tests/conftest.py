@@ -24,6 +24,7 @@ from tinker_claw.shipped import MODEL_DIR
 if TYPE_CHECKING:
     from tests.support.backends import Backend
     from tests.support.contract import Ground
+    from tests.support.gateways import World
     from tests.support.real_vllm import Numbers
     from tests.support.tinker import Raw, TinkerServer
 
@@ -164,6 +165,19 @@ def thinker() -> Renderer:
     tokenizer = load_tokenizer(str(MODEL_DIR))
     tokenizer.chat_template = "{{ enable_thinking }}"
     return Renderer(tokenizer, renderers.config_from_name("qwen3"))
+
+
+@pytest.fixture
+async def world(
+    tmp_path: Path, renderer: Renderer, request: pytest.FixtureRequest
+) -> AsyncIterator[World]:
+    """A gateway with the settings that the test is `served` with, else the module's SETTINGS."""
+    from tests.support.gateways import gateway
+
+    mark = request.node.get_closest_marker("served")
+    settings = mark.kwargs if mark else getattr(request.module, "SETTINGS", {})
+    async with gateway(tmp_path, renderer, **settings) as world:
+        yield world
 
 
 @pytest.fixture(autouse=True)

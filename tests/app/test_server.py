@@ -37,17 +37,16 @@ async def everything(ends: Ends) -> bytes:
             ends[1].close()
 
 
-async def test_headers_without_end_close_the_connection(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        ends = await connect(world, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx-long: ")
-        told = asyncio.create_task(everything(ends))
-        for _ in range(100):
-            if told.done() or ends[1].is_closing():
-                break
-            ends[1].write(b"a" * 4096)
-            await asyncio.wait([told], timeout=0.01)
-        await told  # it ends
-        assert (await world.ask("hi")).status_code == 200
+async def test_headers_without_end_close_the_connection(world: World) -> None:
+    ends = await connect(world, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx-long: ")
+    told = asyncio.create_task(everything(ends))
+    for _ in range(100):
+        if told.done() or ends[1].is_closing():
+            break
+        ends[1].write(b"a" * 4096)
+        await asyncio.wait([told], timeout=0.01)
+    await told  # it ends
+    assert (await world.ask("hi")).status_code == 200
 
 
 async def test_a_connection_without_a_request_is_closed(
@@ -80,19 +79,16 @@ async def _send_slowly(writer: asyncio.StreamWriter) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/healthz"])
-async def test_a_body_with_two_lengths_is_refused(
-    path: str, tmp_path: Path, renderer: Renderer
-) -> None:
+async def test_a_body_with_two_lengths_is_refused(path: str, world: World) -> None:
     """What follows the shorter one is not taken for a request."""
-    async with gateway(tmp_path, renderer) as world:
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        lengths = "content-length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-        second = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
-        answer = await everything(await connect(world, f"{head}{lengths}{second}".encode()))
-        assert answer.startswith(b"HTTP/1.1 400")
-        assert answer.count(b"HTTP/1.1") == 1
-        assert b"Send Content-Length or Transfer-Encoding, not both." in answer
-        assert not world.turns()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    lengths = "content-length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    second = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    answer = await everything(await connect(world, f"{head}{lengths}{second}".encode()))
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"Send Content-Length or Transfer-Encoding, not both." in answer
+    assert not world.turns()
 
 
 async def _deaf(world: World, path: str, body: bytes = b"", **headers: str) -> socket.socket:

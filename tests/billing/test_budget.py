@@ -36,7 +36,8 @@ from tinker_claw.ledger.spend import Bill, Purpose, SpendTable
 from tinker_claw.methods import build
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.telemetry import Telemetry, configure
-from tinker_claw.types import Usage
+from tinker_claw.turn_state import Reason
+from tinker_claw.types import StopReason, Usage
 
 DOLLAR = 1e6
 """Price in USD per million tokens at which a token costs a dollar."""
@@ -211,6 +212,9 @@ async def test_reply_that_nobody_waited_for_is_billed(
             while not world.observer.seen:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         (turn,) = world.turns()
+        assert turn.completion.tokens == words.tokens[:3]
+        assert turn.completion.stop_reason is StopReason.ABORT
+        assert world.column("reason") == [Reason.HUNG_UP]
         billed = of_turn(world.ledger, turn.id)
         assert billed == Usage(prefill=len(turn.prompt), sampled=len(turn.completion.tokens))
         (seen,) = world.observer.seen

@@ -12,9 +12,8 @@ from anthropic import AsyncAnthropic
 from examples.day.npm import installed, npm
 from examples.day.openclaw import install
 from tests.support.coding_agents import CLAUDE_CODE, CODEX, OPENCODE
-from tests.support.gateways import MODEL, gateway
+from tests.support.gateways import MODEL, World
 from tinker_claw.conversation.outright import denied
-from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState
 
 REJECTED = (
@@ -181,25 +180,24 @@ def binaries(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize(("is_error", "meant"), [(True, -1), (False, None)])
 async def test_what_claude_code_marks_as_an_error_is_a_denial_and_a_tool_s_output_is_none(
-    tmp_path: Path, renderer: Renderer, is_error: bool, meant: int | None
+    world: World, is_error: bool, meant: int | None
 ) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        world.say('<tool_call>\n{"name": "Bash", "arguments": {"command": "cat x"}}\n</tool_call>')
-        talk: list[Any] = [{"role": "user", "content": "look"}]
-        async with AsyncAnthropic(base_url=world.url.removesuffix("/v1"), api_key="any") as client:
-            reply = await client.messages.create(
-                model=MODEL, max_tokens=50, messages=talk, tools=[BASH]
-            )
-            call = reply.content[-1]
-            assert call.type == "tool_use"
-            answer = {"type": "tool_result", "tool_use_id": call.id, "is_error": is_error}
-            answer["content"] = (REJECTED + REASON).removeprefix("Error: ")
-            talk.append({"role": "assistant", "content": reply.content})
-            talk.append({"role": "user", "content": [answer]})
-            await client.messages.create(model=MODEL, max_tokens=50, messages=talk, tools=[BASH])
-        state = world.next_states()[1]
-        assert state is not None
-        assert (state.role, denied(state, "Claude Code")) == ("tool", meant)
+    world.say('<tool_call>\n{"name": "Bash", "arguments": {"command": "cat x"}}\n</tool_call>')
+    talk: list[Any] = [{"role": "user", "content": "look"}]
+    async with AsyncAnthropic(base_url=world.url.removesuffix("/v1"), api_key="any") as client:
+        reply = await client.messages.create(
+            model=MODEL, max_tokens=50, messages=talk, tools=[BASH]
+        )
+        call = reply.content[-1]
+        assert call.type == "tool_use"
+        answer = {"type": "tool_result", "tool_use_id": call.id, "is_error": is_error}
+        answer["content"] = (REJECTED + REASON).removeprefix("Error: ")
+        talk.append({"role": "assistant", "content": reply.content})
+        talk.append({"role": "user", "content": [answer]})
+        await client.messages.create(model=MODEL, max_tokens=50, messages=talk, tools=[BASH])
+    state = world.next_states()[1]
+    assert state is not None
+    assert (state.role, denied(state, "Claude Code")) == ("tool", meant)
 
 
 BASH: Any = {"name": "Bash", "description": "runs a command", "input_schema": {"type": "object"}}

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.formats import test_chat, test_responses
 from tests.formats import test_messages_wire as test_messages
-from tests.formats import test_responses
-from tests.formats.test_chat import TOOL
 from tests.lab.mutations import DEEP, VALUES
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
@@ -100,6 +99,21 @@ def bent(body: dict[str, Any]) -> Iterator[bytes]:
             yield json.dumps(changed).encode()
 
 
+@pytest.mark.parametrize(
+    ("parse", "param", "fields"),
+    [
+        (of.parse, param, fields)
+        for of in (test_chat, test_messages, test_responses)
+        for param, fields in (*((name, {name: value}) for name, value in of.VALUES), *of.INNER)
+    ],
+)
+def test_a_refusal_names_the_field(parse: Any, param: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as raised:
+        parse(**fields)
+    assert (raised.value.param, raised.value.status) == (param, 400)
+    assert param in str(raised.value)
+
+
 HEAD = ReplyHead(version=3, prompt_tokens=12, created=0)
 DONE = FinishedReply(Reply("fine"), "stop", TokenCounts(12, 7, 5), 3)
 
@@ -107,7 +121,10 @@ DONE = FinishedReply(Reply("fine"), "stop", TokenCounts(12, 7, 5), 3)
 @pytest.mark.parametrize(
     ("spoken", "body"),
     [
-        (Chat(), {"model": "m", "messages": OF_MESSAGES["messages"][-1:], "tools": [TOOL]}),
+        (
+            Chat(),
+            {"model": "m", "messages": OF_MESSAGES["messages"][-1:], "tools": [test_chat.TOOL]},
+        ),
         (Messages(), OF_MESSAGES),
         (Responses(), OF_RESPONSES),
     ],

@@ -244,16 +244,6 @@ INNER: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(
-    ("param", "fields"), [*((name, {name: value}) for name, value in VALUES), *INNER]
-)
-def test_a_refusal_names_the_field(param: str, fields: dict[str, Any]) -> None:
-    with pytest.raises(RequestError) as raised:
-        parse(**fields)
-    assert (raised.value.param, raised.value.status) == (param, 400)
-    assert param in str(raised.value)
-
-
-@pytest.mark.parametrize(
     "body",
     [
         b"",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from msgspec import Raw
 from benchmarks.gateway_wires import WIRES, Json, Spoken
 from tests.formats.test_bent_requests import OF_MESSAGES, OF_RESPONSES, bent
 from tests.lab.mutations import Mutants
-from tests.support.gateways import MODEL, gateway
+from tests.support.gateways import MODEL, World
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, WireFormat
 from tinker_claw.formats.body import PartCache, PartReader
@@ -170,17 +169,16 @@ def test_what_is_remembered_is_bounded() -> None:
 
 @every_wire
 async def test_every_prompt_of_a_history_that_comes_again_is_a_full_render(
-    tmp_path: Path, renderer: Renderer, wire: Spoken
+    world: World, wire: Spoken
 ) -> None:
     plain = Renderer.load(str(MODEL_DIR), "qwen3")
-    async with gateway(tmp_path, renderer) as world:
-        for rounds in (1, 1, 2, 3, 3):
-            body = wire.body(conversation(rounds), TOOLS, model=MODEL)
-            response = await world.http.post(
-                wire.path, content=body, headers={"content-type": "application/json"}
-            )
-            assert response.status_code == 200, response.text
-            spoken = FORMATS[wire.name]()
-            read = spoken.parse(body, spoken.routes[0], "ann")
-            expected = plain.prompt(read.messages, read.tools, remembers=False)
-            assert world.sampler.prompts[-1] == expected.tokens
+    for rounds in (1, 1, 2, 3, 3):
+        body = wire.body(conversation(rounds), TOOLS, model=MODEL)
+        response = await world.http.post(
+            wire.path, content=body, headers={"content-type": "application/json"}
+        )
+        assert response.status_code == 200, response.text
+        spoken = FORMATS[wire.name]()
+        read = spoken.parse(body, spoken.routes[0], "ann")
+        expected = plain.prompt(read.messages, read.tools, remembers=False)
+        assert world.sampler.prompts[-1] == expected.tokens

@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletionToolUnionParam
 from openai.types.responses.tool_param import ToolParam
 
 from tests.formats.typed_items import values
-from tests.support.gateways import MODEL, World, gateway
+from tests.support.gateways import MODEL, World, gateway, served
 from tinker_claw.cli.status import describe
 from tinker_claw.render.renderer import Renderer
 
@@ -106,14 +106,14 @@ async def test_what_was_left_out_is_said_once_in_the_log_and_in_status(
     assert capsys.readouterr().out.count("request.left_out") == len(sentences) < 3
 
 
-async def test_kinds_left_out_are_bounded(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer, context_tokens=40_000) as world:
-        tools = [{"type": f"x{n}" * 90} for n in range(500)]
-        route, body = asked("chat", tools=[FUNCTION["chat"], *tools])
-        assert (await world.http.post(route, json=body)).status_code == 200
-        health = await health_of(world)
-        assert 0 < len(health["left_out"]) < 50
-        assert max(map(len, health["left_out"])) < 300
+@served(context_tokens=40000)
+async def test_kinds_left_out_are_bounded(world: World) -> None:
+    tools = [{"type": f"x{n}" * 90} for n in range(500)]
+    route, body = asked("chat", tools=[FUNCTION["chat"], *tools])
+    assert (await world.http.post(route, json=body)).status_code == 200
+    health = await health_of(world)
+    assert 0 < len(health["left_out"]) < 50
+    assert max(map(len, health["left_out"])) < 300
 
 
 def named(wire: str, kind: str, **fields: Any) -> Body:
@@ -126,37 +126,34 @@ def allowed(wire: str, mode: str, *tools: Body) -> Body:
 
 
 @pytest.mark.parametrize("wire", ["chat", "responses"])
-async def test_choices_of_tools_are_understood(
-    tmp_path: Path, renderer: Renderer, wire: str
-) -> None:
+async def test_choices_of_tools_are_understood(world: World, renderer: Renderer, wire: str) -> None:
     second = named(wire, "function", name="touch", parameters=SCHEMA)
     tools, look = [FUNCTION[wire], second, OTHER[wire]], named(wire, "function", name="look")
     other = {"type": OTHER[wire]["type"]}
-    async with gateway(tmp_path, renderer) as world:
 
-        async def shown(choice: Body) -> str:
-            route, body = asked(wire, tools=tools, tool_choice=choice)
-            response = await world.http.post(route, json=body)
-            assert response.status_code == 200, response.text
-            return renderer.decode(world.sampler.prompts[-1])
+    async def shown(choice: Body) -> str:
+        route, body = asked(wire, tools=tools, tool_choice=choice)
+        response = await world.http.post(route, json=body)
+        assert response.status_code == 200, response.text
+        return renderer.decode(world.sampler.prompts[-1])
 
-        both = await shown({"type": "auto"})
-        assert '"look"' in both
-        assert '"touch"' in both
-        for mode in ("auto", "required"):
-            one = await shown(allowed(wire, mode, look, other))
-            assert '"look"' in one
-            assert '"touch"' not in one
-            assert one.endswith('{"name": "look", "arguments":') is (mode == "required")
-        assert '"look"' not in await shown(allowed(wire, "auto", other))
-        assert '"look"' not in await shown({"type": "none"})
-        for choice in (
-            other,
-            allowed(wire, "required", other),
-            named(wire, "function", name="patch"),
-            {"type": "mcp", "server_label": "x"},
-        ):
-            route, body = asked(wire, tools=tools, tool_choice=choice)
-            refused = await world.http.post(route, json=body)
-            assert refused.status_code == 400, choice
-            assert refused.json()["error"]["param"].startswith("tool_choice")
+    both = await shown({"type": "auto"})
+    assert '"look"' in both
+    assert '"touch"' in both
+    for mode in ("auto", "required"):
+        one = await shown(allowed(wire, mode, look, other))
+        assert '"look"' in one
+        assert '"touch"' not in one
+        assert one.endswith('{"name": "look", "arguments":') is (mode == "required")
+    assert '"look"' not in await shown(allowed(wire, "auto", other))
+    assert '"look"' not in await shown({"type": "none"})
+    for choice in (
+        other,
+        allowed(wire, "required", other),
+        named(wire, "function", name="patch"),
+        {"type": "mcp", "server_label": "x"},
+    ):
+        route, body = asked(wire, tools=tools, tool_choice=choice)
+        refused = await world.http.post(route, json=body)
+        assert refused.status_code == 400, choice
+        assert refused.json()["error"]["param"].startswith("tool_choice")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any, get_type_hints
 
@@ -24,6 +25,7 @@ from anthropic.types.message_create_params import (
 from pydantic import TypeAdapter
 
 from tests.formats.test_chat import assert_each_in_one_table, deep
+from tests.formats.typed_items import read_stream
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
     Finish,
@@ -306,16 +308,6 @@ INNER: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("param", "fields"), [*((name, {name: value}) for name, value in VALUES), *INNER]
-)
-def test_a_refusal_names_the_field(param: str, fields: dict[str, Any]) -> None:
-    with pytest.raises(RequestError) as raised:
-        parse(**fields)
-    assert (raised.value.param, raised.value.status) == (param, 400)
-    assert param in str(raised.value)
-
-
 # What goes back
 
 
@@ -327,17 +319,7 @@ def finished(finish: Finish = "stop", stop: str | None = None, **of: Any) -> Fin
     return FinishedReply(Reply(**{"text": "fine"} | of), finish, TokenCounts(12, 7, 5), 3, stop)
 
 
-def events(streamed: bytes) -> list[Any]:
-    """Streamed events, each checked against the client's own types."""
-    found: list[Any] = []
-    for block in streamed.decode().split("\n\n")[:-1]:
-        name, data = block.split("\n")
-        told = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {told['type']}"
-        if told["type"] not in ("ping", "error"):
-            TypeAdapter(RawMessageStreamEvent).validate_python(told)
-        found.append(told)
-    return found
+events = partial(read_stream, RawMessageStreamEvent, untyped=("ping", "error"))
 
 
 @pytest.mark.parametrize(

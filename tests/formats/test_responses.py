@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, get_type_hints
 
@@ -18,6 +19,7 @@ from openai.types.responses.response_create_params import (
 from pydantic import TypeAdapter
 
 from tests.formats.test_chat import assert_each_in_one_table, deep
+from tests.formats.typed_items import read_stream
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
     Finish,
@@ -244,16 +246,6 @@ INNER: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("param", "fields"), [*((name, {name: value}) for name, value in VALUES), *INNER]
-)
-def test_a_refusal_names_the_field(param: str, fields: dict[str, Any]) -> None:
-    with pytest.raises(RequestError) as raised:
-        parse(**fields)
-    assert (raised.value.param, raised.value.status) == (param, 400)
-    assert param in str(raised.value)
-
-
 # What goes back
 
 
@@ -265,18 +257,7 @@ def finished(finish: Finish = "stop", **of: Any) -> FinishedReply:
     return FinishedReply(Reply(**{"text": "fine"} | of), finish, TokenCounts(12, 7, 5), 3)
 
 
-def events(streamed: bytes) -> list[Any]:
-    """Streamed events, each checked against the client's own types."""
-    found: list[Any] = []
-    for block in streamed.decode().split("\n\n")[:-1]:
-        name, data = block.split("\n")
-        told = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {told['type']}"
-        TypeAdapter(ResponseStreamEvent).validate_python(told)
-        found.append(told)
-    return found
-
-
+events = partial(read_stream, ResponseStreamEvent)
 LS = ToolCall("c1", "fs__ls", "{}")
 
 

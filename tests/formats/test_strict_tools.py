@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +12,7 @@ from openai.types.chat import ChatCompletionFunctionToolParam
 from pydantic import BaseModel
 
 from tests.support import agent_sdks
-from tests.support.gateways import MODEL, World, gateway
-from tinker_claw.render.renderer import Renderer
+from tests.support.gateways import MODEL, World
 
 
 class GetWeather(BaseModel):
@@ -28,12 +25,6 @@ TOOL: ChatCompletionFunctionToolParam = pydantic_function_tool(GetWeather)
 
 def calling(arguments: str, name: str = "GetWeather") -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-
-
-@pytest.fixture
-async def world(tmp_path: Path, renderer: Renderer) -> AsyncIterator[World]:
-    async with gateway(tmp_path, renderer) as world:
-        yield world
 
 
 async def test_a_strict_tool_is_served_and_a_call_that_breaks_it_is_trained(world: World) -> None:

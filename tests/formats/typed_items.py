@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+import json
+from collections.abc import Collection, Iterator
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -16,6 +17,7 @@ from typing import (
     get_origin,
 )
 
+from pydantic import TypeAdapter
 from typing_extensions import get_type_hints, is_typeddict
 
 from tests.support.pictures import picture, url_of
@@ -69,3 +71,16 @@ def _objects(kind: Any, depth: int) -> Iterator[dict[str, Any]]:
     fewest = {name: whole[name] for name in whole if get_origin(hints[name]) is Required}
     if fewest != whole and depth == 1:
         yield fewest
+
+
+def read_stream(kind: Any, streamed: bytes, *, untyped: Collection[str] = ()) -> list[Any]:
+    """Streamed events, each checked against the client's own type unless it has none."""
+    found: list[Any] = []
+    for block in streamed.decode().split("\n\n")[:-1]:
+        name, data = block.split("\n")
+        told = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {told['type']}"
+        if told["type"] not in untyped:
+            TypeAdapter(kind).validate_python(told)
+        found.append(told)
+    return found

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.gateway.test_told_sessions import named, told_system
-from tests.support.gateways import MODEL, World, chat, gateway
+from tests.support.gateways import MODEL, World, chat, served
 from tests.support.ledger import sql
 from tests.support.openclaw import BOB, TRACE, assistant, info, message, openclaw, user
 from tinker_claw.gateway import always
@@ -149,7 +148,7 @@ async def test_what_cannot_be_held_is_answered_in_a_sentence(world: World) -> No
     assert SECRET.encode() not in world.ledger.path.read_bytes()
 
 
-async def test_lessons_that_are_off_hold_nothing(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        assert always.OFF in (await world.ask(COMMAND)).text
-        assert texts(world) == []
+@served(lessons=False)
+async def test_lessons_that_are_off_hold_nothing(world: World) -> None:
+    assert always.OFF in (await world.ask(COMMAND)).text
+    assert texts(world) == []

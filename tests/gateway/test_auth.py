@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.test_gateway_refusals import assert_error
-from tests.support.gateways import MODEL, World, chat, gateway
+from tests.support.gateways import MODEL, World, chat, gateway, served
 from tests.support.ledger import sql
 from tests.support.openclaw import assistant, openclaw, user, utility
 from tinker_claw.render.renderer import Renderer
@@ -42,16 +42,16 @@ async def test_nobody_goes_on_from_the_turn_of_another(
         assert users == ["anna", "ben"]
 
 
-async def test_a_trace_files_no_call_with_another_user(tmp_path: Path, renderer: Renderer) -> None:
+@served(users=USERS)
+async def test_a_trace_files_no_call_with_another_user(world: World) -> None:
     trace = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
     side = utility("You are a context summarization assistant", "<conversation>")
-    async with gateway(tmp_path, renderer, users=USERS) as world:
-        await world.reply(openclaw("good morning"), **bearer(ANNA), **trace)
-        await world.reply(side, **bearer(BEN), **trace)
-        await world.reply(side, **bearer(ANNA), **trace)
-        assert [seen["user"] for seen in world.observer.seen] == ["anna", "ben", "anna"]
-        first, of_ben, last = world.column("session_id")
-        assert first == last != of_ben
+    await world.reply(openclaw("good morning"), **bearer(ANNA), **trace)
+    await world.reply(side, **bearer(BEN), **trace)
+    await world.reply(side, **bearer(ANNA), **trace)
+    assert [seen["user"] for seen in world.observer.seen] == ["anna", "ben", "anna"]
+    first, of_ben, last = world.column("session_id")
+    assert first == last != of_ben
 
 
 async def test_a_session_name_of_any_length_is_one_session(world: World) -> None:
@@ -77,18 +77,18 @@ STRANGERS: tuple[dict[str, Any], ...] = (
 )
 
 
-async def test_a_wrong_key_is_a_401(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer, users=USERS) as world:
-        for headers in STRANGERS:
-            refused = [
-                await world.http.get("/models", headers=headers),
-                await world.http.get("/../metrics", headers=headers),
-                await world.ask("hi", headers=headers),
-            ]
-            for answer in refused:
-                assert_error(answer, 401, code="invalid_api_key", type="authentication_error")
-            assert refused[-1].headers["www-authenticate"] == "Bearer"
-        assert (world.turns(), world.sampler.prompts) == ([], [])
+@served(users=USERS)
+async def test_a_wrong_key_is_a_401(world: World) -> None:
+    for headers in STRANGERS:
+        refused = [
+            await world.http.get("/models", headers=headers),
+            await world.http.get("/../metrics", headers=headers),
+            await world.ask("hi", headers=headers),
+        ]
+        for answer in refused:
+            assert_error(answer, 401, code="invalid_api_key", type="authentication_error")
+        assert refused[-1].headers["www-authenticate"] == "Bearer"
+    assert (world.turns(), world.sampler.prompts) == ([], [])
 
 
 async def test_a_key_names_its_user(tmp_path: Path, renderer: Renderer) -> None:
@@ -230,17 +230,15 @@ async def test_only_names_of_this_machine_lead_here_without_a_key(
         assert_error(await world.ask("hi", headers=page), 403, code="forbidden")
 
 
-async def test_a_placeholder_beside_the_right_key_does_no_harm(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, users=USERS) as world:
-        right = [({"x-api-key": name} | bearer(ANNA)) for name in ("none", "", "dummy", BEN[:-1])]
-        right.append({"x-api-key": ANNA} | bearer("none"))
-        wrong = {"x-api-key": "none"} | bearer("none")
-        for headers in (*right, wrong):
-            answer = await world.http.post("/messages", json=SAID, headers=headers)
-            assert answer.status_code == (401 if headers is wrong else 200), answer.text
-        assert {seen["user"] for seen in world.observer.seen} == {"anna"}
+@served(users=USERS)
+async def test_a_placeholder_beside_the_right_key_does_no_harm(world: World) -> None:
+    right = [({"x-api-key": name} | bearer(ANNA)) for name in ("none", "", "dummy", BEN[:-1])]
+    right.append({"x-api-key": ANNA} | bearer("none"))
+    wrong = {"x-api-key": "none"} | bearer("none")
+    for headers in (*right, wrong):
+        answer = await world.http.post("/messages", json=SAID, headers=headers)
+        assert answer.status_code == (401 if headers is wrong else 200), answer.text
+    assert {seen["user"] for seen in world.observer.seen} == {"anna"}
 
 
 async def test_a_401_names_the_file_of_the_key_to_callers_on_this_machine(
@@ -263,44 +261,40 @@ PREFLIGHT = {
 }
 
 
-async def test_a_named_origin_may_use_the_wires_with_a_key(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, api_key=MINE, allow_origin=OBSIDIAN) as world:
-        page = {"origin": OBSIDIAN} | bearer(MINE)
-        answers = {
-            200: [
-                await world.ask("hi", headers=page),
-                await world.ask("hi", headers=page, stream=True),
-                await world.http.post("/messages", json=SAID, headers=page),
-                await world.http.post(
-                    "/responses", json={"model": MODEL, "input": "hi"}, headers=page
-                ),
-                await world.http.get("/models", headers=page),
-            ],
-            401: [
-                await world.ask("hi", headers={"origin": OBSIDIAN}),
-                await world.ask("hi", headers=page | bearer("wrong")),
-            ],
-            404: [await world.ask("hi", headers=page, model="other")],
-        }
-        for status, of_status in answers.items():
-            for answer in of_status:
-                assert answer.status_code == status
-                allowed = [n for n in answer.headers if n.startswith("access-control")]
-                assert allowed == ["access-control-allow-origin"], "and no credentials"
-                assert answer.headers["access-control-allow-origin"] == OBSIDIAN
-                assert "Origin" in answer.headers["vary"]
-        turns = len(world.turns())
-        for path in ("/chat/completions", "/messages", "/responses", "/models"):
-            answer = await world.http.options(path, headers={"origin": OBSIDIAN} | PREFLIGHT)
-            assert answer.status_code == 204
+@served(api_key=MINE, allow_origin=OBSIDIAN)
+async def test_a_named_origin_may_use_the_wires_with_a_key(world: World) -> None:
+    page = {"origin": OBSIDIAN} | bearer(MINE)
+    answers = {
+        200: [
+            await world.ask("hi", headers=page),
+            await world.ask("hi", headers=page, stream=True),
+            await world.http.post("/messages", json=SAID, headers=page),
+            await world.http.post("/responses", json={"model": MODEL, "input": "hi"}, headers=page),
+            await world.http.get("/models", headers=page),
+        ],
+        401: [
+            await world.ask("hi", headers={"origin": OBSIDIAN}),
+            await world.ask("hi", headers=page | bearer("wrong")),
+        ],
+        404: [await world.ask("hi", headers=page, model="other")],
+    }
+    for status, of_status in answers.items():
+        for answer in of_status:
+            assert answer.status_code == status
+            allowed = [n for n in answer.headers if n.startswith("access-control")]
+            assert allowed == ["access-control-allow-origin"], "and no credentials"
             assert answer.headers["access-control-allow-origin"] == OBSIDIAN
-            assert "POST" in answer.headers["access-control-allow-methods"]
-            allowed = answer.headers["access-control-allow-headers"]
-            assert allowed == PREFLIGHT["access-control-request-headers"]
-            assert "access-control-allow-credentials" not in answer.headers
-        assert len(world.turns()) == turns
+            assert "Origin" in answer.headers["vary"]
+    turns = len(world.turns())
+    for path in ("/chat/completions", "/messages", "/responses", "/models"):
+        answer = await world.http.options(path, headers={"origin": OBSIDIAN} | PREFLIGHT)
+        assert answer.status_code == 204
+        assert answer.headers["access-control-allow-origin"] == OBSIDIAN
+        assert "POST" in answer.headers["access-control-allow-methods"]
+        allowed = answer.headers["access-control-allow-headers"]
+        assert allowed == PREFLIGHT["access-control-request-headers"]
+        assert "access-control-allow-credentials" not in answer.headers
+    assert len(world.turns()) == turns
 
 
 async def test_other_origins_and_other_paths_stay_shut(tmp_path: Path, renderer: Renderer) -> None:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from tests.gateway.test_auth import bearer
 from tests.support.fakes import FakeSampler, Script
-from tests.support.gateways import MODEL, World, chat, gateway, spell
-from tests.support.ledger import judgeable, postpone, sample_counts, session_outcome, sql
+from tests.support.gateways import MODEL, World, chat, gateway, served, spell
+from tests.support.ledger import judgeable, postpone, sample_counts, session_outcome, sql, tries
 from tests.support.lives import ROOT
 from tests.support.openclaw import TRACE, assistant, openclaw, user
 from tinker_claw.errors import RequestError
@@ -166,6 +166,8 @@ async def test_turns_that_got_no_signal_get_one(world: World, how: str) -> None:
     assert world.column("state") == ["refused"]
     assert (await give(world, turn=1, score=1)).json()["counts"]
     assert (world.column("state"), world.column("reason")) == (["judging"], [None])
+    assert judgeable(world.ledger) == [1]
+    assert tries(world.ledger, 1) == 0
 
 
 async def test_turns_that_cannot_be_trained_keep_their_reason(world: World) -> None:
@@ -460,25 +462,25 @@ def page() -> str:
     return (ROOT / "docs" / "feedback.md").read_text()
 
 
-async def test_the_pages_command_does_what_it_says(tmp_path: Path, renderer: Renderer) -> None:
+@served(api_key="the-key")
+async def test_the_pages_command_does_what_it_says(world: World) -> None:
     (command,) = re.findall(r"```bash\n(.*?)```", page(), re.DOTALL)
     (answer,) = re.findall(r"```json\n(.*?)```", page(), re.DOTALL)
-    async with gateway(tmp_path, renderer, api_key="the-key") as world:
-        reply = (await world.ask("hi", headers=bearer("the-key"))).json()
-        place = world.url.removesuffix("/v1")
-        assert "http://127.0.0.1:30000" in command
-        process = await asyncio.create_subprocess_exec(
-            "bash",
-            "-euc",
-            command.replace("http://127.0.0.1:30000", place),
-            env={**os.environ, "TINKER_CLAW_GATEWAY__API_KEY": "the-key", "REPLY": reply["id"]},
-            stdout=asyncio.subprocess.PIPE,
-        )
-        told, _ = await process.communicate()
-        assert process.returncode == 0
-        assert json.loads(told) == json.loads(answer)
-        assert said_of(world, 1) == Verdict((), -1, "user", -1.0)
-        assert world.ledger.judgements.hints(1) == ("Two sentences will do.",)
+    reply = (await world.ask("hi", headers=bearer("the-key"))).json()
+    place = world.url.removesuffix("/v1")
+    assert "http://127.0.0.1:30000" in command
+    process = await asyncio.create_subprocess_exec(
+        "bash",
+        "-euc",
+        command.replace("http://127.0.0.1:30000", place),
+        env={**os.environ, "TINKER_CLAW_GATEWAY__API_KEY": "the-key", "REPLY": reply["id"]},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    told, _ = await process.communicate()
+    assert process.returncode == 0
+    assert json.loads(told) == json.loads(answer)
+    assert said_of(world, 1) == Verdict((), -1, "user", -1.0)
+    assert world.ledger.judgements.hints(1) == ("Two sentences will do.",)
 
 
 def test_the_page_knows_the_fields_and_the_bounds() -> None:

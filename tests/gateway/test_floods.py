@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from benchmarks.gateway_wires import WIRES, Json, Spoken
-from tests.support.gateways import MODEL, World, gateway
+from tests.support.gateways import MODEL, World, gateway, served
 from tinker_claw.render.renderer import Renderer
 
 COUNT = 3000
@@ -107,14 +107,14 @@ async def test_what_takes_time_for_each_thing_in_a_body_leaves_the_event_loop_al
         assert len(world.turns()) == (2 if fits else 0)
 
 
+@served(context_tokens=500000)
 @pytest.mark.parametrize(
     ("wire", "path"), [(WIRES[1], "/responses/input_tokens"), (WIRES[2], "/messages/count_tokens")]
 )
 async def test_counting_tokens_leaves_the_event_loop_alone(
-    tmp_path: Path, renderer: Renderer, wire: Spoken, path: str
+    world: World, wire: Spoken, path: str
 ) -> None:
-    async with gateway(tmp_path, renderer, context_tokens=500_000) as world:
-        for body in (parts, messages, calls, tools):
-            response = await post(world, path, body(wire))
-            assert response.status_code == 200, response.text
-            assert response.json()["input_tokens"] > COUNT
+    for body in (parts, messages, calls, tools):
+        response = await post(world, path, body(wire))
+        assert response.status_code == 200, response.text
+        assert response.json()["input_tokens"] > COUNT

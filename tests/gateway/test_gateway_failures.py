@@ -7,56 +7,17 @@ import json
 import socket
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.support.fakes import FakeSampler, Script
-from tests.support.gateways import MODEL, World, chat, gateway, spell
+from tests.support.gateways import MODEL, chat, gateway, spell
 from tests.support.ledger import one
 from tests.support.waits import eventually
 from tinker_claw.gateway.respond import STOPPED
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.turn_state import Reason
-from tinker_claw.types import StopReason
-
-
-async def hung_up(world: World, body: dict[str, Any]) -> None:
-    """Send a request and hang up while the sampler holds; it is told, and stops."""
-    asking = asyncio.create_task(world.http.post("/chat/completions", json=body))
-    async with asyncio.timeout(60):
-        await world.sampler.holding.wait()
-        asking.cancel()
-        while not world.sampler.aborted:  # noqa: ASYNC110 - nobody tells us of the hang-up
-            await asyncio.sleep(0.01)
-    await asyncio.wait([asking])
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_hanging_up_aborts_and_keeps_the_fragment(
-    tmp_path: Path, renderer: Renderer, stream: bool
-) -> None:
-    tokens = spell(renderer, "one two three four five six seven")
-    async with gateway(tmp_path, renderer, FakeSampler(Script(tokens, holds_after=3))) as world:
-        await hung_up(world, {"model": MODEL, "messages": chat("hi"), "stream": stream})
-        await eventually(lambda: world.observer.seen)
-        (turn,) = world.turns()
-        assert turn.completion.tokens == tokens[:3]
-        assert turn.completion.stop_reason is StopReason.ABORT
-        assert world.column("reason") == [Reason.HUNG_UP]
-        # The gateway is well, and the next request is served.
-        world.say("still here")
-        assert (await world.ask("hello")).status_code == 200
-
-
-async def test_hanging_up_before_the_first_token_leaves_no_turn(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    slow = FakeSampler(Script(spell(renderer, "late"), holds_after=0))
-    async with gateway(tmp_path, renderer, slow) as world:
-        await hung_up(world, {"model": MODEL, "messages": chat("hi"), "stream": True})
-        assert world.turns() == []
 
 
 @pytest.mark.parametrize("stream", [False, True])

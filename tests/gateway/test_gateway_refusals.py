@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.fakes import Script
-from tests.support.gateways import MODEL, Observer, World, gateway
+from tests.support.gateways import MODEL, Observer, World, gateway, served
 from tinker_claw.render.renderer import Renderer
 
 STRANGER = {"origin": "https://evil.example"}
@@ -88,43 +88,41 @@ async def test_other_addresses_are_told_what_to_set(
         assert world.turns() == []
 
 
-async def test_a_prompt_beyond_the_window(tmp_path: Path, renderer: Renderer) -> None:
+@served(context_tokens=300)
+async def test_a_prompt_beyond_the_window(world: World) -> None:
     """What no shorter history makes fit is not told as a length: agents would compact again."""
     tools = [{"type": "function", "function": {"name": f"tool_{i}"}} for i in range(50)]
     system, long = {"role": "system", "content": "word " * 400}, "word " * 400
-    async with gateway(tmp_path, renderer, context_tokens=300) as world:
-        hi = {"role": "user", "content": "hi"}
-        very_long = system | {"content": "word " * 4000}
-        for messages, more in (([system, hi], {}), ([very_long, hi], {}), ([hi], {"tools": tools})):
-            refused = await world.ask(*messages, **more)
-            assert_error(refused, 400, code="window_too_small")
-            assert "maximum context" not in refused.text
-        for messages in ([long], [system | {"content": "Be short."}, hi | {"content": long}]):
-            refused = await world.ask(*messages)
-            assert_error(refused, 400, code="context_length_exceeded", param="messages")
-            assert "maximum context length is 300 tokens" in refused.text
+    hi = {"role": "user", "content": "hi"}
+    very_long = system | {"content": "word " * 4000}
+    for messages, more in (([system, hi], {}), ([very_long, hi], {}), ([hi], {"tools": tools})):
+        refused = await world.ask(*messages, **more)
+        assert_error(refused, 400, code="window_too_small")
+        assert "maximum context" not in refused.text
+    for messages in ([long], [system | {"content": "Be short."}, hi | {"content": long}]):
+        refused = await world.ask(*messages)
+        assert_error(refused, 400, code="context_length_exceeded", param="messages")
+        assert "maximum context length is 300 tokens" in refused.text
 
 
-async def test_final_refusals_tell_clients_not_to_ask_again(
-    tmp_path: Path, renderer: Renderer
-) -> None:
+@served(api_key="sesam", context_tokens=60)
+async def test_final_refusals_tell_clients_not_to_ask_again(world: World) -> None:
     known = {"authorization": "bearer sesam"}
-    async with gateway(tmp_path, renderer, api_key="sesam", context_tokens=60) as world:
-        final = [
-            await world.ask("hi", headers={"authorization": "Bearer nope"}),
-            await world.http.post("/messages", json={}, headers={"x-api-key": "no"}),
-            await world.ask("hi", model="gpt-4", headers=known),
-            await world.ask("hi", unheard_of=1, headers=known),
-            await world.ask("word " * 100, headers=known),
-            await world.http.get("/chat/completions"),
-            await world.http.get("/nowhere"),
-        ]
-        assert [r.status_code for r in final] == [401, 401, 404, 400, 400, 405, 404]
-        assert {r.headers.get("x-should-retry") for r in final} == {"false"}
-        world.sampler.say(*[Script((1,), fail_after=0)] * 4)
-        passing = await world.ask("hi", headers=known)
-        assert passing.status_code == 503
-        assert "x-should-retry" not in passing.headers
+    final = [
+        await world.ask("hi", headers={"authorization": "Bearer nope"}),
+        await world.http.post("/messages", json={}, headers={"x-api-key": "no"}),
+        await world.ask("hi", model="gpt-4", headers=known),
+        await world.ask("hi", unheard_of=1, headers=known),
+        await world.ask("word " * 100, headers=known),
+        await world.http.get("/chat/completions"),
+        await world.http.get("/nowhere"),
+    ]
+    assert [r.status_code for r in final] == [401, 401, 404, 400, 400, 405, 404]
+    assert {r.headers.get("x-should-retry") for r in final} == {"false"}
+    world.sampler.say(*[Script((1,), fail_after=0)] * 4)
+    passing = await world.ask("hi", headers=known)
+    assert passing.status_code == 503
+    assert "x-should-retry" not in passing.headers
 
 
 async def test_the_reply_gets_what_the_context_has_left(tmp_path: Path, renderer: Renderer) -> None:

@@ -49,16 +49,6 @@ async def shown(world: World, *messages: str, stream: bool, **body: Any) -> tupl
     return choice["message"]["content"], choice["finish_reason"]
 
 
-async def test_a_stop_string_that_does_not_come_changes_nothing(world: World) -> None:
-    world.say("<think>END</think>the EN and EN")
-    events = await world.events("hi", stop="END")
-    assert text_of(events) == "the EN and EN"
-    (turn,) = world.turns()
-    assert turn.completion.stop_reason is StopReason.STOP
-    assert world.column("reason") == [None]
-    assert len(turn.completion.topk_ids) == len(turn.completion.tokens)
-
-
 async def test_a_conversation_goes_on_from_a_cut_reply_as_it_was_shown(
     world: World, renderer: Renderer
 ) -> None:
@@ -94,22 +84,6 @@ async def test_a_temperature_that_a_client_sets_is_told_with_what_helps(
         (note,) = notes
         assert "opencode" in note
         assert "--sampling ours" in note
-
-
-@pytest.mark.parametrize("chunk", [1, 1000])
-async def test_parallel_calls_can_be_forbidden(
-    world: World, renderer: Renderer, chunk: int
-) -> None:
-    world.sampler.say(Script(spell(renderer, f"Look.{CALL}{CALL}"), chunk=chunk))
-    response = await world.ask("look", tools=[TOOL], parallel_tool_calls=False)
-    (choice,) = response.json()["choices"]
-    assert len(choice["message"]["tool_calls"]) == 1
-    assert choice["finish_reason"] == "tool_calls"
-    world.sampler.say(Script(spell(renderer, f"Look.{CALL}"), chunk=chunk))
-    await world.ask("look", tools=[TOOL], parallel_tool_calls=False)
-    cut, alone = world.column("reason")
-    assert "second call" in cut
-    assert alone is None
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -70,7 +70,10 @@ async def test_a_user_reply_becomes_the_next_state_of_the_turn_before(
     # The hint goes behind the user's words, not behind OpenClaw's volatile message.
     assert second.hint_at is not None
     assert renderer.decode(second.prompt[: second.hint_at]).endswith("just the digit")
-    assert "INTERNAL_CONTEXT" in renderer.decode(second.prompt[second.hint_at :])
+    assert renderer.decode(second.prompt).count("<<<BEGIN_OPENCLAW") == 1, "not gone on from"
+    assert renderer.decode(second.prompt[second.hint_at :]).endswith(
+        "<<<END_OPENCLAW_INTERNAL_CONTEXT>>><|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 async def test_side_calls_neither_judge_nor_are_judged(world: World) -> None:
@@ -88,20 +91,6 @@ async def test_side_calls_neither_judge_nor_are_judged(world: World) -> None:
     # The user's answer still finds the main turn.
     await talk(world, "hi", "fine", "great")
     assert world.next_states()[1] == NextState("user", "great")
-
-
-async def test_a_retried_request_is_no_next_state(world: World) -> None:
-    world.say("one", "two", "three")
-    await talk(world, "hi")
-    await talk(world, "hi")
-    assert world.next_states() == {1: None, 2: None}
-    # The client went on from the second answer.
-    await talk(world, "hi", "two", "ok")
-    assert world.next_states() == {1: None, 2: NextState("user", "ok"), 3: None}
-    # Asking the same again changes nothing.
-    await talk(world, "hi", "two", "ok")
-    assert world.next_states()[2] == NextState("user", "ok")
-    assert world.woken == ["judge"]
 
 
 async def test_after_a_restart_the_reply_that_was_kept_is_found_among_those_sent_again(

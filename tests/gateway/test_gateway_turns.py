@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import MODEL, World, chat, gateway, spell
-from tests.support.openclaw import assistant, openclaw, tool, user
+from tests.support.openclaw import assistant, tool
 from tinker_claw.policy import Policy
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.turn_state import Reason
@@ -74,20 +74,6 @@ async def test_a_prompt_goes_on_from_the_sampled_tokens_where_it_can(world: Worl
     changed = [*tools, {"type": "function", "function": {"name": "cat"}}]
     await world.reply({"messages": history, "tools": changed})
     assert world.turns()[2].prompt[: len(sampled)] != sampled
-
-
-async def test_the_volatile_message_is_trained_as_sent_and_not_gone_on_from(
-    world: World, renderer: Renderer
-) -> None:
-    await world.reply(openclaw("hi"))
-    body = openclaw("hi", assistant("fine"), user("thanks"))
-    await world.reply(body)
-    first, second = world.turns()
-    assert renderer.decode(first.prompt).count("<<<BEGIN_OPENCLAW") == 1
-    assert renderer.decode(second.prompt).count("<<<BEGIN_OPENCLAW") == 1
-    assert renderer.decode(second.prompt).endswith(
-        "<<<END_OPENCLAW_INTERNAL_CONTEXT>>><|im_end|>\n<|im_start|>assistant\n"
-    )
 
 
 async def test_a_reply_in_flight_stays_with_its_version(tmp_path: Path, renderer: Renderer) -> None:

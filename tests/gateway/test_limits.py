@@ -17,7 +17,7 @@ import pytest
 from tests.gateway.test_auth import ANNA, BEN, USERS, bearer
 from tests.gateway.test_gateway_refusals import assert_error
 from tests.support.fakes import FakeSampler, Script
-from tests.support.gateways import World, gateway, spell
+from tests.support.gateways import World, gateway, served, spell
 from tests.support.openclaw import assistant, openclaw, user
 from tinker_claw.gateway.limits import COME_BACK_S, Limits
 from tinker_claw.privacy.redact import Redactor
@@ -334,31 +334,27 @@ async def test_a_waiter_who_is_cancelled_as_he_is_called_passes_his_slot_on() ->
         pass
 
 
+@served(body_s=0.5, max_concurrent=1, max_queue=0)
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body_that_does_not_come_is_a_408(
-    chunked: bool, tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, body_s=0.5, max_concurrent=1, max_queue=0) as world:
-        length = "transfer-encoding: chunked" if chunked else "content-length: 500"
-        piece = b"1\r\n{\r\n" if chunked else b"{"
-        reader, writer = await _connect(world)
-        writer.write(f"{_line('POST')}{length}\r\n\r\n".encode() + piece)
-        head, body = (await reader.read()).split(b"\r\n\r\n", 1)
-        writer.close()
-        assert head.startswith(b"HTTP/1.1 408")
-        assert json.loads(body)["error"]["code"] == "request_timeout"
-        assert (await world.ask("there is room again")).status_code == 200
+async def test_a_body_that_does_not_come_is_a_408(chunked: bool, world: World) -> None:
+    length = "transfer-encoding: chunked" if chunked else "content-length: 500"
+    piece = b"1\r\n{\r\n" if chunked else b"{"
+    reader, writer = await _connect(world)
+    writer.write(f"{_line('POST')}{length}\r\n\r\n".encode() + piece)
+    head, body = (await reader.read()).split(b"\r\n\r\n", 1)
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 408")
+    assert json.loads(body)["error"]["code"] == "request_timeout"
+    assert (await world.ask("there is room again")).status_code == 200
 
 
-async def test_who_has_no_key_is_refused_before_the_body_is_read(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, users=USERS) as world:
-        reader, writer = await _connect(world)
-        writer.write(f"{_line('POST')}content-length: 5000000\r\n\r\n".encode())
-        async with asyncio.timeout(60):
-            assert (await reader.readline()).startswith(b"HTTP/1.1 401")
-        writer.close()
+@served(users=USERS)
+async def test_who_has_no_key_is_refused_before_the_body_is_read(world: World) -> None:
+    reader, writer = await _connect(world)
+    writer.write(f"{_line('POST')}content-length: 5000000\r\n\r\n".encode())
+    async with asyncio.timeout(60):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+    writer.close()
 
 
 async def test_what_is_many_times_the_context_is_refused_before_it_is_rendered(
@@ -417,19 +413,17 @@ async def test_others_are_served_while_a_large_body_is_searched(
         assert_error(await large, 400, code="context_length_exceeded", param="messages")
 
 
+@served(context_tokens=100000)
 @pytest.mark.parametrize("secret", [False, True])
-async def test_a_long_text_is_kept_as_a_short_one_would_be(
-    secret: bool, tmp_path: Path, renderer: Renderer
-) -> None:
+async def test_a_long_text_is_kept_as_a_short_one_would_be(secret: bool, world: World) -> None:
     key = "sk-proj-4f9aK2mZq8LwX7vTbN3cR5yH" if secret else "no key"
     text = "and so on " * 5_000 + key
-    async with gateway(tmp_path, renderer, context_tokens=100_000) as world:
-        for _ in range(2):
-            assert (await world.ask(text)).status_code == 200
-        for kept in world.column("request_text"):
-            assert ("[redacted" in kept) is secret
-            assert kept.startswith("and so on")
-            assert (key in kept) is not secret
+    for _ in range(2):
+        assert (await world.ask(text)).status_code == 200
+    for kept in world.column("request_text"):
+        assert ("[redacted" in kept) is secret
+        assert kept.startswith("and so on")
+        assert (key in kept) is not secret
 
 
 def _line(method: str) -> str:

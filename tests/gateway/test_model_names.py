@@ -7,7 +7,7 @@ from pathlib import Path
 import anthropic
 import pytest
 
-from tests.support.gateways import MODEL, World, gateway
+from tests.support.gateways import MODEL, World, gateway, served
 from tinker_claw.cli import main
 from tinker_claw.render.renderer import Renderer
 
@@ -36,16 +36,16 @@ async def test_a_name_is_the_model_if_the_settings_say_so(
         assert [await asked(world, path, name) for name in names[:3]] == [200, 404, 404]
 
 
-async def test_clients_can_choose_from_the_names(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer, models=NAMES) as world:
-        listed = [MODEL, f"claude-{MODEL}", "haiku"]
-        assert [one.id async for one in world.openai.models.list()] == listed
-        url = world.url.removesuffix("/v1")
-        async with anthropic.AsyncAnthropic(base_url=url, api_key="none") as client:
-            assert [one.id async for one in client.models.list()] == listed
-            assert (await client.models.retrieve(listed[1])).id == listed[1]
-        for name in listed:
-            assert (await world.ask("hi", model=name)).status_code == 200
+@served(models=NAMES)
+async def test_clients_can_choose_from_the_names(world: World) -> None:
+    listed = [MODEL, f"claude-{MODEL}", "haiku"]
+    assert [one.id async for one in world.openai.models.list()] == listed
+    url = world.url.removesuffix("/v1")
+    async with anthropic.AsyncAnthropic(base_url=url, api_key="none") as client:
+        assert [one.id async for one in client.models.list()] == listed
+        assert (await client.models.retrieve(listed[1])).id == listed[1]
+    for name in listed:
+        assert (await world.ask("hi", model=name)).status_code == 200
 
 
 def test_a_star_stands_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:

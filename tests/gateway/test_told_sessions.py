@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.render.test_own_template import TEMPLATES, folder
-from tests.support.gateways import World, chat, gateway
+from tests.support.gateways import World, chat, gateway, served
 from tests.support.ledger import sql
 from tests.support.openclaw import BOB, info, message
 from tinker_claw.gateway.lessons import MOST_TOKENS
@@ -171,18 +171,16 @@ async def test_users_of_opposite_wishes_are_told_their_own(
             assert told.lessons == (lesson.id,)
 
 
-async def test_the_first_time_that_a_lesson_is_told_is_said(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer, lessons=True) as world:
-        await teach(world)
-        with capture_logs() as events:
-            for name in ("one", "two"):
-                await world.ask("New?", **named(name))
-        first = [one for one in events if one["event"] == "lesson.first_told"]
-        assert [(one["lesson"], one["session"]) for one in first] == [(1, 2)]
-        (lesson,) = read_lessons(sql(world.ledger), None)
-        assert lesson["first"] == world.turns()[-2].id
+@served(lessons=True)
+async def test_the_first_time_that_a_lesson_is_told_is_said(world: World) -> None:
+    await teach(world)
+    with capture_logs() as events:
+        for name in ("one", "two"):
+            await world.ask("New?", **named(name))
+    first = [one for one in events if one["event"] == "lesson.first_told"]
+    assert [(one["lesson"], one["session"]) for one in first] == [(1, 2)]
+    (lesson,) = read_lessons(sql(world.ledger), None)
+    assert lesson["first"] == world.turns()[-2].id
 
 
 async def test_no_more_is_told_than_fits(world: World) -> None:

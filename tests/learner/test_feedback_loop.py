@@ -14,7 +14,6 @@ from tests.support.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.support.learning import SCORING, SHORT, Says, World, world
 from tests.support.ledger import (
     judgeable,
-    postpone,
     sample_counts,
     sql,
     sql_connection,
@@ -185,16 +184,6 @@ async def test_what_is_said_while_the_teacher_scores_is_scored_anew(
         may.set()
         await w.until(lambda: rewards(w) == {turn: 1})
         assert w.ledger.samples.load()[0].teacher is None
-
-
-async def test_a_set_aside_turn_is_trained_by_what_is_said_of_it(tmp_path: Path) -> None:
-    async with world(tmp_path, running=False, batch_size=MANY) as w:
-        bad = w.turn("MUMBLE")
-        postpone(w.ledger, bad, "As an AI, I would rather not.", last=True)
-        say(w, bad, -1)
-        judging = asyncio.create_task(w.judging.run())
-        await w.until(lambda: rewards(w) == {bad: -1})
-        judging.cancel()
 
 
 @pytest.mark.parametrize("forgets", [False, True])

@@ -21,7 +21,6 @@ from tests.support.learning import (
     world,
 )
 from tests.support.ledger import judgeable, sample_counts, sql, step_counts
-from tinker_claw.backends.open import lora_learning_rate
 from tinker_claw.errors import LearningEndedError, OutageError
 from tinker_claw.learner.recovery import restore
 from tinker_claw.ledger.ledger import Ledger
@@ -322,12 +321,6 @@ async def test_uncommitted_step_is_void_after_a_restart(tmp_path: Path) -> None:
         assert step_counts(w.ledger)["void"] == 1
         await w.version(1)
         assert trainer.weights == 1
-
-
-def test_automatic_learning_rate() -> None:
-    assert lora_learning_rate(2000, "qwen3") == pytest.approx(5e-4)
-    assert lora_learning_rate(4096, "qwen3") == pytest.approx(4.7297e-4, rel=1e-4)
-    assert lora_learning_rate(4096, "llama") == pytest.approx(2.857e-4, rel=1e-3)
 
 
 async def test_restart_publishes_anew_where_the_sampler_is_gone(tmp_path: Path) -> None:

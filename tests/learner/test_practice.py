@@ -52,7 +52,6 @@ from tinker_claw.types import (
 from tinker_claw.wishes import lesson_text
 
 SOLVE = "Solve 3x + 7 = 22."
-CODE = "Fix my Python script."
 PLAIN = "Write plain sentences."
 STOP = 8
 FOLLOWS, IGNORES, OBEYS, ENDLESS = (70, STOP), (50, STOP), (60, STOP), (70,) * 8

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateways import gateway
+from tests.support.gateways import World, gateway
 from tests.support.ledger import (
     COMPLETION,
     new_turn,
@@ -229,14 +229,13 @@ def test_age_is_what_counts_and_only_the_old_go(ledger: Ledger) -> None:
     assert old < young
 
 
-async def test_gateway_answers_while_old_turns_go(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        for n in range(100):
-            add(world.ledger, f"x{n}", untrained_because="side")
-        trimming = asyncio.create_task(once(world.ledger, Keeping(keep_days=1e-9)))
-        assert (await world.ask("hello")).status_code == 200
-        assert await trimming >= 100
-        assert replace(world.turns()[-1].completion).tokens
+async def test_gateway_answers_while_old_turns_go(world: World) -> None:
+    for n in range(100):
+        add(world.ledger, f"x{n}", untrained_because="side")
+    trimming = asyncio.create_task(once(world.ledger, Keeping(keep_days=1e-9)))
+    assert (await world.ask("hello")).status_code == 200
+    assert await trimming >= 100
+    assert replace(world.turns()[-1].completion).tokens
 
 
 async def test_gateway_answers_while_a_long_session_is_forgotten_and_loses_no_turn(

@@ -25,7 +25,7 @@ from examples.personalize.experiment import TINY, load
 from examples.tracks import TrackError, environments
 from examples.tracks.track import Track
 from tests.support.clients import HELLO, learn
-from tests.support.gateways import MODEL, gateway
+from tests.support.gateways import MODEL, World, gateway
 from tests.support.lives import ROOT, product, until
 from tests.support.stories import Told, run
 from tinker_claw import plugins
@@ -176,42 +176,41 @@ def test_a_sink_without_a_package_gets_every_step_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-async def test_ollamas_users_are_answered(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        url = world.url.removesuffix("/v1")
-        assert (await world.http.get(f"{url}/api/tags")).json()["models"][0]["name"] == MODEL
-        tools = [{"type": "function", "function": {"name": "ls", "parameters": {}}}]
-        asked = {"model": MODEL, "messages": [{"role": "user", "content": "look"}], "tools": tools}
-        world.say(CALLING, "Two files.", "fine")
-        streamed = await world.http.post(f"{url}/api/chat", content=json.dumps(asked))
-        assert "content-type" not in streamed.request.headers
-        assert streamed.headers["content-type"].startswith("application/x-ndjson")
-        *pieces, last = map(json.loads, streamed.text.splitlines())
-        said = "".join(piece["message"]["content"] for piece in pieces)
-        assert said.strip() == "Let me see."
-        assert (last["done"], last["done_reason"]) == (True, "stop")
-        assert last["eval_count"] == len(world.turns()[0].completion.tokens)
+async def test_ollamas_users_are_answered(world: World) -> None:
+    url = world.url.removesuffix("/v1")
+    assert (await world.http.get(f"{url}/api/tags")).json()["models"][0]["name"] == MODEL
+    tools = [{"type": "function", "function": {"name": "ls", "parameters": {}}}]
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "look"}], "tools": tools}
+    world.say(CALLING, "Two files.", "fine")
+    streamed = await world.http.post(f"{url}/api/chat", content=json.dumps(asked))
+    assert "content-type" not in streamed.request.headers
+    assert streamed.headers["content-type"].startswith("application/x-ndjson")
+    *pieces, last = map(json.loads, streamed.text.splitlines())
+    said = "".join(piece["message"]["content"] for piece in pieces)
+    assert said.strip() == "Let me see."
+    assert (last["done"], last["done_reason"]) == (True, "stop")
+    assert last["eval_count"] == len(world.turns()[0].completion.tokens)
 
-        calls = pieces[-1]["message"]["tool_calls"]
-        assert calls == [{"function": {"name": "ls", "arguments": {}}}]
-        asked["messages"] += [
-            {"role": "assistant", "content": said, "thinking": "hm", "tool_calls": calls},
-            {"role": "tool", "tool_name": "ls", "content": "a b"},
-        ]
-        form = {"content-type": "application/x-www-form-urlencoded"}  # what curl -d says
-        body = json.dumps(asked | {"stream": False})
-        whole = await world.http.post(f"{url}/api/chat", content=body, headers=form)
-        assert whole.json()["message"] == {"role": "assistant", "content": "Two files."}
-        assert len({turn.session_id for turn in world.turns()}) == 1
-        assert world.next_states()[1] == NextState("tool", "[result 1 of 1, ls]\na b")
+    calls = pieces[-1]["message"]["tool_calls"]
+    assert calls == [{"function": {"name": "ls", "arguments": {}}}]
+    asked["messages"] += [
+        {"role": "assistant", "content": said, "thinking": "hm", "tool_calls": calls},
+        {"role": "tool", "tool_name": "ls", "content": "a b"},
+    ]
+    form = {"content-type": "application/x-www-form-urlencoded"}  # what curl -d says
+    body = json.dumps(asked | {"stream": False})
+    whole = await world.http.post(f"{url}/api/chat", content=body, headers=form)
+    assert whole.json()["message"] == {"role": "assistant", "content": "Two files."}
+    assert len({turn.session_id for turn in world.turns()}) == 1
+    assert world.next_states()[1] == NextState("tool", "[result 1 of 1, ls]\na b")
 
-        page = form | {"origin": "http://evil.example"}
-        refused = await world.http.post(f"{url}/api/chat", content=body, headers=page)
-        assert (refused.status_code, "Origin" in refused.json()["error"]) == (403, True)
-        told = await world.http.post(f"{url}/api/chat", json=asked | {"loudness": 11})
-        assert told.json() == {"error": "loudness is not a field that this server knows."}
-        for path in ("/chat/completions", "/messages"):
-            assert (await world.http.post(path, content=body, headers=form)).status_code == 415
+    page = form | {"origin": "http://evil.example"}
+    refused = await world.http.post(f"{url}/api/chat", content=body, headers=page)
+    assert (refused.status_code, "Origin" in refused.json()["error"]) == (403, True)
+    told = await world.http.post(f"{url}/api/chat", json=asked | {"loudness": 11})
+    assert told.json() == {"error": "loudness is not a field that this server knows."}
+    for path in ("/chat/completions", "/messages"):
+        assert (await world.http.post(path, content=body, headers=form)).status_code == 415
 
 
 @pytest.mark.usefixtures("installed")

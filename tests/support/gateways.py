@@ -12,6 +12,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import httpx
+import pytest
 from openai import AsyncOpenAI
 from pydantic import SecretStr
 
@@ -63,6 +64,8 @@ PLACES = {
 IM_END = "<|im_end|>"
 OFF = (("enable_thinking", False),)
 """Chat template switches that turn thinking off."""
+served = pytest.mark.served
+"""Gives the gateway of a test's fixture `world` these settings."""
 
 
 def spell(renderer: Renderer, text: str, *, end: str = IM_END) -> tuple[int, ...]:
