@@ -27,8 +27,7 @@ from typing import Final
 from tinker_claw.conversation import openclaw
 from tinker_claw.conversation.harnesses import HARNESSES, Block, after_blanks
 from tinker_claw.conversation.openclaw import Sender
-from tinker_claw.formats.base import Attached, parts_of
-from tinker_claw.images import Image, images_at, split
+from tinker_claw.images import Part, parts_of
 from tinker_claw.prose import is_typed_line, odd_line, quotable
 from tinker_claw.served import Belongs, Surface
 from tinker_claw.types import Message, Piece, Writer, cached
@@ -210,11 +209,11 @@ def words_of(pieces: Sequence[Piece], *writers: Writer) -> str:
 
 def _read(message: Message) -> Reading:
     text: str = message["content"]
-    parts = parts_of(text) or [text]
+    parts = parts_of(message)
     shows = len(parts) > 1 or "\n" in text or text in _RESULTS
-    if shows and parts[0].startswith(_RESULTS):
+    if shows and parts[0].text.startswith(_RESULTS):
         return Reading([Piece(Writer.TOOL, text, "images")])
-    whole = "\n".join(part[: openclaw.runtime_at(part)] for part in parts)
+    whole = "\n".join(part.text[: openclaw.runtime_at(part.text)] for part in parts)
     for block in _WHOLE:
         if block.holds in whole and block.pattern.fullmatch(whole):
             return Reading([Piece(Writer.HARNESS, text, block.what)], prompt=block)
@@ -237,7 +236,7 @@ for _block in _BLOCKS:
 class _Reader:
     """Reader of one message's parts; collects what they say about the whole."""
 
-    def __init__(self, parts: Sequence[str]) -> None:
+    def __init__(self, parts: Sequence[Part]) -> None:
         self.reading = reading = Reading()
         self._until: str | None = None
         """The later part that ends the last block; "": the next one, which it announces; None: it
@@ -246,15 +245,15 @@ class _Reader:
         """A block with words of others came before."""
         for part in parts:
             if self._until is not None:
-                reading.pieces.append(Piece(Writer.HARNESS, part, reading.pieces[-1].what))
-                if self._until in ("", part.strip()):
+                reading.pieces.append(Piece(Writer.HARNESS, part.text, reading.pieces[-1].what))
+                if self._until in ("", part.text.strip()):
                     self._until = None
-            elif isinstance(part, Attached):  # a document, or a line in place of an image
-                reading.pieces.append(Piece(Writer.QUOTATION, part, "attachment"))
-            elif images_at(part) and all(isinstance(piece, Image) for piece in split(part)):
-                reading.pieces.append(Piece(Writer.OWNER, part, _IMAGE))
+            elif part.attached:
+                reading.pieces.append(Piece(Writer.QUOTATION, part.text, "attachment"))
+            elif part.image:
+                reading.pieces.append(Piece(Writer.OWNER, part.text, _IMAGE))
             else:
-                self._read_part(part)
+                self._read_part(part.text)
         if self._until:
             reading.doubt = f"a block without its end, {self._until}"
 
@@ -367,9 +366,9 @@ def newest_request(messages: Sequence[Message]) -> Message | None:
     return next((m for m in users if attached_to(m) or not read(m).note), None)
 
 
-def attached_to(message: Message) -> list[Attached]:
+def attached_to(message: Message) -> list[Part]:
     """Return the parts of a message that nobody typed."""
-    return [part for part in parts_of(message["content"]) if isinstance(part, Attached)]
+    return [part for part in parts_of(message) if part.attached]
 
 
 def newest_message_with_words(messages: Sequence[Message]) -> Message | None:
@@ -391,9 +390,11 @@ def shows_own(message: Message, pieces: Sequence[Piece]) -> bool:
     Args:
         pieces: of the message.
     """
-    ends = [*accumulate(len(piece.text) for piece in pieces)]
-    image_pieces = (pieces[bisect_right(ends, at)] for at, _ in images_at(message["content"]))
-    return all(piece.writer in (Writer.OWNER, Writer.TOOL) for piece in image_pieces)
+    ends, parts = [*accumulate(len(piece.text) for piece in pieces)], parts_of(message)
+    starts = accumulate((len(part.text) for part in parts[:-1]), initial=0)
+    image_starts = [at for at, part in zip(starts, parts, strict=True) if part.image]
+    writers = {pieces[bisect_right(ends, at)].writer for at in image_starts}
+    return writers <= {Writer.OWNER, Writer.TOOL}
 
 
 def is_result(message: Message) -> bool:

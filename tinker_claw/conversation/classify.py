@@ -35,7 +35,8 @@ from tinker_claw.conversation.openclaw import (
 )
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import GenerationRequest, parts_of
+from tinker_claw.formats.base import GenerationRequest
+from tinker_claw.images import parts_of
 from tinker_claw.served import OPENING, SIDE_KEY, Belongs, Identity, RequestKind, Surface
 from tinker_claw.types import Attempt, Kind
 
@@ -197,9 +198,9 @@ def _child(seen: SessionEvidence) -> Sign | None:
 
 def _utility(seen: SessionEvidence) -> Sign | None:
     """Recognise calls with their own system prompt, one question, and neither tools nor agent."""
-    if seen.agent:
+    if seen.agent or not seen.system:
         return None
-    parts = [part.lstrip() for part in parts_of(seen.system)]
+    parts = [part.text.lstrip() for part in parts_of(seen.request.messages[0])]
     single = {message["role"] for message in seen.request.messages[1:]} == {"user"}
     alone = single and not seen.request.tools
     for call in (call for harness in HARNESSES for call in harness.calls):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from tinker_claw.formats.base import Attached, parts_of
+from tinker_claw.images import parts_of
 from tinker_claw.served import Belongs, Surface
 from tinker_claw.types import Message
 
@@ -99,13 +99,13 @@ def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | 
         in_user_message: whether such a line of a user message can be OpenClaw's.
     """
     if messages[0]["role"] == "system":
-        for part in reversed(parts_of(messages[0]["content"])):
-            at = part.rfind("\nRuntime: ") + 1
-            if line := _LINE.match(part, at):
+        for part in reversed(parts_of(messages[0])):
+            at = part.text.rfind("\nRuntime: ") + 1
+            if line := _LINE.match(part.text, at):
                 return _fields(line[0])
-    user = next((m["content"] for m in messages if m["role"] == "user"), None)
+    user = next((m for m in messages if m["role"] == "user"), None)
     if in_user_message and user is not None:
-        own = (part for part in parts_of(user) if not isinstance(part, Attached))
+        own = (part.text for part in parts_of(user) if not part.attached)
         lines = {_fields(end) for part in own if (end := part[runtime_at(part) :].strip())}
         if len(lines) == 1:  # of several one may be a person's
             return lines.pop()

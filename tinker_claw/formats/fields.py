@@ -20,7 +20,8 @@ from tinker_claw.formats.body import (
     shorten_name,
     without_halves,
 )
-from tinker_claw.formats.parts import MAX_DEPTH, joined
+from tinker_claw.formats.parts import MAX_DEPTH, joined, with_parts
+from tinker_claw.images import Part, parts_of
 from tinker_claw.types import EFFORTS, KnownMessage, KnownTools, Message, Reply, Tool, ToolCall
 
 STOP_STRINGS = 4
@@ -129,12 +130,12 @@ def name_of(fields: Object, name: str = "name") -> str:
     return fields.optional(name, empty=True) or "unknown"
 
 
-def result(id: str | None, content: str) -> Message:
+def result(id: str | None, content: Sequence[Part]) -> KnownMessage:
     """Result of a tool. `id`: of the call; None or "": the next one without a result."""
-    return {"role": "tool", "tool_call_id": id or "", "content": content}
+    return with_parts({"role": "tool", "tool_call_id": id or ""}, content)
 
 
-def paired(messages: Iterable[Message]) -> list[Message]:
+def paired(messages: Iterable[KnownMessage]) -> list[Message]:
     """Give ids to calls and results that came without, in their order.
 
     A result that answers no call stays where it is: it is data like any other.
@@ -144,11 +145,12 @@ def paired(messages: Iterable[Message]) -> list[Message]:
         calls = cast("Sequence[dict[str, Any]]", message.get("tool_calls", ()))
         if not all(call["id"] for call in calls):
             calls = [call | {"id": call["id"] or f"call{at}n{n}"} for n, call in enumerate(calls)]
-            message = KnownMessage({**message, "tool_calls": calls})
+            message = KnownMessage({**message, "tool_calls": calls}, message.parts)
         waiting |= dict.fromkeys(call["id"] for call in calls)
         if message["role"] == "tool":
             if not message["tool_call_id"] and waiting:
-                message = KnownMessage({**message, "tool_call_id": next(iter(waiting))})
+                name = {"tool_call_id": next(iter(waiting))}
+                message = KnownMessage({**message, **name}, message.parts)
             waiting.pop(message["tool_call_id"], None)
         identified.append(message)
     return identified
@@ -159,10 +161,9 @@ def called(call: ToolCall) -> dict[str, Any]:
     return function_call(call.id, call.name, call.arguments)
 
 
-def assistant(texts: Sequence[str], thought: Sequence[str], calls: Sequence[Any]) -> Message:
+def assistant(parts: Iterable[Part], thought: Sequence[str], calls: Sequence[Any]) -> KnownMessage:
     """A message of the assistant, whose parts a client keeps one by one."""
-    text = joined([text for text in texts if text], glued=True)
-    message: dict[str, Any] = {"role": "assistant", "content": text}
+    message = with_parts({"role": "assistant"}, joined(parts, glued=True))
     if calls:
         message["tool_calls"] = list(calls)
     if thought:
@@ -173,10 +174,10 @@ def assistant(texts: Sequence[str], thought: Sequence[str], calls: Sequence[Any]
 def as_message(reply: Reply) -> Message:
     """A reply as a client would send it back."""
     thought = [reply.reasoning] if reply.reasoning else []
-    return assistant([reply.text], thought, [*map(called, reply.tool_calls)])
+    return assistant([Part(reply.text)], thought, [*map(called, reply.tool_calls)])
 
 
-Convert = Callable[[Object], Sequence[Message]]
+Convert = Callable[[Object], Sequence[KnownMessage]]
 """Converts an item of a history to messages."""
 
 
@@ -189,7 +190,7 @@ def item_messages(
 
 def _converted(convert: Convert, item: Any, at: str) -> tuple[KnownMessage, ...]:
     try:
-        return tuple(map(KnownMessage, convert(Object(item, at))))
+        return tuple(convert(Object(item, at)))
     except RequestError as error:
         sent = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
         kinds = (f"{name} {sent[name]}" for name in ("role", "type") if type(sent.get(name)) is str)
@@ -244,7 +245,7 @@ class _Row:
         thinks = "reasoning_content" in message and not _says(message)
         return not (thought_begins and thinks and any(map(_says, self.messages)))
 
-    def joined(self, reader: PartReader) -> Message:
+    def joined(self, reader: PartReader) -> KnownMessage:
         if len(self.messages) == 1:
             return self.messages[0]
         numbers, items = zip(*self.origins, strict=True)
@@ -260,7 +261,7 @@ def _one_reply(messages: Sequence[Message]) -> KnownMessage:
     """Messages of the assistant in a row, as one."""
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     thought = [m["reasoning_content"] for m in messages if "reasoning_content" in m]
-    return KnownMessage(assistant([message["content"] for message in messages], thought, calls))
+    return assistant([part for m in messages for part in parts_of(m)], thought, calls)
 
 
 def system_message(texts: Sequence[str], reader: PartReader) -> KnownMessage:
@@ -269,9 +270,8 @@ def system_message(texts: Sequence[str], reader: PartReader) -> KnownMessage:
 
 
 def _head(texts: Sequence[str]) -> KnownMessage:
-    plain = [*map(str, texts)]  # nobody but the system speaks there
-    heads = [text if text.endswith("\n\n") else f"{text}\n\n" for text in plain[:-1]]
-    return KnownMessage({"role": "system", "content": joined([*heads, plain[-1]])})
+    heads = [text if text.endswith("\n\n") else f"{text}\n\n" for text in texts[:-1]]
+    return with_parts({"role": "system"}, joined(map(Part, [*heads, texts[-1]])))
 
 
 def function_tool(fields: Object, schema: str = "parameters") -> Tool:

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
-    Attached,
     GenerationRequest,
     Json,
     ReplyHead,
@@ -56,17 +55,19 @@ from tinker_claw.formats.fields import (
 from tinker_claw.formats.messages_reply import MessagesReply, error_body
 from tinker_claw.formats.parts import (
     READS_TEXT,
-    THOUGHTS,
     answered,
+    attached,
     joined,
     kind_of,
     line,
     plain_part,
+    read_parts,
     seen_part,
-    text_of,
     unreadable,
+    with_parts,
 )
-from tinker_claw.types import KnownTools, Message, Tool
+from tinker_claw.images import Part
+from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
 
 STOP_SEQUENCES = 64
 """Most stop sequences of a request."""
@@ -273,12 +274,12 @@ def _text(block: Object) -> str:
     return block.string("text", empty=True)
 
 
-def _messages(fields: Object) -> list[Message]:
+def _messages(fields: Object) -> list[KnownMessage]:
     """Convert one message of the client's into neutral messages."""
     role = fields.one_of("role", _ROLES)
     content = fields.get("content", [])
     if not isinstance(content, list):
-        return [{"role": role, "content": text_of(fields, "content", plain_part)}]
+        return [with_parts({"role": role}, read_parts(fields, "content", plain_part))]
     items = (
         {"type": "text", "text": item} if isinstance(item, str) else item
         for item in cast("list[Any]", content)
@@ -287,41 +288,46 @@ def _messages(fields: Object) -> list[Message]:
     return _replies(blocks) if role == "assistant" else _others(blocks, role)
 
 
-def _others(blocks: Sequence[Object], role: str) -> list[Message]:
+def _others(blocks: Sequence[Object], role: str) -> list[KnownMessage]:
     """Messages of anyone but the assistant: results of tools first, as they answer its calls."""
     results = [_result(block) for block in blocks if kind_of(block).endswith(_RESULT)]
     read = seen_part if role == "user" else plain_part
-    texts = [
-        Attached.of(line(READS_TEXT, kind_of(block))) if kind_of(block) in _CALLS else read(block)
-        for block in blocks
-        if not kind_of(block).endswith(_RESULT)
+    others = [block for block in blocks if not kind_of(block).endswith(_RESULT)]
+    if not others and results:
+        return results
+    parts = [
+        part
+        for block in others
+        for part in (
+            [attached(line(READS_TEXT, kind_of(block)))]
+            if kind_of(block) in _CALLS
+            else read(block)
+        )
     ]
-    if texts or not results:
-        return [*results, {"role": role, "content": joined(texts)}]
-    return list(results)
+    return [*results, with_parts({"role": role}, joined(parts))]
 
 
-def _replies(blocks: Sequence[Object]) -> list[Message]:
+def _replies(blocks: Sequence[Object]) -> list[KnownMessage]:
     """Messages of one by the assistant: what a service's own tools answered in its middle is a
     result like any other, and what follows another reply."""
-    messages, texts, thought, calls = list[Message](), list[str](), list[str](), list[Any]()
+    messages, parts, thought, calls = list[KnownMessage](), list[Part](), list[str](), list[Any]()
     for block in blocks:
         kind = kind_of(block)
         if kind.endswith(_RESULT):
-            if texts or thought or calls:
-                messages.append(assistant(texts, thought, calls))
-                texts, thought, calls = [], [], []
+            if parts or thought or calls:
+                messages.append(assistant(parts, thought, calls))
+                parts, thought, calls = [], [], []
             messages.append(_result(block))
         elif kind in _CALLS:
             calls.append(_call(block))
         elif kind == "thinking":
             thought.append(block.optional("thinking", empty=True) or "")
         elif kind == "compaction" and isinstance(block.get("content"), str):
-            texts.append(block["content"])
-        elif kind not in THOUGHTS:
-            texts.append(plain_part(block))
-    if texts or thought or calls or not messages:
-        messages.append(assistant(texts, thought, calls))
+            parts.append(Part(block["content"]))
+        else:
+            parts += plain_part(block)
+    if parts or thought or calls or not messages:
+        messages.append(assistant(parts, thought, calls))
     return messages
 
 
@@ -330,10 +336,11 @@ def _call(block: Object) -> dict[str, Any]:
     return function_call(id, name_of(block), arguments_of(block, "input"))
 
 
-def _result(block: Object) -> Message:
+def _result(block: Object) -> KnownMessage:
     id, content = block.optional("tool_use_id", empty=True), block.get("content")
     if kind_of(block) == _RESULT:
-        text = text_of(block, "content", seen_part)
+        parts = read_parts(block, "content", seen_part)
     else:
-        text = answered(content, block.place("content"))
-    return result(id, joined(["Error: ", text], glued=True) if block.flag("is_error") else text)
+        parts = answered(content, block.place("content"))
+    failed = [Part("Error: ")] if block.flag("is_error") else []
+    return result(id, joined([*failed, *parts], glued=True))

@@ -2,7 +2,7 @@
 
 Rule: a history is read, whoever wrote it. Text is shown as text, and anything else as one line that
 says what stood there; nothing vanishes. Only the user's message that asks is refused later where it
-holds such a thing: see `Attached.refusal`.
+holds such a thing: see `Part.refusal`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from itertools import chain, groupby
 from typing import Any, Final, cast
 
 import msgspec
 
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import Attached, Joined, Refusal, parts_of
 from tinker_claw.formats.body import Object, shorten_name
-from tinker_claw.images import Image, Pictured, images_at, read_url, split
+from tinker_claw.images import Image, Part, Refusal, parts_of, read_url
+from tinker_claw.types import KnownMessage, Message
 
 READS_TEXT: Final = "this model reads text only"
 _ELSEWHERE: Final = "it was kept by another service, and is not here"
@@ -60,33 +62,38 @@ def _unpacked(data: str) -> str:
     return size(len(data) * 3 // 4)
 
 
-def joined(texts: Sequence[str], *, glued: bool = False) -> str:
-    """Join the texts of the parts of one message; "" of none. A text begins a line of its own
+def with_parts(message: Message, parts: Sequence[Part]) -> KnownMessage:
+    """Return a message with this content."""
+    content = "".join(part.text for part in parts)
+    is_plain = len(parts) < 2 and not any(part.image or part.attached for part in parts)
+    return KnownMessage({**message, "content": content}, () if is_plain else tuple(parts))
+
+
+def attached(text: str, refusal: Refusal | None = None) -> Part:
+    """Return a part that nobody typed."""
+    return Part(text, attached=True, refusal=refusal)
+
+
+def joined(parts: Iterable[Part], *, glued: bool = False) -> list[Part]:
+    """Return the parts of one message with breaks between them. A text begins a line of its own
     behind another, and so does what is attached, wherever it stands.
 
     Args:
         glued: texts go on where the one before ends, as the pieces of a reply do.
     """
-    if len(texts) < 2:
-        return texts[0] if texts else ""
-    pieces = list[str]()
-    for part in (part for text in texts for part in parts_of(text) if part):
-        before = pieces[-1] if pieces else "\n"
-        if isinstance(part, Attached) or isinstance(before, Attached):
-            part = part if before.endswith("\n") else _behind_a_break(part)
-        elif not (glued or images_at(before) or images_at(part)) and "\n" not in (
-            before[-1],
-            part[0],
-        ):
-            pieces[-1] = f"{before}\n"
+    pieces = list[Part]()
+    for part in (part for part in parts if part.text):
+        before = pieces[-1] if pieces else Part("\n")
+        broken = before.text.endswith("\n")
+        if part.attached or before.attached:
+            if part.attached and not broken:
+                part = replace(part, text=f"\n{part.text}")
+            elif not broken:
+                pieces.append(attached("\n"))
+        elif not (glued or broken or before.image or part.image or part.text.startswith("\n")):
+            pieces[-1] = Part(f"{before.text}\n")
         pieces.append(part)
-    return Joined.of(pieces)
-
-
-def _behind_a_break(part: str) -> str:
-    if isinstance(part, Attached):
-        return Attached.of(f"\n{part}", part.refusal)
-    return Joined.of([Attached.of("\n"), part])
+    return pieces
 
 
 def kind_of(part: Mapping[str, Any]) -> str:
@@ -95,58 +102,53 @@ def kind_of(part: Mapping[str, Any]) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-def text_of(
-    fields: Object, name: str, part: Callable[[Object], str], *, glued: bool = False
-) -> str:
-    """Text of a string or of a list of parts; it knows its parts. "" where there are none.
+def read_parts(
+    fields: Object, name: str, read: Callable[[Object], list[Part]], *, glued: bool = False
+) -> list[Part]:
+    """Read a string or a list of parts.
 
     Args:
-        part: reads one of them.
+        read: reads one of them.
         glued: see `joined`.
     """
     content = fields.get(name, [])
     if isinstance(content, str):
-        return content
+        return [Part(content)]
     if not isinstance(content, list):
         raise fields.wrong("must be a string or a list of parts", name)
     at = fields.place(name)
-    return joined(
-        [
-            item if isinstance(item, str) else part(Object(item, f"{at}[{i}]"))
-            for i, item in enumerate(cast("list[Any]", content))
-            if item is not None
-        ],
-        glued=glued,
+    sent = (
+        [Part(item)] if isinstance(item, str) else read(Object(item, f"{at}[{i}]"))
+        for i, item in enumerate(cast("list[Any]", content))
+        if item is not None
     )
+    return joined(chain.from_iterable(sent), glued=glued)
 
 
-def seen_part(part: Object) -> str:
+def seen_part(part: Object) -> list[Part]:
     """A part of a message whose images the model may see: a user's, or the result of a tool."""
-    return _picture(part) if kind_of(part) in _PICTURES else plain_part(part)
+    return [_picture(part)] if kind_of(part) in _PICTURES else plain_part(part)
 
 
-def plain_part(part: Object) -> str:
+def plain_part(part: Object) -> list[Part]:
     """A part of a message of the assistant or the system, who show no images."""
     kind = kind_of(part)
-    if kind in _TEXTS:
-        return part.optional("text", empty=True) or ""
-    if kind == "refusal":
-        return part.optional("refusal", empty=True) or ""
+    if kind in _TEXTS or kind == "refusal":
+        name = "refusal" if kind == "refusal" else "text"
+        return [Part(part.optional(name, empty=True) or "")]
     if kind in THOUGHTS:
-        return ""  # another model's; `thought_in` reads those in clear
+        return []  # another model's; `thought_in` reads those in clear
     if kind in _PICTURES:
-        return _unpictured(part)
+        return [attached(line(_NOT_THEIRS, *_described(part)))]
     if kind in _READ:
         return _READ[kind](part)
     if isinstance(part.get("text"), str):
-        return part["text"]
+        return [Part(part["text"])]
     inner = part.get(kind)
     packed = inner.get("data") if isinstance(inner, dict) else None
     how_much = _unpacked(packed) if isinstance(packed, str) else ""
-    return Attached.of(
-        line(READS_TEXT, kind or "a part without a type", how_much),
-        _refusal(part, unreadable(part)),
-    )
+    why = line(READS_TEXT, kind or "a part without a type", how_much)
+    return [attached(why, _refusal(part, unreadable(part)))]
 
 
 def thought_in(content: Any) -> list[str]:
@@ -169,24 +171,21 @@ def unreadable(part: Object) -> RequestError:
     )
 
 
-def _picture(part: Object) -> str:
+def _picture(part: Object) -> Part:
     """An image, as the text that stands for it."""
     try:
-        return Pictured.showing(read_url(*_url_of(part)))
+        image = read_url(*_url_of(part))
+        return Part(str(image), image)
     except RequestError as error:
         # Without its traceback, which would hold the whole body.
         refused = RequestError(str(error), param=error.param)
-        return Attached.of(line(UNREAD, *_described(part)), _refusal(part, refused))
+        return attached(line(UNREAD, *_described(part)), _refusal(part, refused))
 
 
 def _refusal(part: Object, error: RequestError) -> Refusal:
     """Return the refusal of a part. Where a client marks its cache changes with each request."""
     sent = {name: value for name, value in part.items() if name != "cache_control"}
     return Refusal(error, hashlib.sha256(msgspec.json.encode(sent)).hexdigest())
-
-
-def _unpictured(part: Object) -> str:
-    return Attached.of(line(_NOT_THEIRS, *_described(part)))
 
 
 def _url_of(part: Object) -> tuple[str, str]:
@@ -216,62 +215,55 @@ def _described(part: Object) -> tuple[str, str]:
     return (kind or "image", _unpacked(data)) if data else ("image", url)
 
 
-def without_images(text: str, whys: Callable[[Image], str | None]) -> str:
-    """Return a text with a line in place of some of its images.
+def without_images(message: Message, whys: Callable[[Image], str | None]) -> KnownMessage:
+    """Return a message with a line in place of some of its images.
 
     Args:
         whys: says why an image is not shown; None: it is shown.
     """
-    pieces = list[str]()
-    for part in parts_of(text):
-        if isinstance(part, Attached):
-            pieces.append(part)
-            continue
-        for piece in split(part) or [part]:
-            if isinstance(piece, str):
-                pieces.append(piece)
-            elif (why := whys(piece)) is None:
-                pieces.append(Pictured.showing(piece))
-            else:
-                pieces.append(Attached.of(line(why, piece.kind, size(piece.size))))
-    return joined(pieces)
+
+    def shown(part: Part) -> Part:
+        image = part.image
+        why = whys(image) if image is not None else None
+        return attached(line(why, image.kind, size(image.size))) if image and why else part
+
+    return with_parts(message, joined(map(shown, parts_of(message))))
 
 
-def _document(block: Object) -> str:
+def _document(block: Object) -> list[Part]:
     """A document as Anthropic's format has it."""
     raw: Any = block.get("source")
     source = Object(raw if isinstance(raw, dict) else {}, block.place("source"))
     title, kind = _named(block, "title"), source.get("type")
     if kind == "text":
-        return _headed("document", title, [_named(source, "data")])
+        return _headed("document", title, [Part(_named(source, "data"))])
     if kind == "content":
-        return _headed("document", title, [text_of(source, "content", seen_part)])
+        return _headed("document", title, read_parts(source, "content", seen_part))
     at = _named(source, "url") or _named(source, "file_id")
     return _packed("document", title, _named(source, "media_type"), _named(source, "data"), at)
 
 
-def _search_result(block: Object) -> str:
+def _search_result(block: Object) -> list[Part]:
     named = f"{_named(block, 'title')} {_named(block, 'source')}"
-    return _headed("search result", named, [text_of(block, "content", seen_part)])
+    return _headed("search result", named, read_parts(block, "content", seen_part))
 
 
-def _headed(kind: str, title: str, texts: Sequence[str]) -> str:
-    """Attached texts under a line that says what they are."""
+def _headed(kind: str, title: str, parts: Sequence[Part]) -> list[Part]:
+    """Attached parts under a line that says what they are."""
     named = shorten_name(" ".join(title.split()))
-    pieces = [f"[{kind}: {named}]\n" if named else f"[{kind}]\n"]
-    for part in (part for text in texts for part in parts_of(text)):
-        if type(part) is str and type(pieces[-1]) is str:
-            pieces[-1] += part
-        else:  # an image, or a line in its place
-            pieces.append(part)
-    return joined([Attached.of(piece) if type(piece) is str else piece for piece in pieces])
+    head = Part(f"[{kind}: {named}]\n" if named else f"[{kind}]\n")
+    pieces = list[Part]()
+    for is_text, run in groupby([head, *parts], lambda part: not (part.image or part.attached)):
+        same = list(run)
+        pieces += [attached("".join(part.text for part in same))] if is_text else same
+    return joined(pieces)
 
 
-def _tool_reference(block: Object) -> str:
-    return Attached.of(f"[tool: {shorten_name(_named(block, 'tool_name'))}]")
+def _tool_reference(block: Object) -> list[Part]:
+    return [attached(f"[tool: {shorten_name(_named(block, 'tool_name'))}]")]
 
 
-def _file(part: Object) -> str:
+def _file(part: Object) -> list[Part]:
     """A file as OpenAI's formats have it: in a member of the part, or the part itself."""
     raw: Any = part.get("file")
     file = Object(raw, part.place("file")) if isinstance(raw, dict) else part
@@ -287,7 +279,7 @@ def _data_url(url: str) -> tuple[str, str]:
     return (head[5:].partition(";")[0], data) if head.startswith("data:") else ("", "")
 
 
-def _packed(what: str, title: str, media: str, data: str, at: str) -> str:
+def _packed(what: str, title: str, media: str, data: str, at: str) -> list[Part]:
     """A file in base64: its text, or a line in its place.
 
     Args:
@@ -295,11 +287,12 @@ def _packed(what: str, title: str, media: str, data: str, at: str) -> str:
         at: where it is if there is no data.
     """
     if not data:
-        return Attached.of(line(_ELSEWHERE, what, title, at))
+        return [attached(line(_ELSEWHERE, what, title, at))]
     if media.startswith("text/") or media in ("application/json", "application/xml"):
         with suppress(binascii.Error, ValueError):
-            return _headed(what, title, [base64.b64decode(data, validate=True).decode()])
-    return Attached.of(line(READS_TEXT, media or what, title, _unpacked(data)))
+            text = base64.b64decode(data, validate=True).decode()
+            return _headed(what, title, [Part(text)])
+    return [attached(line(READS_TEXT, media or what, title, _unpacked(data)))]
 
 
 def _named(fields: Mapping[str, Any], name: str) -> str:
@@ -308,7 +301,7 @@ def _named(fields: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-_READ: dict[str, Callable[[Object], str]] = {
+_READ: dict[str, Callable[[Object], list[Part]]] = {
     "document": _document,
     "search_result": _search_result,
     "tool_reference": _tool_reference,
@@ -340,15 +333,15 @@ def _clear(value: Any, depth: int) -> Any:
     return as_text(value) if isinstance(value, str) else value
 
 
-def answered(content: Any, at: str) -> str:
+def answered(content: Any, at: str) -> list[Part]:
     """Return the result of a service's own tool: its texts, documents and images, or JSON."""
     inner: Any = content.get("content") if isinstance(content, dict) else None
     if isinstance(inner, dict) and "source" in inner:
         content = [inner]  # a page that was fetched
-    blocks: Iterable[Any] = content if isinstance(content, list) else []
-    if content and isinstance(content, list) and all(map(_is_part, blocks)):
-        return joined([seen_part(Object(block, f"{at}[{i}]")) for i, block in enumerate(blocks)])
-    return as_text(content if content is not None else "")
+    blocks: Sequence[Any] = content if isinstance(content, list) else []
+    if blocks and all(map(_is_part, blocks)):
+        return read_parts(Object({at: blocks}), at, seen_part)
+    return [Part(as_text(content if content is not None else ""))]
 
 
 def _is_part(block: Any) -> bool:

@@ -39,7 +39,7 @@ from tinker_claw.gateway.limits import Caller
 from tinker_claw.gateway.parsing import is_large, parse
 from tinker_claw.gateway.privacy import Kept
 from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
-from tinker_claw.images import images_at, images_in
+from tinker_claw.images import images_in
 from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback
 from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.policy import Sampler
@@ -353,9 +353,7 @@ async def _voice(deps: GatewayDeps, piece: Piece) -> Piece:
 
 def _pictured(deps: GatewayDeps, incoming: _Incoming) -> TurnRefusal | None:
     """Return why nothing after a request's images is trained; None: it is, or there are none."""
-    with_images = [
-        message for message in incoming.request.messages if images_at(message["content"])
-    ]
+    with_images = [message for message in incoming.request.messages if images_in([message])]
     if not with_images:
         return None
     if deps.settings.images != "train":

@@ -102,8 +102,11 @@ class SecretSearch:
 
     async def redact_messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Return messages with redacted contents, to name a session by."""
-        redacted = [{**m, "content": await self.redact_any(m["content"])} for m in messages]
-        return tuple(redacted)
+        texts = [await self.redact_any(m["content"]) for m in messages]
+        return tuple(
+            message if text == message["content"] else {**message, "content": text}
+            for message, text in zip(messages, texts, strict=True)
+        )
 
     def name(self, name: str) -> str:
         """Return a client's name for something as it may be kept, the same for the same name."""
