@@ -69,7 +69,7 @@ class Reading:
     """A message that got no complete answer stands in it, perhaps before others."""
     doubt: str | None = None
     """A line of a frame behind which the words may be anybody's; None: there is none."""
-    marks: list[str] = field(default_factory=lambda: [openclaw.MARK], repr=False)
+    ends: list[str] = field(default_factory=list[str], repr=False)
     """Ends of its blocks; a block whose end comes again may have ended elsewhere."""
 
     @property
@@ -100,7 +100,7 @@ class Reading:
         if self.queued and not self.retry:
             return "[Queued user message …]"
         words = words_of([piece for piece in self.pieces if piece.what != _IMAGE], Writer.OWNER)
-        mark = next((mark for mark in self.marks if mark in words), None)
+        mark = next((mark for mark in (openclaw.MARK, *self.ends) if mark in words), None)
         if mark is not None:
             return next(line.strip() for line in words.splitlines() if mark.strip() in line)
         odd = odd_line(words)
@@ -266,7 +266,7 @@ class _Reader:
             at += len(piece.text)
         words, trailing = body[at:], self._trailing(body[at:])
         if trailing is not None:
-            words = words[: len(words) - len(trailing.text)]
+            words = words.removesuffix(trailing.text)
             opening = trailing.text.strip().partition("\n")[0]
             if any(opening in piece.text for piece in pieces):  # the first may have ended elsewhere
                 self.reading.doubt = opening
@@ -319,7 +319,7 @@ class _Reader:
         if block.what == _OTHER:
             reading.doubt = text.strip().partition("\n")[0]
         if "end" in groups:
-            reading.marks.append(groups["end"] or block.spans)
+            reading.ends.append(groups["end"] or block.spans)
             if not groups["end"]:
                 self._until = block.spans
         self._quoted |= block.writer is Writer.QUOTATION
@@ -379,9 +379,11 @@ def newest_message_with_words(messages: Sequence[Message]) -> Message | None:
 
 def asked_by(pieces: Sequence[Piece]) -> Writer:
     """Return the writer of the words in a message; the harness if there are none."""
-    writers = {piece.writer for piece in pieces}
-    people = (Writer.OWNER, Writer.MEMBER, Writer.UNKNOWN, Writer.QUOTATION)
-    return next((writer for writer in people if writer in writers), Writer.HARNESS)
+    writers = [piece.writer for piece in pieces]
+    for writer in (Writer.OWNER, Writer.MEMBER, Writer.UNKNOWN, Writer.QUOTATION):
+        if writer in writers:
+            return writer
+    return Writer.HARNESS
 
 
 def shows_own(message: Message, pieces: Sequence[Piece]) -> bool:

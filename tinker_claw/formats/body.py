@@ -122,8 +122,8 @@ class Object(dict[str, Any]):
         """`value`: None is an empty object; `at`: its path in the body, "" for the body."""
         if value is not None and not isinstance(value, dict):
             raise RequestError(f"{at} must be an object.", param=at)
-        members = cast("dict[str, Any]", value or {})
-        super().__init__({name: member for name, member in members.items() if member is not None})
+        sent = cast("dict[str, Any]", value or {})
+        super().__init__({name: member for name, member in sent.items() if member is not None})
         self.at = at
 
     def place(self, name: str) -> str:
@@ -142,9 +142,9 @@ class Object(dict[str, Any]):
             raise self.wrong("must be a string", name)
         return value
 
-    def optional(self, name: str, *, empty: bool = False) -> str | None:
-        """A string; None: absent."""
-        return self.string(name, empty=empty) if name in self else None
+    def text(self, name: str) -> str:
+        """A string; "": absent, or empty."""
+        return self.string(name, empty=True) if name in self else ""
 
     def one_of(self, name: str, choices: Collection[str], default: str | None = None) -> str:
         value = self.get(name, default)
@@ -205,6 +205,11 @@ class Object(dict[str, Any]):
         at = self.place(name)
         entries = self.listed(name, required=required)
         return [Object(entry, f"{at}[{i}]") for i, entry in enumerate(entries)]
+
+
+def members(value: Any) -> dict[str, Any]:
+    """Return the members of an object; {}: the value is none."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def decoded(raw: msgspec.Raw) -> Any:
@@ -288,12 +293,12 @@ class PartReader:
     def cached(self, find_out: Callable[[], _Parsed], name: Any, *parts: bytes) -> _Parsed:
         """Return what a function returns, or has returned for the same parts under this name."""
         key = self._user, name, *parts
-        parsed = self._cache.get(key)
-        if parsed is None:
-            parsed = self._new.get(key)
-        if parsed is None:
-            parsed = self._new[key] = find_out()
-        return parsed
+        known = self._cache.get(key)
+        if known is not None:
+            return known
+        if key not in self._new:
+            self._new[key] = find_out()
+        return self._new[key]
 
     def remember(self) -> None:
         """Cache the parts that were new."""

@@ -175,8 +175,7 @@ def _message(fields: Object) -> list[KnownMessage]:
     are not known are other servers' notes on their replies, and passed over."""
     role = fields.one_of("role", _ROLES)
     message = _assistant(fields) if role == "assistant" else _other(fields, _ROLES[role])
-    name = fields.optional("name", empty=True)
-    if name:
+    if name := fields.text("name"):
         message["name"] = name
     return [message]
 
@@ -185,7 +184,7 @@ def _other(fields: Object, role: str) -> KnownMessage:
     """A message of anyone but the assistant."""
     content = read_parts(fields, "content", plain_part if role == "system" else seen_part)
     if role == "tool":
-        return result(fields.optional("tool_call_id", empty=True), content)
+        return result(fields.text("tool_call_id"), content)
     return with_parts({"role": role}, content)
 
 
@@ -196,7 +195,7 @@ def _assistant(fields: Object) -> KnownMessage:
     # A refusal is what the assistant said instead.
     parts = [
         *read_parts(fields, "content", plain_part, glued=True),
-        Part(fields.optional("refusal", empty=True) or ""),
+        Part(fields.text("refusal")),
     ]
     if "audio" in fields:
         parts.append(Part(line(READS_TEXT, "audio")))
@@ -207,7 +206,7 @@ def _assistant(fields: Object) -> KnownMessage:
 
 def _call(call: Object) -> dict[str, Any]:
     """A call in the history, whatever kind of tool it was."""
-    id, kind = call.optional("id", empty=True) or "", call.get("type", "function")
+    id, kind = call.text("id"), call.get("type", "function")
     if kind != "function" and isinstance(kind, str):
         custom = call.object(kind)
         return function_call(id, name_of(custom), as_text({"input": custom.get("input")}))

@@ -6,17 +6,19 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from typing import Any
 
 from msgspec import Raw
 
 from tinker_claw.errors import RequestError
+from tinker_claw.formats.base import Json
 from tinker_claw.formats.body import (
     INT64,
     Neutral,
     Object,
     PartReader,
     decoded,
+    members,
     shorten_name,
     without_halves,
 )
@@ -37,7 +39,7 @@ PLAIN_TEXT = Neutral(
 )
 
 
-def common(fields: Object, hottest: int, *lengths: str) -> dict[str, Any]:
+def common(fields: Object, hottest: int, *lengths: str) -> Json:
     """Arguments of a GenerationRequest that all formats have.
 
     Args:
@@ -54,9 +56,9 @@ def common(fields: Object, hottest: int, *lengths: str) -> dict[str, Any]:
     }
 
 
-def openai(fields: Object, tools: tuple[Tool, ...], *lengths: str, nested: bool) -> dict[str, Any]:
+def openai(fields: Object, tools: tuple[Tool, ...], *lengths: str, nested: bool) -> Json:
     """Arguments of a GenerationRequest that OpenAI's two formats have; see `_openai_calls`."""
-    key = fields.optional("prompt_cache_key", empty=True)
+    key = fields.text("prompt_cache_key")
     return {
         **common(fields, 2, *lengths),
         **_openai_calls(fields, tools, nested=nested),
@@ -125,14 +127,14 @@ def arguments_of(fields: Object, name: str) -> str:
     return json.dumps(fields.get(name, {}), ensure_ascii=False, separators=(",", ":"))
 
 
-def name_of(fields: Object, name: str = "name") -> str:
+def name_of(fields: Object) -> str:
     """Name of a tool that was called; a call without one was another server's mistake."""
-    return fields.optional(name, empty=True) or "unknown"
+    return fields.text("name") or "unknown"
 
 
-def result(id: str | None, content: Sequence[Part]) -> KnownMessage:
-    """Result of a tool. `id`: of the call; None or "": the next one without a result."""
-    return with_parts({"role": "tool", "tool_call_id": id or ""}, content)
+def result(id: str, content: Sequence[Part]) -> KnownMessage:
+    """Result of a tool. `id`: of the call; "": the next one without a result."""
+    return with_parts({"role": "tool", "tool_call_id": id}, content)
 
 
 def paired(messages: Iterable[KnownMessage]) -> list[Message]:
@@ -142,17 +144,17 @@ def paired(messages: Iterable[KnownMessage]) -> list[Message]:
     """
     identified, waiting = list[Message](), OrderedDict[str, None]()
     for at, message in enumerate(messages):
-        calls = cast("Sequence[dict[str, Any]]", message.get("tool_calls", ()))
+        ids, calls = dict[str, Any](), message.get("tool_calls", ())
         if not all(call["id"] for call in calls):
             calls = [call | {"id": call["id"] or f"call{at}n{n}"} for n, call in enumerate(calls)]
-            message = KnownMessage({**message, "tool_calls": calls}, message.parts)
+            ids = {"tool_calls": calls}
         waiting |= dict.fromkeys(call["id"] for call in calls)
         if message["role"] == "tool":
-            if not message["tool_call_id"] and waiting:
-                name = {"tool_call_id": next(iter(waiting))}
-                message = KnownMessage({**message, **name}, message.parts)
-            waiting.pop(message["tool_call_id"], None)
-        identified.append(message)
+            id = message["tool_call_id"] or next(iter(waiting), "")
+            if id != message["tool_call_id"]:
+                ids = {"tool_call_id": id}
+            waiting.pop(id, None)
+        identified.append(KnownMessage({**message, **ids}, message.parts) if ids else message)
     return identified
 
 
@@ -192,7 +194,7 @@ def _converted(convert: Convert, item: Any, at: str) -> tuple[KnownMessage, ...]
     try:
         return tuple(convert(Object(item, at)))
     except RequestError as error:
-        sent = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
+        sent = members(item)
         kinds = (f"{name} {sent[name]}" for name in ("role", "type") if type(sent.get(name)) is str)
         what = next(kinds, "")
         where = f"{at} ({shorten_name(what)})" if what else at
@@ -282,7 +284,7 @@ def function_tool(fields: Object, schema: str = "parameters") -> Tool:
     """
     function: dict[str, Any] = {"name": fields.string("name")}
     if "description" in fields:
-        function["description"] = fields.string("description", empty=True)
+        function["description"] = fields.text("description")
     if schema in fields:
         fields.object(schema)
         function["parameters"] = fields[schema]
@@ -291,16 +293,8 @@ def function_tool(fields: Object, schema: str = "parameters") -> Tool:
     return {"type": "function", "function": function}
 
 
-class Calls(TypedDict, total=False):
-    """Tools, and which calls a reply may or must have, as arguments of a GenerationRequest."""
-
-    tools: tuple[Tool, ...]
-    may_call: bool
-    must_call: tuple[str, ...]
-
-
-def forced(tools: tuple[Tool, ...], name: str | None, at: str) -> Calls:
-    """A call of one of the tools.
+def forced(tools: tuple[Tool, ...], name: str | None, at: str) -> Json:
+    """A call of one of the tools, as arguments of a GenerationRequest.
 
     Args:
         name: of the tool; None: any of them.
@@ -318,7 +312,7 @@ def forced(tools: tuple[Tool, ...], name: str | None, at: str) -> Calls:
     return {"tools": tools, "must_call": tuple(dict.fromkeys(offered)) if name is None else (name,)}
 
 
-def _openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> Calls:
+def _openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> Json:
     """Read `tool_choice`, as OpenAI's two formats have it.
 
     Args:
@@ -348,7 +342,7 @@ def _openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> C
     return forced(tools, inner.string("name"), at)
 
 
-def _allowed(choice: Object, tools: tuple[Tool, ...], at: str, *, nested: bool) -> Calls:
+def _allowed(choice: Object, tools: tuple[Tool, ...], at: str, *, nested: bool) -> Json:
     """The functions of a choice among some tools, which the model is shown alone."""
     mode, names = choice.one_of("mode", ("auto", "required"), "auto"), set[str]()
     offered = {tool["function"]["name"] for tool in tools}

@@ -30,11 +30,11 @@ from tinker_claw.formats.body import (
     Neutral,
     Object,
     PartReader,
+    members,
     raw_items,
 )
 from tinker_claw.formats.fields import (
     PLAIN_TEXT,
-    Calls,
     arguments_of,
     assistant,
     common,
@@ -202,14 +202,14 @@ class Messages(CachingFormat):
 
 def _session(metadata: Object) -> tuple[str, str] | None:
     """The session in `user_id`, which names a user, and with some clients their session, too."""
-    user, where = metadata.optional("user_id", empty=True) or "", metadata.place("user_id")
+    user, where = metadata.text("user_id"), metadata.place("user_id")
     if match := _SESSION.search(user):
         return match[1], where
     try:
         parsed = json.loads(user)
     except (ValueError, RecursionError):
         return None
-    named = cast("dict[str, Any]", parsed).get("session_id") if isinstance(parsed, dict) else None
+    named = members(parsed).get("session_id")
     return (named, where) if named and isinstance(named, str) else None
 
 
@@ -235,7 +235,7 @@ def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...]]:
     return offered(tools, "custom", _tool, "offer your own.")
 
 
-def _calls(fields: Object, choice: Object, tools: KnownTools) -> Calls:
+def _calls(fields: Object, choice: Object, tools: KnownTools) -> Json:
     """Read `tool_choice`."""
     kind = choice.get("type", "auto")
     if kind in ("any", "tool"):
@@ -321,7 +321,7 @@ def _replies(blocks: Sequence[Object]) -> list[KnownMessage]:
         elif kind in _CALLS:
             calls.append(_call(block))
         elif kind == "thinking":
-            thought.append(block.optional("thinking", empty=True) or "")
+            thought.append(block.text("thinking"))
         elif kind == "compaction" and isinstance(block.get("content"), str):
             parts.append(Part(block["content"]))
         else:
@@ -332,15 +332,13 @@ def _replies(blocks: Sequence[Object]) -> list[KnownMessage]:
 
 
 def _call(block: Object) -> dict[str, Any]:
-    id = block.optional("id", empty=True) or ""
-    return function_call(id, name_of(block), arguments_of(block, "input"))
+    return function_call(block.text("id"), name_of(block), arguments_of(block, "input"))
 
 
 def _result(block: Object) -> KnownMessage:
-    id, content = block.optional("tool_use_id", empty=True), block.get("content")
     if kind_of(block) == _RESULT:
         parts = read_parts(block, "content", seen_part)
     else:
-        parts = answered(content, block.place("content"))
+        parts = answered(block.get("content"), block.place("content"))
     failed = [Part("Error: ")] if block.flag("is_error") else []
-    return result(id, joined([*failed, *parts], glued=True))
+    return result(block.text("tool_use_id"), joined([*failed, *parts], glued=True))

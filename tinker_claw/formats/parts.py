@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.body import Object, shorten_name
+from tinker_claw.formats.body import Object, members, shorten_name
 from tinker_claw.images import Image, Part, Refusal, parts_of, read_url
 from tinker_claw.types import KnownMessage, Message
 
@@ -82,15 +82,17 @@ def joined(parts: Iterable[Part], *, glued: bool = False) -> list[Part]:
         glued: texts go on where the one before ends, as the pieces of a reply do.
     """
     pieces = list[Part]()
-    for part in (part for part in parts if part.text):
+    for part in parts:
+        if not part.text:
+            continue
         before = pieces[-1] if pieces else Part("\n")
-        broken = before.text.endswith("\n")
-        if part.attached or before.attached:
-            if part.attached and not broken:
-                part = replace(part, text=f"\n{part.text}")
-            elif not broken:
-                pieces.append(attached("\n"))
-        elif not (glued or broken or before.image or part.image or part.text.startswith("\n")):
+        begins = before.text.endswith("\n")
+        if part.attached and not begins:
+            pieces.append(replace(part, text=f"\n{part.text}"))
+            continue
+        if before.attached and not begins:
+            pieces.append(attached("\n"))
+        elif not (glued or begins or before.image or part.image or part.text.startswith("\n")):
             pieces[-1] = Part(f"{before.text}\n")
         pieces.append(part)
     return pieces
@@ -98,8 +100,7 @@ def joined(parts: Iterable[Part], *, glued: bool = False) -> list[Part]:
 
 def kind_of(part: Mapping[str, Any]) -> str:
     """Type of a part; "" where it has none."""
-    kind = part.get("type")
-    return kind if isinstance(kind, str) else ""
+    return _named(part, "type")
 
 
 def read_parts(
@@ -134,8 +135,7 @@ def plain_part(part: Object) -> list[Part]:
     """A part of a message of the assistant or the system, who show no images."""
     kind = kind_of(part)
     if kind in _TEXTS or kind == "refusal":
-        name = "refusal" if kind == "refusal" else "text"
-        return [Part(part.optional(name, empty=True) or "")]
+        return [Part(part.text("refusal" if kind == "refusal" else "text"))]
     if kind in THOUGHTS:
         return []  # another model's; `thought_in` reads those in clear
     if kind in _PICTURES:
@@ -144,22 +144,20 @@ def plain_part(part: Object) -> list[Part]:
         return _READ[kind](part)
     if isinstance(part.get("text"), str):
         return [Part(part["text"])]
-    inner = part.get(kind)
-    packed = inner.get("data") if isinstance(inner, dict) else None
-    how_much = _unpacked(packed) if isinstance(packed, str) else ""
+    packed = _named(members(part.get(kind)), "data")
+    how_much = _unpacked(packed) if packed else ""
     why = line(READS_TEXT, kind or "a part without a type", how_much)
     return [attached(why, _refusal(part, unreadable(part)))]
 
 
 def thought_in(content: Any) -> list[str]:
     """The thinking in clear among the parts of a message of the assistant."""
-    thoughts = list[str]()
-    for part in cast("list[Any]", content if isinstance(content, list) else []):
-        if isinstance(part, dict) and kind_of(cast("dict[str, Any]", part)) in THOUGHTS:
-            fields = cast("dict[str, Any]", part)
-            texts = (fields.get(name) for name in ("thinking", "reasoning", "text"))
-            thoughts += [text for text in texts if isinstance(text, str) and text][:1]
-    return thoughts
+    texts = list[str]()
+    for part in map(members, cast("list[Any]", content) if isinstance(content, list) else []):
+        if kind_of(part) in THOUGHTS:
+            named = (_named(part, name) for name in ("thinking", "reasoning", "text"))
+            texts += [text for text in named if text][:1]
+    return texts
 
 
 def unreadable(part: Object) -> RequestError:
@@ -209,8 +207,7 @@ def _described(part: Object) -> tuple[str, str]:
     try:
         url, _ = _url_of(part)
     except RequestError:
-        source = part.get("source")
-        url = _named(source if isinstance(source, dict) else part, "file_id")
+        url = _named(members(part.get("source")) or part, "file_id")
     kind, data = _data_url(url)
     return (kind or "image", _unpacked(data)) if data else ("image", url)
 
@@ -232,8 +229,7 @@ def without_images(message: Message, whys: Callable[[Image], str | None]) -> Kno
 
 def _document(block: Object) -> list[Part]:
     """A document as Anthropic's format has it."""
-    raw: Any = block.get("source")
-    source = Object(raw if isinstance(raw, dict) else {}, block.place("source"))
+    source = Object(members(block.get("source")), block.place("source"))
     title, kind = _named(block, "title"), source.get("type")
     if kind == "text":
         return _headed("document", title, [Part(_named(source, "data"))])
@@ -265,8 +261,7 @@ def _tool_reference(block: Object) -> list[Part]:
 
 def _file(part: Object) -> list[Part]:
     """A file as OpenAI's formats have it: in a member of the part, or the part itself."""
-    raw: Any = part.get("file")
-    file = Object(raw, part.place("file")) if isinstance(raw, dict) else part
+    file = members(part.get("file")) or part
     sent = _named(file, "file_data")
     media, data = _data_url(sent)
     at = _named(file, "file_url") or _named(file, "file_id")
@@ -308,6 +303,7 @@ _READ: dict[str, Callable[[Object], list[Part]]] = {
     "file": _file,
     "input_file": _file,
 }
+_PARTS: Final = _TEXTS | _PICTURES | _READ.keys()
 
 
 def as_text(value: Any) -> str:
@@ -335,15 +331,10 @@ def _clear(value: Any, depth: int) -> Any:
 
 def answered(content: Any, at: str) -> list[Part]:
     """Return the result of a service's own tool: its texts, documents and images, or JSON."""
-    inner: Any = content.get("content") if isinstance(content, dict) else None
-    if isinstance(inner, dict) and "source" in inner:
+    inner = members(members(content).get("content"))
+    if "source" in inner:
         content = [inner]  # a page that was fetched
     blocks: Sequence[Any] = content if isinstance(content, list) else []
-    if blocks and all(map(_is_part, blocks)):
+    if blocks and all(kind_of(members(block)) in _PARTS for block in blocks):
         return read_parts(Object({at: blocks}), at, seen_part)
     return [Part(as_text(content if content is not None else ""))]
-
-
-def _is_part(block: Any) -> bool:
-    kind = kind_of(cast("dict[str, Any]", block)) if isinstance(block, dict) else ""
-    return kind in _TEXTS or kind in _PICTURES or kind in _READ

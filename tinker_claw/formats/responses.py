@@ -272,20 +272,20 @@ def _item(fields: Object) -> list[KnownMessage]:
         raise fields.wrong("must be a string", "type")
     if kind in _READ:
         return _READ[kind](fields)
-    id = fields.optional("call_id", empty=True) or fields.optional("id", empty=True)
+    id = fields.text("call_id") or fields.text("id")
     if kind.endswith(("_call", "_request")) or kind == "program":
-        name = fields.optional("name", empty=True) or kind.removesuffix("_call")
+        name = fields.text("name") or kind.removesuffix("_call")
         sent = _present(fields, _ASKED)
         alone = [*sent] == ["arguments"] and isinstance(sent["arguments"], str)
-        call = function_call(id or "", name, sent["arguments"] if alone else as_text(sent))
+        call = function_call(id, name, sent["arguments"] if alone else as_text(sent))
         has = _present(fields, _ANSWERED)
         return [assistant([], [], [call]), *([_answer(fields, id)] if has else [])]
     if kind.endswith(("_output", "_response")):
-        return [_answer(fields, fields.optional("approval_request_id", empty=True) or id)]
+        return [_answer(fields, fields.text("approval_request_id") or id)]
     return [with_parts({"role": "system"}, [Part(line(READS_TEXT, kind))])]
 
 
-def _answer(fields: Object, id: str | None) -> KnownMessage:
+def _answer(fields: Object, id: str) -> KnownMessage:
     """Return the answer of a service's own tool, or of the user who was asked for leave."""
     answers = _present(fields, _ANSWERED)
     if len(answers) == 1:
@@ -317,13 +317,12 @@ def _call(fields: Object) -> list[KnownMessage]:
     name = name_of(fields)
     if "namespace" in fields:
         name = _shown(fields.string("namespace"), name)
-    id = fields.optional("call_id", empty=True) or ""
+    id = fields.text("call_id")
     return [assistant([], [], [function_call(id, name, arguments_of(fields, "arguments"))])]
 
 
 def _result(fields: Object) -> list[KnownMessage]:
-    id = fields.optional("call_id", empty=True)
-    return [result(id, read_parts(fields, "output", seen_part))]
+    return [result(fields.text("call_id"), read_parts(fields, "output", seen_part))]
 
 
 _READ: Mapping[str, Callable[[Object], list[KnownMessage]]] = {

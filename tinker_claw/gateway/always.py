@@ -54,11 +54,11 @@ def take_out(
     Args:
         writers_of: gives every piece of a message its writer.
     """
-    commands = [_command(message, writers_of) for message in messages]
+    commands = [_command(m, writers_of) for m in messages]
     if not any(commands):
         return messages, None
     newest = newest_message_with_words(messages)
-    new = next((message for message in new_messages(messages) if message is newest), None)
+    new = newest if any(m is newest for m in new_messages(messages)) else None
     kept, before = list[Message](), None
     for message, command in zip(messages, commands, strict=True):
         if command is not None and not command.alone:

@@ -64,7 +64,7 @@ async def decode(body: bytes, coding: str, most: int) -> bytes:
         TooLongError: it decodes to more.
         RequestError: it is damaged.
     """
-    if not coding or not body:
+    if not body:
         return body
     loop = asyncio.get_running_loop()
     try:

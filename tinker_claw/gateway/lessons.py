@@ -67,7 +67,7 @@ class LessonChooser:
 
     def _chosen(self, user: str, version: int) -> list[int]:
         """Return the newest lessons, as many as there is room for, the newest last."""
-        active = [lesson for lesson in self._table.of_user(user) if lesson.state not in NOT_TOLD]
+        active = [known for known in self._table.of_user(user) if known.state not in NOT_TOLD]
         chosen, practised = list[Lesson](), self._table.practised(version) if active else ()
         for lesson in active:
             if len(chosen) == MOST:

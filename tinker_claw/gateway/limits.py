@@ -191,7 +191,8 @@ async def read_body(
             hold too much, or the client has disconnected.
     """
     most = MAX_BODY_BYTES if most is None else most
-    coding = coding_of(", ".join(request.headers.getlist("content-encoding")))
+    sent = ", ".join(request.headers.getlist("content-encoding"))
+    coding = coding_of(sent) if sent else ""
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:19]) > most:
         raise _too_large(most)

@@ -108,17 +108,17 @@ def _extended(
     """Extend the sampled stream; None if it does not begin this prompt."""
     if link is None or link.stream is None:
         return None
-    stream = link.stream
+    stream, before = link.stream, link.stream.prompt
     messages, tools, switches = request.messages, request.tools, request.switches
     first_new = len(messages) - len(new_messages(messages))
     if exact_digest(messages[: first_new - 1], tools, switches) != stream.exact:
         return None
-    if len(images_in(messages[:first_new])) != len(stream.images):
+    if len(images_in(messages[:first_new])) != len(before.images):
         return None  # a text looks like the line of an image
     at = last_request_index(messages)
     said_since = at is not None and at >= first_new
     extended = deps.renderer.extend(
-        stream.prompt,
+        before.tokens,
         stream.tokens,
         messages[first_new:],
         tools,
@@ -127,12 +127,12 @@ def _extended(
     )
     if extended is None:
         return None
-    begins = extended.tokens[: len(stream.prompt)] == stream.prompt
+    begins = extended.tokens[: len(before.tokens)] == before.tokens
     return replace(
         extended,
-        hint_at=extended.hint_at if said_since else stream.hint_at,
-        lesson_block=stream.lesson_block,
-        images=(*stream.images, *extended.images),
+        hint_at=extended.hint_at if said_since else before.hint_at,
+        lesson_block=before.lesson_block,
+        images=(*before.images, *extended.images),
         extends=link.turn_id if begins else None,
     )
 

@@ -90,18 +90,15 @@ class Sampling:
                 if self._token_at > began:
                     retries.went_well(self._token_at - began)
                 wait_s = retries.wait_s(error)
-                if isinstance(error, GoneError) or self._is_refused():
+                refused = serving.outages.refused
+                is_refused = refused is not None and refused.ref == self._job.sampler.ref
+                if is_refused or isinstance(error, GoneError):
                     wait_s = None  # asked once, in case it is there again
                 if wait_s is not None and await self._waited(error, wait_s):
                     continue
                 if serving.outages.closing or not await self._replaced(error, take):
                     raise
                 return
-
-    def _is_refused(self) -> bool:
-        """Return whether the version is known to refuse every request."""
-        refused = self._serving.outages.refused
-        return refused is not None and refused.ref == self._job.sampler.ref
 
     def _refused(self, error: SamplerError | OutageError, by: str | None) -> None:
         """Report that the version could not answer, and what did instead."""

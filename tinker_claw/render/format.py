@@ -259,8 +259,11 @@ class ChatFormat:
             return None
         content: str = "" if hint is None else messages[hint]["content"]
         entries, ends = list[int | str | Ids](), list[int]()
-        with self._texts.noting() as texts:
+        texts = self._texts.notes = dict[int, str]()
+        try:
             rendered = _render(self._of_texts, messages, tools)
+        finally:
+            self._texts.notes = None
         for entry, at in zip(rendered.token_ids, rendered.message_indices, strict=True):
             text = texts.get(entry)
             if text is None:
@@ -321,25 +324,17 @@ class _Texts(threading.local):
 
     def __init__(self, tokenizer: CutTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._notes: dict[int, str] | None = None
+        self.notes: dict[int, str] | None = None
+        """Texts by their numbers; None: none are recorded, and texts are encoded."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
-    @contextmanager
-    def noting(self) -> Generator[Mapping[int, str]]:
-        """Record texts, and yield them by number."""
-        self._notes = {}
-        try:
-            yield self._notes
-        finally:
-            self._notes = None
-
     def encode(self, text: str, **options: Any) -> list[int]:
-        if self._notes is None:
+        if self.notes is None:
             return self._tokenizer.encode(text)
         number = next(_NUMBERS)
-        self._notes[number] = text
+        self.notes[number] = text
         return [number] if text else []
 
     def __call__(self, text: str, **options: Any) -> dict[str, Any]:

@@ -93,6 +93,8 @@ class StopSearch:
     def feed(self, text: str) -> str:
         """Return the text that can be shown for certain; a possible beginning of a stop string is
         held back."""
+        if not self._stop:
+            return text
         text = self.held + text
         # The one that ends first, as a reader of single characters would find it; of two that end
         # together the longer one.
@@ -101,7 +103,7 @@ class StopSearch:
             _, at, self.match = min(hits)
             self.held = ""
             return text[:at]
-        longest = max(map(len, self._stop), default=0)
+        longest = max(map(len, self._stop))
         ends = (text[-n:] for n in range(min(len(text), longest - 1), 0, -1))
         begun = (end for end in ends if any(stop.startswith(end) for stop in self._stop))
         self.held = next(begun, "")
