@@ -161,8 +161,12 @@ def parts_of(message: Mapping[str, Any]) -> Sequence[Part]:
 
 def images_in(messages: Iterable[Mapping[str, Any]]) -> list[Image]:
     """Return all images of a conversation, in order."""
-    parts = (part for message in messages for part in getattr(message, "parts", ()))
-    return [part.image for part in parts if part.image is not None]
+    return [
+        part.image
+        for message in messages
+        for part in getattr(message, "parts", ())
+        if part.image is not None
+    ]
 
 
 def read_url(url: str, at: str) -> Image:

@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import Final
 
 from tinker_claw.conversation import openclaw
@@ -136,9 +136,11 @@ def carried(messages: Sequence[Message]) -> Carried | None:
     OpenClaw says there who wrote in which chat, and that the words are forwarded; it says so once.
     """
     kept = openclaw.without_volatile(messages)
-    about = next((m for m in reversed(kept) if m["role"] == "user"), None)
     context = "\n\n".join(openclaw.contexts(messages[len(kept) :]))
-    if about is None or not context:
+    if not context:
+        return None
+    about = next((m for m in reversed(kept) if m["role"] == "user"), None)
+    if about is None:
         return None
     reading = read({"content": context})
     odd = reading.doubt is not None or openclaw.MARK in reading.words
@@ -358,12 +360,16 @@ def asking(messages: Sequence[Message]) -> list[Reading]:
 
 def newest_request(messages: Sequence[Message]) -> Message | None:
     """Return the newest message of a user that asks for the reply; None: results of tools do."""
-    kept = reversed(without_volatile(messages))
-    since = list(takewhile(lambda message: message["role"] != "assistant", kept))
-    if any(map(is_result, since)):
-        return None
-    users = (message for message in since if message["role"] == "user")
-    return next((m for m in users if attached_to(m) or not read(m).note), None)
+    newest = None
+    for message in reversed(without_volatile(messages)):
+        if message["role"] == "assistant":
+            break
+        if is_result(message):
+            return None
+        is_asked = message["role"] == "user" and (attached_to(message) or not read(message).note)
+        if newest is None and is_asked:
+            newest = message
+    return newest
 
 
 def attached_to(message: Message) -> list[Part]:
@@ -373,8 +379,10 @@ def attached_to(message: Message) -> list[Part]:
 
 def newest_message_with_words(messages: Sequence[Message]) -> Message | None:
     """Return the newest message that says something to the agent; None: there is none."""
-    users = (m for m in reversed(without_volatile(messages)) if m["role"] == "user")
-    return next((message for message in users if read(message).words), None)
+    for message in reversed(without_volatile(messages)):
+        if message["role"] == "user" and read(message).words:
+            return message
+    return None
 
 
 def asked_by(pieces: Sequence[Piece]) -> Writer:

@@ -239,12 +239,11 @@ class ConversationIndex:
                 return self._after(entry[0], conversation, at)
         turns = self._turns.latest(session_id)
         waiting = [turn for turn in turns if not turn.settled]
-        at_turn = closest([turn.chain for turn in waiting], chain)
+        at_turn, turn_id = closest([turn.chain for turn in waiting], chain), None
         if at_turn is not None:
-            return self._after(waiting[at_turn].turn_id, conversation, at)
-        if cut is None:
-            return None
-        turn_id = self._before_summary(session_id, turns, conversation.chain(cut, at + 1))
+            turn_id = waiting[at_turn].turn_id
+        elif cut is not None:
+            turn_id = self._before_summary(session_id, turns, conversation.chain(cut, at + 1))
         return None if turn_id is None else self._after(turn_id, conversation, at)
 
     def _behind_summary(

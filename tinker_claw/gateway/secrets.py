@@ -83,7 +83,9 @@ class SecretSearch:
         Args:
             secrets: those of the system prompt, which may stand in it without their form.
         """
-        description = self._secret_in(_key(text), [text])
+        # Not the text itself: eighty system prompts as keys would fill the cache by themselves.
+        # Python's hash has a new key in every process, and is computed once per string object.
+        description = self._secret_in((hash(text), len(text)), [text])
         if description is None and any(secret in text for secret in secrets):
             return OF_THE_SYSTEM
         return description
@@ -163,14 +165,6 @@ def _without(text: str, secrets: Iterable[str]) -> str:
     for secret in secrets:
         text = text.replace(secret, f"[redacted: {OF_THE_SYSTEM}]")
     return text
-
-
-def _key(text: str) -> _Key:
-    """Cache key of a text: eighty system prompts as keys would fill the cache by themselves.
-
-    Python's hash has a new key in every process, and is computed once per string object.
-    """
-    return hash(text), len(text)
 
 
 def _before_the_conversation(
