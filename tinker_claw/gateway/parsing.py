@@ -85,9 +85,11 @@ async def parse(
 
 def _switches(deps: GatewayDeps, request: GenerationRequest) -> Switches:
     """The switches of a request's prompt; notes where --thinking does otherwise than it asks."""
-    client_choice, decides = (request.template, request.reasoning_effort), deps.settings.thinking
-    switches = deps.renderer.thinking.switches(*client_choice, request.effort_at, decides)
-    if deps.renderer.thinking.overrules(*client_choice, decides):
+    decides = deps.settings.thinking
+    switches, overruled = deps.renderer.thinking.switches(
+        request.template, request.reasoning_effort, request.effort_at, decides
+    )
+    if overruled:
         deps.left_out.note([f"thinking: as --thinking {decides} says, whatever a client asks"])
     return switches
 

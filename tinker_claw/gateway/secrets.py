@@ -69,13 +69,14 @@ class SecretSearch:
         each = map(self._redactor.values, filter(self.secret_in_text, before))
         secrets = tuple(dict.fromkeys(value for value in chain(*each) if len(value) >= _BARE))
         texts = (self.secret_in_text(text, secrets) for text in chain(request.stop, others))
-        return next(filter(None, chain(texts, self._in_tools(request))), None), secrets
+        return next(filter(None, texts), None) or self._in_tools(request.tools), secrets
 
     def secret_in(self, request: GenerationRequest) -> str | None:
         """Describe a secret or personal data in a request; None: there is none."""
         stops = map(self.secret_in_text, request.stop)
         messages = (cached(self._secret_in_message, message) for message in request.messages)
-        return next(filter(None, chain(stops, messages, self._in_tools(request))), None)
+        description = next(filter(None, chain(stops, messages)), None)
+        return description or self._in_tools(request.tools)
 
     def secret_in_text(self, text: str, secrets: Iterable[str] = ()) -> str | None:
         """Describe a secret or personal data in a text; None: there is none.
@@ -140,9 +141,8 @@ class SecretSearch:
     def _secret_in_message(self, message: Message) -> str | None:
         return next(filter(None, map(self.secret_in_text, _texts(message))), None)
 
-    def _in_tools(self, request: GenerationRequest) -> Iterator[str | None]:
-        if request.tools:
-            yield cached(self._secret_in_tools, request.tools)
+    def _in_tools(self, tools: Sequence[Tool]) -> str | None:
+        return cached(self._secret_in_tools, tools) if tools else None
 
     def _secret_in_tools(self, tools: Sequence[Tool]) -> str | None:
         # This takes a tenth of what JSON takes.
