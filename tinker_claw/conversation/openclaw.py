@@ -100,9 +100,8 @@ def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | 
         in_user_message: whether such a line of a user message can be OpenClaw's.
     """
     if messages[0]["role"] == "system":
-        for part in reversed(parts_of(messages[0])):
-            at = part.text.rfind("\nRuntime: ") + 1
-            if line := _LINE.match(part.text, at):
+        for text in (part.text for part in reversed(parts_of(messages[0]))):
+            if line := _LINE.match(text, text.rfind("\nRuntime: ") + 1):
                 return _fields(line[0])
     user = next((m for m in messages if m["role"] == "user"), None)
     if in_user_message and user is not None:

@@ -24,7 +24,6 @@ from tinker_claw.gateway.prompt import exact_digest
 from tinker_claw.images import Image, images_in, parts_of
 from tinker_claw.render.format import ASKED, SOUGHT
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.render.switches import Switches
 from tinker_claw.types import Message, Tool, cached, is_cached
 
 _LARGE = 200_000
@@ -77,21 +76,15 @@ async def parse(
         sent, mended = parsed()
     begun = [BEGUN] if sent.messages[-1]["role"] == "assistant" else []
     deps.left_out.note((*sent.left_out, *begun, *([HALF] if mended else [])))
-    messages = await _look(deps, caller.user, sent)
-    request = replace(sent, messages=messages, switches=_switches(deps, sent))
-    await _read_ahead(deps, request)
-    return request
-
-
-def _switches(deps: GatewayDeps, request: GenerationRequest) -> Switches:
-    """The switches of a request's prompt; notes where --thinking does otherwise than it asks."""
-    decides = deps.settings.thinking
+    messages, decides = await _look(deps, caller.user, sent), deps.settings.thinking
     switches, overruled = deps.renderer.thinking.switches(
-        request.template, request.reasoning_effort, request.effort_at, decides
+        sent.template, sent.reasoning_effort, sent.effort_at, decides
     )
     if overruled:
         deps.left_out.note([f"thinking: as --thinking {decides} says, whatever a client asks"])
-    return switches
+    request = replace(sent, messages=messages, switches=switches)
+    await _read_ahead(deps, request)
+    return request
 
 
 async def _read_ahead(deps: GatewayDeps, request: GenerationRequest) -> None:
