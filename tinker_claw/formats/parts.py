@@ -76,7 +76,7 @@ def attached(text: str, refusal: Refusal | None = None) -> Part:
 
 def joined(parts: Iterable[Part], *, glued: bool = False) -> list[Part]:
     """Return the parts of one message with breaks between them. A text begins a line of its own
-    behind another, and so does what is attached, wherever it stands.
+    behind another, and so does what is attached, wherever it stands. Joining twice adds nothing.
 
     Args:
         glued: texts go on where the one before ends, as the pieces of a reply do.
@@ -86,7 +86,7 @@ def joined(parts: Iterable[Part], *, glued: bool = False) -> list[Part]:
         if not part.text:
             continue
         before = pieces[-1] if pieces else Part("\n")
-        begins = before.text.endswith("\n")
+        begins = before.text.endswith("\n") or (part.attached and part.text.startswith("\n"))
         if part.attached and not begins:
             pieces.append(replace(part, text=f"\n{part.text}"))
             continue
