@@ -136,11 +136,11 @@ def carried(messages: Sequence[Message]) -> Carried | None:
     OpenClaw says there who wrote in which chat, and that the words are forwarded; it says so once.
     """
     kept = openclaw.without_volatile(messages)
-    context = "\n\n".join(openclaw.contexts(messages[len(kept) :]))
-    if not context:
+    if len(kept) == len(messages):
         return None
+    context = "\n\n".join(openclaw.contexts(messages[len(kept) :]))
     about = next((m for m in reversed(kept) if m["role"] == "user"), None)
-    if about is None:
+    if about is None or not context:
         return None
     reading = read({"content": context})
     odd = reading.doubt is not None or openclaw.MARK in reading.words

@@ -265,20 +265,10 @@ class PartCache:
 
     def __init__(self, room: int = ROOM) -> None:
         """`room`: bytes."""
-        self._parsed = LRUCache[Any, tuple[int, Any]](room, getsizeof=itemgetter(0))
-        self._lock = Lock()  # large bodies are read in a thread
-
-    def get(self, key: Any) -> Any:
-        """Return a parsed part, or None."""
-        with self._lock:
-            return self._parsed.get(key, (0, None))[1]
-
-    def learn(self, key: Any, size: int, parsed: Any) -> None:
-        """Cache a new part. `size`: bytes of what was parsed."""
-        room = _ENTRY + 4 * size
-        with self._lock:  # for a moment: the event loop reads, too
-            if room <= self._parsed.maxsize:
-                self._parsed[key] = room, parsed
+        self.parsed = LRUCache[Any, tuple[int, Any]](room, getsizeof=itemgetter(0))
+        """Size and value of each part, by its key."""
+        self.lock = Lock()
+        """Held for a moment: the event loop reads, and so does a thread, for large bodies."""
 
 
 class PartReader:
@@ -296,7 +286,8 @@ class PartReader:
     def cached(self, find_out: Callable[[], _Parsed], name: Any, *parts: bytes) -> _Parsed:
         """Return what a function returns, or has returned for the same parts under this name."""
         key = self._user, name, *parts
-        known = self._cache.get(key)
+        with self._cache.lock:
+            _, known = self._cache.parsed.get(key, (0, None))
         if known is not None:
             return known
         if key not in self._new:
@@ -305,8 +296,11 @@ class PartReader:
 
     def remember(self) -> None:
         """Cache the parts that were new."""
-        for key, parsed in self._new.items():
-            self._cache.learn(key, sum(map(len, key[2:])), parsed)
+        for key, part in self._new.items():
+            room = _ENTRY + 4 * sum(map(len, key[2:]))
+            with self._cache.lock:
+                if room <= self._cache.parsed.maxsize:
+                    self._cache.parsed[key] = room, part
 
 
 class CachingFormat(WireFormat):

@@ -47,7 +47,7 @@ async def build_prompt(
         RequestError: the chat template refuses these messages, or it is not known how such a
             reply begins.
     """
-    begun = _begun(deps, request)
+    begun = _begun(deps, request) if request.must_call else ()
     await deps.compute.own_round()
     extend = partial(_extended, deps, lesson_request or request, link)
     extended = await deps.compute.aside(extend, when=large)
@@ -75,8 +75,6 @@ async def _rendered(
 
 def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
     """The part of the reply that is given to the model."""
-    if not request.must_call:
-        return ()
     begun = deps.renderer.begin_call(request.must_call, request.switches)
     if begun is None:
         raise RequestError(

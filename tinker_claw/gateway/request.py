@@ -316,7 +316,7 @@ async def _find(
         text=await deps.secrets.redact_any(read(last).words, kept.secrets) if last else "",
         secrets=kept.secrets,
         lost=kept.is_open and is_main and link is None and index.is_lost(session_id, conversation),
-        voices=tuple([await _voice(deps, piece) for m in new for piece in writers_of(m)]),
+        voices=await _voices(deps, [piece for m in new for piece in writers_of(m)]),
         asked_by=asked_by(writers_of(last)) if last else Writer.OWNER,
         pictured=_pictured(deps, incoming),
     )
@@ -334,21 +334,23 @@ async def _obey(deps: GatewayDeps, incoming: _Incoming, kept: Kept, place: Place
     return answer if command.alone else None
 
 
-async def _voice(deps: GatewayDeps, piece: Piece) -> Piece:
-    """Return a piece with a name that may be kept: of one that is unclear it holds a line."""
-    if piece.writer is not Writer.UNKNOWN:
-        return piece
-    return replace(piece, what=(await deps.secrets.redact_any(piece.what))[:_LONGEST_NAME])
+async def _voices(deps: GatewayDeps, pieces: list[Piece]) -> tuple[Piece, ...]:
+    """Return pieces with names that may be kept: of one that is unclear it holds a line."""
+    for at, piece in enumerate(pieces):
+        if piece.writer is Writer.UNKNOWN:
+            name = await deps.secrets.redact_any(piece.what)
+            pieces[at] = replace(piece, what=name[:_LONGEST_NAME])
+    return tuple(pieces)
 
 
 def _pictured(deps: GatewayDeps, incoming: _Incoming) -> TurnRefusal | None:
     """Return why nothing after a request's images is trained; None: it is, or there are none."""
-    with_images = [message for message in incoming.request.messages if images_in([message])]
-    if not with_images:
+    messages = incoming.request.messages
+    if not images_in(messages):
         return None
     if deps.settings.images != "train":
         return PICTURED
-    own = all(shows_own(message, incoming.writers_of(message)) for message in with_images)
+    own = all(shows_own(message, incoming.writers_of(message)) for message in messages)
     return None if own else NOT_THEIRS
 
 

@@ -57,9 +57,8 @@ class Sampling:
         if len(self._gave) > 1:
             names = [f"v{self._job.version}" if s is None else s.name for s in self._gave]
             return TurnRefusal(Reason.TWO_POLICIES, " and ".join(names))
-        if any(s and s.base for s in self._gave):
-            return TurnRefusal(Reason.BASE_MODEL)
-        return None
+        only = self._gave[0] if self._gave else None
+        return TurnRefusal(Reason.BASE_MODEL) if only is not None and only.base else None
 
     def completion(self, *, aborted: bool = False, cut: bool = False) -> Completion:
         """Return everything that was sampled as one completion."""
