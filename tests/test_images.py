@@ -15,7 +15,7 @@ from PIL.ExifTags import Base
 from tests.support.pictures import ANIMATIONS, animated, bombs, picture, url_of
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.parts import joined, with_parts
-from tinker_claw.images import Image, Part, images_in, parts_of, read_url
+from tinker_claw.images import Image, MessagePart, images_in, parts_of, read_url
 
 AT = "messages[0].content[1].image_url.url"
 
@@ -128,8 +128,8 @@ def test_bombs_of_each_kind_are_clear_errors_with_flat_memory(tmp_path: Path) ->
 
 def test_a_message_knows_its_images_through_every_joining() -> None:
     one, two = (Image(picture(n, n), AT) for n in (8, 16))
-    inner = joined([Part("See: "), Part(str(one), one), Part(" and ")])
-    parts = joined([Part("Error: "), *inner, Part(str(two), two)], glued=True)
+    inner = joined([MessagePart("See: "), MessagePart(str(one), one), MessagePart(" and ")])
+    parts = joined([MessagePart("Error: "), *inner, MessagePart(str(two), two)], glued=True)
     message = with_parts({"role": "user"}, parts)
     assert message["content"] == f"Error: See: {one} and {two}"
     assert [part.image for part in parts_of(message)] == [None, None, one, None, two]

@@ -141,7 +141,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MessagePart:
     """A part of a message's content, as its client sent it."""
 
     text: str
@@ -154,9 +154,9 @@ class Part:
     """Why it is refused in the user's message that asks; None: it is read there."""
 
 
-def parts_of(message: Mapping[str, Any]) -> Sequence[Part]:
+def parts_of(message: Mapping[str, Any]) -> Sequence[MessagePart]:
     """Return the parts of a message's content; a plain string is one."""
-    return getattr(message, "parts", ()) or (Part(message["content"]),)
+    return getattr(message, "parts", ()) or (MessagePart(message["content"]),)
 
 
 def images_in(messages: Iterable[Mapping[str, Any]]) -> list[Image]:

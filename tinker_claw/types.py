@@ -39,7 +39,7 @@ class KnownMessage(dict[str, Any]):
     __slots__ = ("notes", "parts")
 
     def __init__(self, message: Message, parts: Sequence[Any] = ()) -> None:
-        """`parts`: those of its content, see `images.Part`; (): it is a plain string."""
+        """`parts`: those of its content, see `images.MessagePart`; (): it is a plain string."""
         super().__init__(message)
         self.parts = parts
         self.notes: dict[Any, Any] = {}

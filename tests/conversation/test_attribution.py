@@ -26,7 +26,7 @@ from tinker_claw.conversation.attribution import attribute, words_of
 from tinker_claw.conversation.harnesses import HARNESSES, Block, read
 from tinker_claw.conversation.openclaw import Runtime, surface
 from tinker_claw.formats.parts import with_parts
-from tinker_claw.images import Part
+from tinker_claw.images import MessagePart
 from tinker_claw.served import Belongs, RequestKind, Surface
 from tinker_claw.types import Piece, Writer
 
@@ -41,7 +41,7 @@ Said = str | Sequence[str]
 
 
 def written(said: Said, place: Surface = DIRECT, owner: str = "ann") -> tuple[Piece, ...]:
-    parts = [Part(text) for text in ([said] if isinstance(said, str) else said)]
+    parts = [MessagePart(text) for text in ([said] if isinstance(said, str) else said)]
     message = with_parts({"role": "user"}, parts)
     pieces = attribute(message, place, lambda who: who.id == owner)
     assert "".join(piece.text for piece in pieces) == message["content"]

@@ -55,7 +55,7 @@ from tinker_claw.conversation.history import (
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest
 from tinker_claw.formats.parts import with_parts
-from tinker_claw.images import Image, Part
+from tinker_claw.images import Image, MessagePart
 from tinker_claw.served import Surface
 from tinker_claw.types import Kind, Message, NextState, Reply, ToolCall
 
@@ -82,7 +82,7 @@ def words(text: str) -> str:
     return read({"content": text}).words
 
 
-def of(*parts: Part) -> Message:
+def of(*parts: MessagePart) -> Message:
     """A user's message of these parts."""
     return with_parts({"role": "user"}, parts)
 
@@ -462,20 +462,20 @@ def test_a_volatile_message_that_stays_where_it_was_is_no_part_of_the_conversati
 
 def test_images_are_told_from_what_codex_and_openclaw_write_around_them() -> None:
     picture_file = Image(picture(96, 64), "at")
-    image = Part(str(picture_file), picture_file)
+    image = MessagePart(str(picture_file), picture_file)
     begin = '<image name=[Image #1] path="/tmp/picture.png">'
-    said = of(Part(begin), image, Part("</image>"), Part("What is it?"))
+    said = of(MessagePart(begin), image, MessagePart("</image>"), MessagePart("What is it?"))
     assert read(said).words == f"{image.text}\nWhat is it?"
     call = {"id": "a", "type": "function", "function": {"name": "read", "arguments": "{}"}}
     replied: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
     result: Message = {"role": "tool", "tool_call_id": "a", "content": "Read image file"}
-    shows = of(Part("Image(s) from tool result #1 (read):"), image)
+    shows = of(MessagePart("Image(s) from tool result #1 (read):"), image)
     state = NextState.of_tools([("read", f"Read image file\n{shows['content']}")])
     assert next_state([result, shows], replied) == state
     for mark in (mark for harness in HARNESSES for mark in harness.results):
-        assert is_result(of(Part(mark), image))
-        unseen = Part('ERROR: Cannot read "a.png" (this model does not see).')
-        assert is_result(of(Part(mark), unseen))
+        assert is_result(of(MessagePart(mark), image))
+        unseen = MessagePart('ERROR: Cannot read "a.png" (this model does not see).')
+        assert is_result(of(MessagePart(mark), unseen))
         assert not is_result({"role": "user", "content": f"{mark} none"})
     typed: Message = {"role": "user", "content": "Image(s) from tool result #1 (read): none"}
     assert next_state([result, typed], replied) == NextState("user", typed["content"])

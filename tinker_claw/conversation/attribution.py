@@ -27,7 +27,7 @@ from typing import Final
 from tinker_claw.conversation import openclaw
 from tinker_claw.conversation.harnesses import HARNESSES, Block, after_blanks
 from tinker_claw.conversation.openclaw import Sender
-from tinker_claw.images import Part, parts_of
+from tinker_claw.images import MessagePart, parts_of
 from tinker_claw.prose import is_typed_line, odd_line, quotable
 from tinker_claw.served import Belongs, Surface
 from tinker_claw.types import Message, Piece, Writer, cached
@@ -238,7 +238,7 @@ for _block in _BLOCKS:
 class _Reader:
     """Reader of one message's parts; collects what they say about the whole."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[MessagePart]) -> None:
         self.reading = reading = Reading()
         self._until: str | None = None
         """The later part that ends the last block; "": the next one, which it announces; None: it
@@ -372,7 +372,7 @@ def newest_request(messages: Sequence[Message]) -> Message | None:
     return newest
 
 
-def attached_to(message: Message) -> list[Part]:
+def attached_to(message: Message) -> list[MessagePart]:
     """Return the parts of a message that nobody typed."""
     return [part for part in parts_of(message) if part.attached]
 

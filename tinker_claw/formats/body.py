@@ -287,9 +287,9 @@ class PartReader:
         """Return what a function returns, or has returned for the same parts under this name."""
         key = self._user, name, *parts
         with self._cache.lock:
-            _, known = self._cache.parsed.get(key, (0, None))
-        if known is not None:
-            return known
+            _, part = self._cache.parsed.get(key, (0, None))
+        if part is not None:
+            return part
         if key not in self._new:
             self._new[key] = find_out()
         return self._new[key]

@@ -56,7 +56,7 @@ from tinker_claw.formats.parts import (
     thought_in,
     with_parts,
 )
-from tinker_claw.images import Part
+from tinker_claw.images import MessagePart
 from tinker_claw.types import KnownMessage, KnownTools, Tool
 
 _UNTEMPERED = "replies are drawn from the model's own distribution; leave it out"
@@ -195,10 +195,10 @@ def _assistant(fields: Object) -> KnownMessage:
     # A refusal is what the assistant said instead.
     parts = [
         *read_parts(fields, "content", plain_part, glued=True),
-        Part(fields.text("refusal")),
+        MessagePart(fields.text("refusal")),
     ]
     if "audio" in fields:
-        parts.append(Part(line(READS_TEXT, "audio")))
+        parts.append(MessagePart(line(READS_TEXT, "audio")))
     # "" is sent by agents whose service demands the field.
     thought = [text for name in _THOUGHT if isinstance(text := fields.get(name), str)]
     return assistant(parts, thought[:1] or thought_in(fields.get("content")), calls)

@@ -23,7 +23,7 @@ from tinker_claw.formats.body import (
     without_halves,
 )
 from tinker_claw.formats.parts import MAX_DEPTH, joined, with_parts
-from tinker_claw.images import Part, parts_of
+from tinker_claw.images import MessagePart, parts_of
 from tinker_claw.types import EFFORTS, KnownMessage, KnownTools, Message, Reply, Tool, ToolCall
 
 STOP_STRINGS = 4
@@ -132,7 +132,7 @@ def name_of(fields: Object) -> str:
     return fields.text("name") or "unknown"
 
 
-def result(id: str, content: Sequence[Part]) -> KnownMessage:
+def result(id: str, content: Sequence[MessagePart]) -> KnownMessage:
     """Result of a tool. `id`: of the call; "": the next one without a result."""
     return with_parts({"role": "tool", "tool_call_id": id}, content)
 
@@ -163,7 +163,9 @@ def called(call: ToolCall) -> dict[str, Any]:
     return function_call(call.id, call.name, call.arguments)
 
 
-def assistant(parts: Iterable[Part], thought: Sequence[str], calls: Sequence[Any]) -> KnownMessage:
+def assistant(
+    parts: Iterable[MessagePart], thought: Sequence[str], calls: Sequence[Any]
+) -> KnownMessage:
     """A message of the assistant, whose parts a client keeps one by one."""
     message = with_parts({"role": "assistant"}, joined(parts, glued=True))
     if calls:
@@ -176,7 +178,7 @@ def assistant(parts: Iterable[Part], thought: Sequence[str], calls: Sequence[Any
 def as_message(reply: Reply) -> Message:
     """A reply as a client would send it back."""
     thought = [reply.reasoning] if reply.reasoning else []
-    return assistant([Part(reply.text)], thought, [*map(called, reply.tool_calls)])
+    return assistant([MessagePart(reply.text)], thought, [*map(called, reply.tool_calls)])
 
 
 Convert = Callable[[Object], Sequence[KnownMessage]]
@@ -273,7 +275,7 @@ def system_message(texts: Sequence[str], reader: PartReader) -> KnownMessage:
 
 def _head(texts: Sequence[str]) -> KnownMessage:
     heads = [text if text.endswith("\n\n") else f"{text}\n\n" for text in texts[:-1]]
-    return with_parts({"role": "system"}, joined(map(Part, [*heads, texts[-1]])))
+    return with_parts({"role": "system"}, joined(map(MessagePart, [*heads, texts[-1]])))
 
 
 def function_tool(fields: Object, schema: str = "parameters") -> Tool:

@@ -66,7 +66,7 @@ from tinker_claw.formats.parts import (
     unreadable,
     with_parts,
 )
-from tinker_claw.images import Part
+from tinker_claw.images import MessagePart
 from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
 
 STOP_SEQUENCES = 64
@@ -295,22 +295,18 @@ def _others(blocks: Sequence[Object], role: str) -> list[KnownMessage]:
     others = [block for block in blocks if not kind_of(block).endswith(_RESULT)]
     if not others and results:
         return results
-    parts = [
-        part
-        for block in others
-        for part in (
-            [attached(line(READS_TEXT, kind_of(block)))]
-            if kind_of(block) in _CALLS
-            else read(block)
-        )
-    ]
+    parts = list[MessagePart]()
+    for block in others:
+        kind = kind_of(block)
+        parts += [attached(line(READS_TEXT, kind))] if kind in _CALLS else read(block)
     return [*results, with_parts({"role": role}, joined(parts))]
 
 
 def _replies(blocks: Sequence[Object]) -> list[KnownMessage]:
     """Messages of one by the assistant: what a service's own tools answered in its middle is a
     result like any other, and what follows another reply."""
-    messages, parts, thought, calls = list[KnownMessage](), list[Part](), list[str](), list[Any]()
+    messages, parts = list[KnownMessage](), list[MessagePart]()
+    thought, calls = list[str](), list[Any]()
     for block in blocks:
         kind = kind_of(block)
         if kind.endswith(_RESULT):
@@ -323,7 +319,7 @@ def _replies(blocks: Sequence[Object]) -> list[KnownMessage]:
         elif kind == "thinking":
             thought.append(block.text("thinking"))
         elif kind == "compaction" and isinstance(block.get("content"), str):
-            parts.append(Part(block["content"]))
+            parts.append(MessagePart(block["content"]))
         else:
             parts += plain_part(block)
     if parts or thought or calls or not messages:
@@ -340,5 +336,5 @@ def _result(block: Object) -> KnownMessage:
         parts = read_parts(block, "content", seen_part)
     else:
         parts = answered(block.get("content"), block.place("content"))
-    failed = [Part("Error: ")] if block.flag("is_error") else []
+    failed = [MessagePart("Error: ")] if block.flag("is_error") else []
     return result(block.text("tool_use_id"), joined([*failed, *parts], glued=True))

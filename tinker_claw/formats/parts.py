@@ -2,7 +2,7 @@
 
 Rule: a history is read, whoever wrote it. Text is shown as text, and anything else as one line that
 says what stood there; nothing vanishes. Only the user's message that asks is refused later where it
-holds such a thing: see `Part.refusal`.
+holds such a thing: see `MessagePart.refusal`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.body import Object, members, shorten_name
-from tinker_claw.images import Image, Part, Refusal, parts_of, read_url
+from tinker_claw.images import Image, MessagePart, Refusal, parts_of, read_url
 from tinker_claw.types import KnownMessage, Message
 
 READS_TEXT: Final = "this model reads text only"
@@ -62,30 +62,30 @@ def _unpacked(data: str) -> str:
     return size(len(data) * 3 // 4)
 
 
-def with_parts(message: Message, parts: Sequence[Part]) -> KnownMessage:
+def with_parts(message: Message, parts: Sequence[MessagePart]) -> KnownMessage:
     """Return a message with this content."""
     content = "".join(part.text for part in parts)
     is_plain = len(parts) < 2 and not any(part.image or part.attached for part in parts)
     return KnownMessage({**message, "content": content}, () if is_plain else tuple(parts))
 
 
-def attached(text: str, refusal: Refusal | None = None) -> Part:
+def attached(text: str, refusal: Refusal | None = None) -> MessagePart:
     """Return a part that nobody typed."""
-    return Part(text, attached=True, refusal=refusal)
+    return MessagePart(text, attached=True, refusal=refusal)
 
 
-def joined(parts: Iterable[Part], *, glued: bool = False) -> list[Part]:
+def joined(parts: Iterable[MessagePart], *, glued: bool = False) -> list[MessagePart]:
     """Return the parts of one message with breaks between them. A text begins a line of its own
     behind another, and so does what is attached, wherever it stands. Joining twice adds nothing.
 
     Args:
         glued: texts go on where the one before ends, as the pieces of a reply do.
     """
-    pieces = list[Part]()
+    pieces = list[MessagePart]()
     for part in parts:
         if not part.text:
             continue
-        before = pieces[-1] if pieces else Part("\n")
+        before = pieces[-1] if pieces else MessagePart("\n")
         begins = before.text.endswith("\n") or (part.attached and part.text.startswith("\n"))
         if part.attached and not begins:
             pieces.append(replace(part, text=f"\n{part.text}"))
@@ -93,7 +93,7 @@ def joined(parts: Iterable[Part], *, glued: bool = False) -> list[Part]:
         if before.attached and not begins:
             pieces.append(attached("\n"))
         elif not (glued or begins or before.image or part.image or part.text.startswith("\n")):
-            pieces[-1] = Part(f"{before.text}\n")
+            pieces[-1] = MessagePart(f"{before.text}\n")
         pieces.append(part)
     return pieces
 
@@ -104,8 +104,8 @@ def kind_of(part: Mapping[str, Any]) -> str:
 
 
 def read_parts(
-    fields: Object, name: str, read: Callable[[Object], list[Part]], *, glued: bool = False
-) -> list[Part]:
+    fields: Object, name: str, read: Callable[[Object], list[MessagePart]], *, glued: bool = False
+) -> list[MessagePart]:
     """Read a string or a list of parts.
 
     Args:
@@ -114,28 +114,28 @@ def read_parts(
     """
     content = fields.get(name, [])
     if isinstance(content, str):
-        return [Part(content)]
+        return [MessagePart(content)]
     if not isinstance(content, list):
         raise fields.wrong("must be a string or a list of parts", name)
     at = fields.place(name)
     sent = (
-        [Part(item)] if isinstance(item, str) else read(Object(item, f"{at}[{i}]"))
+        [MessagePart(item)] if isinstance(item, str) else read(Object(item, f"{at}[{i}]"))
         for i, item in enumerate(cast("list[Any]", content))
         if item is not None
     )
     return joined(chain.from_iterable(sent), glued=glued)
 
 
-def seen_part(part: Object) -> list[Part]:
+def seen_part(part: Object) -> list[MessagePart]:
     """A part of a message whose images the model may see: a user's, or the result of a tool."""
     return [_picture(part)] if kind_of(part) in _PICTURES else plain_part(part)
 
 
-def plain_part(part: Object) -> list[Part]:
+def plain_part(part: Object) -> list[MessagePart]:
     """A part of a message of the assistant or the system, who show no images."""
     kind = kind_of(part)
     if kind in _TEXTS or kind == "refusal":
-        return [Part(part.text("refusal" if kind == "refusal" else "text"))]
+        return [MessagePart(part.text("refusal" if kind == "refusal" else "text"))]
     if kind in THOUGHTS:
         return []  # another model's; `thought_in` reads those in clear
     if kind in _PICTURES:
@@ -143,7 +143,7 @@ def plain_part(part: Object) -> list[Part]:
     if kind in _READ:
         return _READ[kind](part)
     if isinstance(part.get("text"), str):
-        return [Part(part["text"])]
+        return [MessagePart(part["text"])]
     packed = _named(members(part.get(kind)), "data")
     how_much = _unpacked(packed) if packed else ""
     why = line(READS_TEXT, kind or "a part without a type", how_much)
@@ -169,11 +169,11 @@ def unreadable(part: Object) -> RequestError:
     )
 
 
-def _picture(part: Object) -> Part:
+def _picture(part: Object) -> MessagePart:
     """An image, as the text that stands for it."""
     try:
         image = read_url(*_url_of(part))
-        return Part(str(image), image)
+        return MessagePart(str(image), image)
     except RequestError as error:
         # Without its traceback, which would hold the whole body.
         refused = RequestError(str(error), param=error.param)
@@ -219,7 +219,7 @@ def without_images(message: Message, whys: Callable[[Image], str | None]) -> Kno
         whys: says why an image is not shown; None: it is shown.
     """
 
-    def shown(part: Part) -> Part:
+    def shown(part: MessagePart) -> MessagePart:
         image = part.image
         why = whys(image) if image is not None else None
         return attached(line(why, image.kind, size(image.size))) if image and why else part
@@ -227,39 +227,39 @@ def without_images(message: Message, whys: Callable[[Image], str | None]) -> Kno
     return with_parts(message, joined(map(shown, parts_of(message))))
 
 
-def _document(block: Object) -> list[Part]:
+def _document(block: Object) -> list[MessagePart]:
     """A document as Anthropic's format has it."""
     source = Object(members(block.get("source")), block.place("source"))
     title, kind = _named(block, "title"), source.get("type")
     if kind == "text":
-        return _headed("document", title, [Part(_named(source, "data"))])
+        return _headed("document", title, [MessagePart(_named(source, "data"))])
     if kind == "content":
         return _headed("document", title, read_parts(source, "content", seen_part))
     at = _named(source, "url") or _named(source, "file_id")
     return _packed("document", title, _named(source, "media_type"), _named(source, "data"), at)
 
 
-def _search_result(block: Object) -> list[Part]:
+def _search_result(block: Object) -> list[MessagePart]:
     named = f"{_named(block, 'title')} {_named(block, 'source')}"
     return _headed("search result", named, read_parts(block, "content", seen_part))
 
 
-def _headed(kind: str, title: str, parts: Sequence[Part]) -> list[Part]:
+def _headed(kind: str, title: str, parts: Sequence[MessagePart]) -> list[MessagePart]:
     """Attached parts under a line that says what they are."""
     named = shorten_name(" ".join(title.split()))
-    head = Part(f"[{kind}: {named}]\n" if named else f"[{kind}]\n")
-    pieces = list[Part]()
+    head = MessagePart(f"[{kind}: {named}]\n" if named else f"[{kind}]\n")
+    pieces = list[MessagePart]()
     for is_text, run in groupby([head, *parts], lambda part: not (part.image or part.attached)):
         same = list(run)
         pieces += [attached("".join(part.text for part in same))] if is_text else same
     return joined(pieces)
 
 
-def _tool_reference(block: Object) -> list[Part]:
+def _tool_reference(block: Object) -> list[MessagePart]:
     return [attached(f"[tool: {shorten_name(_named(block, 'tool_name'))}]")]
 
 
-def _file(part: Object) -> list[Part]:
+def _file(part: Object) -> list[MessagePart]:
     """A file as OpenAI's formats have it: in a member of the part, or the part itself."""
     file = members(part.get("file")) or part
     sent = _named(file, "file_data")
@@ -274,7 +274,7 @@ def _data_url(url: str) -> tuple[str, str]:
     return (head[5:].partition(";")[0], data) if head.startswith("data:") else ("", "")
 
 
-def _packed(what: str, title: str, media: str, data: str, at: str) -> list[Part]:
+def _packed(what: str, title: str, media: str, data: str, at: str) -> list[MessagePart]:
     """A file in base64: its text, or a line in its place.
 
     Args:
@@ -286,7 +286,7 @@ def _packed(what: str, title: str, media: str, data: str, at: str) -> list[Part]
     if media.startswith("text/") or media in ("application/json", "application/xml"):
         with suppress(binascii.Error, ValueError):
             text = base64.b64decode(data, validate=True).decode()
-            return _headed(what, title, [Part(text)])
+            return _headed(what, title, [MessagePart(text)])
     return [attached(line(READS_TEXT, media or what, title, _unpacked(data)))]
 
 
@@ -296,7 +296,7 @@ def _named(fields: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-_READ: dict[str, Callable[[Object], list[Part]]] = {
+_READ: dict[str, Callable[[Object], list[MessagePart]]] = {
     "document": _document,
     "search_result": _search_result,
     "tool_reference": _tool_reference,
@@ -329,7 +329,7 @@ def _clear(value: Any, depth: int) -> Any:
     return as_text(value) if isinstance(value, str) else value
 
 
-def answered(content: Any, at: str) -> list[Part]:
+def answered(content: Any, at: str) -> list[MessagePart]:
     """Return the result of a service's own tool: its texts, documents and images, or JSON."""
     inner = members(members(content).get("content"))
     if "source" in inner:
@@ -337,4 +337,4 @@ def answered(content: Any, at: str) -> list[Part]:
     blocks: Sequence[Any] = content if isinstance(content, list) else []
     if blocks and all(kind_of(members(block)) in _PARTS for block in blocks):
         return read_parts(Object({at: blocks}), at, seen_part)
-    return [Part(as_text(content if content is not None else ""))]
+    return [MessagePart(as_text(content if content is not None else ""))]

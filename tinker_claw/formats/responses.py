@@ -56,7 +56,7 @@ from tinker_claw.formats.parts import (
     with_parts,
 )
 from tinker_claw.formats.responses_reply import Names, ResponsesReply
-from tinker_claw.images import Part
+from tinker_claw.images import MessagePart
 from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
 
 _RUNS_NOTHING = "this server runs no tools itself; offer functions"
@@ -282,7 +282,7 @@ def _item(fields: Object) -> list[KnownMessage]:
         return [assistant([], [], [call]), *([_answer(fields, id)] if has else [])]
     if kind.endswith(("_output", "_response")):
         return [_answer(fields, fields.text("approval_request_id") or id)]
-    return [with_parts({"role": "system"}, [Part(line(READS_TEXT, kind))])]
+    return [with_parts({"role": "system"}, [MessagePart(line(READS_TEXT, kind))])]
 
 
 def _answer(fields: Object, id: str) -> KnownMessage:
@@ -292,7 +292,7 @@ def _answer(fields: Object, id: str) -> KnownMessage:
         ((name, value),) = answers.items()
         content = [value] if isinstance(value, dict) else value
         return result(id, answered(content, fields.place(name)))
-    return result(id, [Part(as_text(answers))])
+    return result(id, [MessagePart(as_text(answers))])
 
 
 def _present(fields: Object, names: Sequence[str]) -> dict[str, Any]:

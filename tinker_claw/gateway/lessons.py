@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
 from tinker_claw.formats.parts import with_parts
-from tinker_claw.images import Part, parts_of
+from tinker_claw.images import MessagePart, parts_of
 from tinker_claw.ledger.lessons import MOST, NOT_TOLD, Lesson, LessonTable, State
 from tinker_claw.telemetry import log
 from tinker_claw.types import Message
@@ -29,7 +29,8 @@ def with_lessons(
     if not as_system:
         at = next((n for n, message in enumerate(changed) if message["role"] == "user"), None)
         if at is not None:
-            changed[at] = with_parts(changed[at], [Part(f"{text}\n\n"), *parts_of(changed[at])])
+            opened = [MessagePart(f"{text}\n\n"), *parts_of(changed[at])]
+            changed[at] = with_parts(changed[at], opened)
         return changed
     systems = sum(1 for _ in takewhile(lambda message: message["role"] == "system", changed))
     if not systems:
@@ -67,7 +68,7 @@ class LessonChooser:
 
     def _chosen(self, user: str, version: int) -> list[int]:
         """Return the newest lessons, as many as there is room for, the newest last."""
-        active = [known for known in self._table.of_user(user) if known.state not in NOT_TOLD]
+        active = [each for each in self._table.of_user(user) if each.state not in NOT_TOLD]
         chosen, practised = list[Lesson](), self._table.practised(version) if active else ()
         for lesson in active:
             if len(chosen) == MOST:
