@@ -343,7 +343,11 @@ def request_indexes(messages: Sequence[Message]) -> list[int]:
 
 def last_request_index(messages: Sequence[Message]) -> int | None:
     """Return the index of the newest user message that asks something; None: there is none."""
-    return max(request_indexes(messages), default=None)
+    kept = without_volatile(messages)
+    for at in reversed(range(len(kept))):
+        if _asks(kept[at]):
+            return at
+    return None
 
 
 def asking(messages: Sequence[Message]) -> list[Reading]:

@@ -137,8 +137,10 @@ def _extended(
 
 def new_messages(messages: Sequence[Message]) -> Sequence[Message]:
     """The messages since the last reply."""
-    at = next((n for n, m in enumerate(reversed(messages)) if m["role"] == "assistant"), None)
-    return messages if at is None else messages[len(messages) - at :]
+    for at in range(len(messages), 0, -1):
+        if messages[at - 1]["role"] == "assistant":
+            return messages[at:]
+    return messages
 
 
 def exact_digest(
