@@ -153,7 +153,7 @@ def plain_part(part: Object) -> list[MessagePart]:
 def thought_in(content: Any) -> list[str]:
     """The thinking in clear among the parts of a message of the assistant."""
     texts = list[str]()
-    for part in map(members, cast("list[Any]", content) if isinstance(content, list) else []):
+    for part in map(members, cast("list[Any]", content if isinstance(content, list) else [])):
         if kind_of(part) in THOUGHTS:
             named = (_named(part, name) for name in ("thinking", "reasoning", "text"))
             texts += [text for text in named if text][:1]
