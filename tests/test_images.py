@@ -14,8 +14,8 @@ from PIL.ExifTags import Base
 
 from tests.support.pictures import ANIMATIONS, animated, bombs, picture, url_of
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import Joined
-from tinker_claw.images import Image, Pictured, images_in, read_url, split
+from tinker_claw.formats.parts import joined, with_parts
+from tinker_claw.images import Image, MessagePart, images_in, parts_of, read_url
 
 AT = "messages[0].content[1].image_url.url"
 
@@ -126,14 +126,15 @@ def test_bombs_of_each_kind_are_clear_errors_with_flat_memory(tmp_path: Path) ->
     assert grown_kb < 90_000
 
 
-def test_text_knows_its_images_through_every_joining() -> None:
+def test_a_message_knows_its_images_through_every_joining() -> None:
     one, two = (Image(picture(n, n), AT) for n in (8, 16))
-    inner = Joined.of(["See: ", Pictured.showing(one), " and "])
-    text = Joined.of(["Error: ", inner, Pictured.showing(two)])
-    assert text == f"Error: See: {one} and {two}"
-    assert split(text) == ["Error: See: ", one, " and ", two]
-    assert images_in([{"content": "none"}, {"content": text}]) == [one, two]
-    assert split(str(text)) == [str(text)]  # whoever writes such a line shows no image
+    inner = joined([MessagePart("See: "), MessagePart(str(one), one), MessagePart(" and ")])
+    parts = joined([MessagePart("Error: "), *inner, MessagePart(str(two), two)], glued=True)
+    message = with_parts({"role": "user"}, parts)
+    assert message["content"] == f"Error: See: {one} and {two}"
+    assert [part.image for part in parts_of(message)] == [None, None, one, None, two]
+    assert images_in([{"content": "none"}, message]) == [one, two]
+    assert images_in([{**message}]) == []  # whoever writes such a line shows no image
 
 
 def many_scans(count: int) -> bytes:

@@ -10,7 +10,8 @@ import base64
 import binascii
 import ctypes
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Final, Literal
 
@@ -130,41 +131,42 @@ def _give_back() -> None:
         trim(0)
 
 
-class Pictured(str):
-    """Text that contains images, each as its line.
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Error for a part of a message that cannot be read."""
 
-    `images`: where the line of each begins, and the image.
-    """
-
-    __slots__ = ("images",)
-
-    images: tuple[tuple[int, Image], ...]
-
-    @classmethod
-    def showing(cls, image: Image) -> Pictured:
-        """Return the text of a part that is an image."""
-        pictured = cls(image)
-        pictured.images = ((0, image),)
-        return pictured
+    error: RequestError
+    digest: str
+    """Of the part as it was sent."""
 
 
-def images_in(messages: Sequence[Mapping[str, Any]]) -> list[Image]:
+@dataclass(frozen=True, slots=True)
+class MessagePart:
+    """A part of a message's content, as its client sent it."""
+
+    text: str
+    image: Image | None = None
+    """The image whose line `text` is; None: it is text."""
+    attached: bool = False
+    """Nobody typed it: it is the text of a document, or a line in place of something that the model
+    is not shown. It is data, whoever sent the message."""
+    refusal: Refusal | None = None
+    """Why it is refused in the user's message that asks; None: it is read there."""
+
+
+def parts_of(message: Mapping[str, Any]) -> Sequence[MessagePart]:
+    """Return the parts of a message's content; a plain string is one."""
+    return getattr(message, "parts", ()) or (MessagePart(message["content"]),)
+
+
+def images_in(messages: Iterable[Mapping[str, Any]]) -> list[Image]:
     """Return all images of a conversation, in order."""
-    return [image for message in messages for _, image in images_at(message["content"])]
-
-
-def images_at(text: str) -> tuple[tuple[int, Image], ...]:
-    """Return the images in a text, and where the line of each begins."""
-    return getattr(text, "images", ())
-
-
-def split(text: str) -> list[str | Image]:
-    """Return the texts and images that a text consists of, in order."""
-    pieces, done = list[str | Image](), 0
-    for at, image in images_at(text):
-        pieces += [str(text[done:at]), image]
-        done = at + len(str(image))
-    return [piece for piece in (*pieces, str(text[done:])) if piece]
+    return [
+        part.image
+        for message in messages
+        for part in getattr(message, "parts", ())
+        if part.image is not None
+    ]
 
 
 def read_url(url: str, at: str) -> Image:

@@ -36,10 +36,12 @@ whose function may have a description, and may be strict."""
 class KnownMessage(dict[str, Any]):
     """A message that caches what is computed from it; see `cached`."""
 
-    __slots__ = ("notes",)
+    __slots__ = ("notes", "parts")
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, parts: Sequence[Any] = ()) -> None:
+        """`parts`: those of its content, see `images.MessagePart`; (): it is a plain string."""
         super().__init__(message)
+        self.parts = parts
         self.notes: dict[Any, Any] = {}
 
 

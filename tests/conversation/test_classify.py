@@ -53,8 +53,9 @@ from tinker_claw.conversation.history import (
     same,
 )
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import GenerationRequest, Joined
-from tinker_claw.images import Image, Pictured
+from tinker_claw.formats.base import GenerationRequest
+from tinker_claw.formats.parts import with_parts
+from tinker_claw.images import Image, MessagePart
 from tinker_claw.served import Surface
 from tinker_claw.types import Kind, Message, NextState, Reply, ToolCall
 
@@ -79,6 +80,11 @@ NUDGES = next(harness.nudges for harness in HARNESSES if harness.nudges)
 
 def words(text: str) -> str:
     return read({"content": text}).words
+
+
+def of(*parts: MessagePart) -> Message:
+    """A user's message of these parts."""
+    return with_parts({"role": "user"}, parts)
 
 
 def last_words(messages: Any) -> str:
@@ -455,21 +461,21 @@ def test_a_volatile_message_that_stays_where_it_was_is_no_part_of_the_conversati
 
 
 def test_images_are_told_from_what_codex_and_openclaw_write_around_them() -> None:
-    image = Pictured.showing(Image(picture(96, 64), "at"))
+    picture_file = Image(picture(96, 64), "at")
+    image = MessagePart(str(picture_file), picture_file)
     begin = '<image name=[Image #1] path="/tmp/picture.png">'
-    assert words(Joined.of([begin, image, "</image>", "What is it?"])) == f"{image}\nWhat is it?"
+    said = of(MessagePart(begin), image, MessagePart("</image>"), MessagePart("What is it?"))
+    assert read(said).words == f"{image.text}\nWhat is it?"
     call = {"id": "a", "type": "function", "function": {"name": "read", "arguments": "{}"}}
     replied: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
     result: Message = {"role": "tool", "tool_call_id": "a", "content": "Read image file"}
-    behind = Joined.of(["Image(s) from tool result #1 (read):", image])
-    state = NextState.of_tools([("read", f"Read image file\n{behind}")])
-    shows: Message = {"role": "user", "content": behind}
+    shows = of(MessagePart("Image(s) from tool result #1 (read):"), image)
+    state = NextState.of_tools([("read", f"Read image file\n{shows['content']}")])
     assert next_state([result, shows], replied) == state
     for mark in (mark for harness in HARNESSES for mark in harness.results):
-        shown: Message = {"role": "user", "content": Joined.of([mark, image])}
-        assert is_result(shown)
-        unseen = Joined.of([mark, 'ERROR: Cannot read "a.png" (this model does not see).'])
-        assert is_result({"role": "user", "content": unseen})
+        assert is_result(of(MessagePart(mark), image))
+        unseen = MessagePart('ERROR: Cannot read "a.png" (this model does not see).')
+        assert is_result(of(MessagePart(mark), unseen))
         assert not is_result({"role": "user", "content": f"{mark} none"})
     typed: Message = {"role": "user", "content": "Image(s) from tool result #1 (read): none"}
     assert next_state([result, typed], replied) == NextState("user", typed["content"])

@@ -31,12 +31,11 @@ from tinker_claw.formats.base import (
     Finish,
     FinishedReply,
     GenerationRequest,
-    Joined,
     ReplyHead,
     TokenCounts,
-    parts_of,
 )
 from tinker_claw.formats.messages import _TOOL, FIELDS, Messages
+from tinker_claw.images import parts_of
 from tinker_claw.types import Delta, Reply
 
 TURN, COUNT, *_ = Messages.routes
@@ -162,9 +161,9 @@ def test_messages_become_those_of_a_chat_template(
 
 def test_a_message_knows_its_parts() -> None:
     (message,) = parse(messages=[by("user", said("a"), said("b"))]).messages
-    assert parts_of(message["content"]) == ["a\n", "b"]
+    assert [part.text for part in parts_of(message)] == ["a\n", "b"]
     (message,) = parse(messages=[by("user", said("a"))]).messages
-    assert not isinstance(message["content"], Joined)
+    assert [part.text for part in parts_of(message)] == ["a"]
 
 
 def test_every_honoured_field_is_read() -> None:

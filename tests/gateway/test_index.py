@@ -19,7 +19,7 @@ from tinker_claw.gateway.index import (
     Stream,
 )
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.served import Identity
+from tinker_claw.served import Identity, Prompt
 from tinker_claw.turn_state import Reason, TurnRefusal
 from tinker_claw.types import Message, Reply
 
@@ -50,7 +50,7 @@ def closed(ledger: Ledger) -> list[str]:
 def put(
     index: ConversationIndex, session: int, messages: tuple[Message, ...], turn: int, size: int = 0
 ) -> None:
-    stream = Stream((0,) * size, (), None, "") if size else None
+    stream = Stream(Prompt((0,) * size, None), (), "") if size else None
     index.add(session, Conversation.of(messages).digests, reply_digest(Reply("yo")), turn, stream)
 
 

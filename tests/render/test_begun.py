@@ -55,7 +55,7 @@ def test_a_text_stands_where_it_stands_in_a_reply_for_which_the_model_need_not_t
     tokenizer = tokenizer_for(family)
     tokenizer.chat_template = None
     renderer = Renderer(tokenizer, renderers.config_from_name(family))
-    switches = renderer.thinking.switches({}, decides=thinks)
+    switches, _ = renderer.thinking.switches({}, decides=thinks)
     prompt = renderer.prompt(ASKED, switches=switches).tokens
     begun = renderer.begin_text(switches)
     text = renderer.hint_tokens("In Paris.", "{hint}")

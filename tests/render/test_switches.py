@@ -21,7 +21,7 @@ def thinking(family: str, own: str = "", *, opens: bool = False) -> Thinking:
 
 
 def of(family: str, effort: str | None = None, **template: Any) -> Switches:
-    return thinking(family).switches(template, effort)
+    return thinking(family).switches(template, effort)[0]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_model_thinks_or_not_by_its_format_and_its_own_template(
                 found.check(decides, "this model")
     if not thinks:
         assert found.efforts == ()
-        assert found.switches({}) == found.switches({}, "none") == ()
+        assert found.switches({}) == found.switches({}, "none") == ((), False)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,7 @@ def test_what_the_flag_says_goes_before_what_a_client_asks(
     expected = {"enable_thinking": False, **template} if expected is None else expected
     qwen = thinking("qwen3.8")
     found = qwen.switches(template, effort, decides=decides)
-    assert found == tuple(sorted(expected.items()))
-    assert qwen.overrules(template, effort, decides) is overrules
+    assert found == (tuple(sorted(expected.items())), overrules)
 
 
 def test_formats_with_switches_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +152,7 @@ def test_formats_with_switches_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -
     llama = Renderer(tokenizer, renderers.config_from_name("llama-3"))
     days = [f"{day} May 2026" for day in range(1, 25)]
     for day in [*days, days[0]]:
-        asked = llama.thinking.switches({"date_string": day})
+        asked, _ = llama.thinking.switches({"date_string": day})
         assert day in llama.decode(llama.prompt(chat("hi"), switches=asked).tokens)
     assert len(formats) == 1 + len(days) + 1, "the first was not kept"
     assert days[0] not in llama.decode(llama.prompt(chat("hi")).tokens)

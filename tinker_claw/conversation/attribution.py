@@ -21,14 +21,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import Final
 
 from tinker_claw.conversation import openclaw
 from tinker_claw.conversation.harnesses import HARNESSES, Block, after_blanks
 from tinker_claw.conversation.openclaw import Sender
-from tinker_claw.formats.base import Attached, parts_of
-from tinker_claw.images import Image, images_at, split
+from tinker_claw.images import MessagePart, parts_of
 from tinker_claw.prose import is_typed_line, odd_line, quotable
 from tinker_claw.served import Belongs, Surface
 from tinker_claw.types import Message, Piece, Writer, cached
@@ -70,7 +69,7 @@ class Reading:
     """A message that got no complete answer stands in it, perhaps before others."""
     doubt: str | None = None
     """A line of a frame behind which the words may be anybody's; None: there is none."""
-    marks: list[str] = field(default_factory=lambda: [openclaw.MARK], repr=False)
+    ends: list[str] = field(default_factory=list[str], repr=False)
     """Ends of its blocks; a block whose end comes again may have ended elsewhere."""
 
     @property
@@ -101,7 +100,7 @@ class Reading:
         if self.queued and not self.retry:
             return "[Queued user message …]"
         words = words_of([piece for piece in self.pieces if piece.what != _IMAGE], Writer.OWNER)
-        mark = next((mark for mark in self.marks if mark in words), None)
+        mark = next((mark for mark in (openclaw.MARK, *self.ends) if mark in words), None)
         if mark is not None:
             return next(line.strip() for line in words.splitlines() if mark.strip() in line)
         odd = odd_line(words)
@@ -137,8 +136,10 @@ def carried(messages: Sequence[Message]) -> Carried | None:
     OpenClaw says there who wrote in which chat, and that the words are forwarded; it says so once.
     """
     kept = openclaw.without_volatile(messages)
-    about = next((m for m in reversed(kept) if m["role"] == "user"), None)
+    if len(kept) == len(messages):
+        return None
     context = "\n\n".join(openclaw.contexts(messages[len(kept) :]))
+    about = next((m for m in reversed(kept) if m["role"] == "user"), None)
     if about is None or not context:
         return None
     reading = read({"content": context})
@@ -210,11 +211,11 @@ def words_of(pieces: Sequence[Piece], *writers: Writer) -> str:
 
 def _read(message: Message) -> Reading:
     text: str = message["content"]
-    parts = parts_of(text) or [text]
+    parts = parts_of(message)
     shows = len(parts) > 1 or "\n" in text or text in _RESULTS
-    if shows and parts[0].startswith(_RESULTS):
+    if shows and parts[0].text.startswith(_RESULTS):
         return Reading([Piece(Writer.TOOL, text, "images")])
-    whole = "\n".join(part[: openclaw.runtime_at(part)] for part in parts)
+    whole = "\n".join(part.text[: openclaw.runtime_at(part.text)] for part in parts)
     for block in _WHOLE:
         if block.holds in whole and block.pattern.fullmatch(whole):
             return Reading([Piece(Writer.HARNESS, text, block.what)], prompt=block)
@@ -237,7 +238,7 @@ for _block in _BLOCKS:
 class _Reader:
     """Reader of one message's parts; collects what they say about the whole."""
 
-    def __init__(self, parts: Sequence[str]) -> None:
+    def __init__(self, parts: Sequence[MessagePart]) -> None:
         self.reading = reading = Reading()
         self._until: str | None = None
         """The later part that ends the last block; "": the next one, which it announces; None: it
@@ -246,15 +247,15 @@ class _Reader:
         """A block with words of others came before."""
         for part in parts:
             if self._until is not None:
-                reading.pieces.append(Piece(Writer.HARNESS, part, reading.pieces[-1].what))
-                if self._until in ("", part.strip()):
+                reading.pieces.append(Piece(Writer.HARNESS, part.text, reading.pieces[-1].what))
+                if self._until in ("", part.text.strip()):
                     self._until = None
-            elif isinstance(part, Attached):  # a document, or a line in place of an image
-                reading.pieces.append(Piece(Writer.QUOTATION, part, "attachment"))
-            elif images_at(part) and all(isinstance(piece, Image) for piece in split(part)):
-                reading.pieces.append(Piece(Writer.OWNER, part, _IMAGE))
+            elif part.attached:
+                reading.pieces.append(Piece(Writer.QUOTATION, part.text, "attachment"))
+            elif part.image:
+                reading.pieces.append(Piece(Writer.OWNER, part.text, _IMAGE))
             else:
-                self._read_part(part)
+                self._read_part(part.text)
         if self._until:
             reading.doubt = f"a block without its end, {self._until}"
 
@@ -267,7 +268,7 @@ class _Reader:
             at += len(piece.text)
         words, trailing = body[at:], self._trailing(body[at:])
         if trailing is not None:
-            words = words[: len(words) - len(trailing.text)]
+            words = words.removesuffix(trailing.text)
             opening = trailing.text.strip().partition("\n")[0]
             if any(opening in piece.text for piece in pieces):  # the first may have ended elsewhere
                 self.reading.doubt = opening
@@ -320,7 +321,7 @@ class _Reader:
         if block.what == _OTHER:
             reading.doubt = text.strip().partition("\n")[0]
         if "end" in groups:
-            reading.marks.append(groups["end"] or block.spans)
+            reading.ends.append(groups["end"] or block.spans)
             if not groups["end"]:
                 self._until = block.spans
         self._quoted |= block.writer is Writer.QUOTATION
@@ -342,7 +343,11 @@ def request_indexes(messages: Sequence[Message]) -> list[int]:
 
 def last_request_index(messages: Sequence[Message]) -> int | None:
     """Return the index of the newest user message that asks something; None: there is none."""
-    return max(request_indexes(messages), default=None)
+    kept = without_volatile(messages)
+    for at in reversed(range(len(kept))):
+        if _asks(kept[at]):
+            return at
+    return None
 
 
 def asking(messages: Sequence[Message]) -> list[Reading]:
@@ -359,30 +364,38 @@ def asking(messages: Sequence[Message]) -> list[Reading]:
 
 def newest_request(messages: Sequence[Message]) -> Message | None:
     """Return the newest message of a user that asks for the reply; None: results of tools do."""
-    kept = reversed(without_volatile(messages))
-    since = list(takewhile(lambda message: message["role"] != "assistant", kept))
-    if any(map(is_result, since)):
-        return None
-    users = (message for message in since if message["role"] == "user")
-    return next((m for m in users if attached_to(m) or not read(m).note), None)
+    newest = None
+    for message in reversed(without_volatile(messages)):
+        if message["role"] == "assistant":
+            break
+        if is_result(message):
+            return None
+        is_asked = message["role"] == "user" and (attached_to(message) or not read(message).note)
+        if newest is None and is_asked:
+            newest = message
+    return newest
 
 
-def attached_to(message: Message) -> list[Attached]:
+def attached_to(message: Message) -> list[MessagePart]:
     """Return the parts of a message that nobody typed."""
-    return [part for part in parts_of(message["content"]) if isinstance(part, Attached)]
+    return [part for part in parts_of(message) if part.attached]
 
 
 def newest_message_with_words(messages: Sequence[Message]) -> Message | None:
     """Return the newest message that says something to the agent; None: there is none."""
-    users = (m for m in reversed(without_volatile(messages)) if m["role"] == "user")
-    return next((message for message in users if read(message).words), None)
+    for message in reversed(without_volatile(messages)):
+        if message["role"] == "user" and read(message).words:
+            return message
+    return None
 
 
 def asked_by(pieces: Sequence[Piece]) -> Writer:
     """Return the writer of the words in a message; the harness if there are none."""
-    writers = {piece.writer for piece in pieces}
-    people = (Writer.OWNER, Writer.MEMBER, Writer.UNKNOWN, Writer.QUOTATION)
-    return next((writer for writer in people if writer in writers), Writer.HARNESS)
+    writers = [piece.writer for piece in pieces]
+    for writer in (Writer.OWNER, Writer.MEMBER, Writer.UNKNOWN, Writer.QUOTATION):
+        if writer in writers:
+            return writer
+    return Writer.HARNESS
 
 
 def shows_own(message: Message, pieces: Sequence[Piece]) -> bool:
@@ -391,9 +404,11 @@ def shows_own(message: Message, pieces: Sequence[Piece]) -> bool:
     Args:
         pieces: of the message.
     """
-    ends = [*accumulate(len(piece.text) for piece in pieces)]
-    image_pieces = (pieces[bisect_right(ends, at)] for at, _ in images_at(message["content"]))
-    return all(piece.writer in (Writer.OWNER, Writer.TOOL) for piece in image_pieces)
+    ends, parts = [*accumulate(len(piece.text) for piece in pieces)], parts_of(message)
+    starts = accumulate((len(part.text) for part in parts[:-1]), initial=0)
+    image_starts = [at for at, part in zip(starts, parts, strict=True) if part.image]
+    writers = {pieces[bisect_right(ends, at)].writer for at in image_starts}
+    return writers <= {Writer.OWNER, Writer.TOOL}
 
 
 def is_result(message: Message) -> bool:

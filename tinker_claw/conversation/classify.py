@@ -35,7 +35,8 @@ from tinker_claw.conversation.openclaw import (
 )
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import GenerationRequest, parts_of
+from tinker_claw.formats.base import GenerationRequest
+from tinker_claw.images import parts_of
 from tinker_claw.served import OPENING, SIDE_KEY, Belongs, Identity, RequestKind, Surface
 from tinker_claw.types import Attempt, Kind
 
@@ -51,6 +52,8 @@ _OWN_COMPACTION = "compact"
 """Value of a child's header by which Codex marks a compaction of the conversation itself."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _EPISODE = "episode"
+_CHILDREN = [name for harness in HARNESSES for name in harness.children]
+_CALLS = [call for harness in HARNESSES for call in harness.calls]
 # Version, trace id, span id, flags (W3C Trace Context).
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?P<trace>(?!0{32})[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _BOUNDARY = re.compile(r":\d+\Z")
@@ -103,7 +106,7 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
 def _kind(sign: Sign, headers: Mapping[str, str]) -> tuple[Kind, str]:
     """Return the kind of a turn and why: by its header, unless that would train a side call. A step
     of an episode is a main turn."""
-    value = headers.get("x-turn-type", "").strip().lower()
+    value = sent(headers, "x-turn-type").lower()
     if value not in ("", _EPISODE, *Kind):
         raise RequestError(
             "The header X-Turn-Type must be main, side or episode.", param="X-Turn-Type"
@@ -124,9 +127,14 @@ def session_key(name: str) -> str:
     return name if len(name) <= LONGEST_KEY else hashlib.sha256(name.encode()).hexdigest()
 
 
+def sent(headers: Mapping[str, str], name: str) -> str:
+    """Return the value of a header; "" where it is not sent."""
+    return headers.get(name, "").strip()
+
+
 def flagged(headers: Mapping[str, str], name: str) -> bool:
     """Return whether a header is set to a true value."""
-    return headers.get(name, "").strip().lower() in _TRUE
+    return sent(headers, name).lower() in _TRUE
 
 
 class Sign(NamedTuple):
@@ -159,9 +167,9 @@ class SessionEvidence:
 
 def gather(request: GenerationRequest, headers: Mapping[str, str]) -> SessionEvidence:
     """Gather the evidence."""
-    sent = ((headers.get(name, "").strip(), name) for name in _AFFINITY_HEADERS)
-    affinity, source = next((pair for pair in sent if pair[0]), request.session or (None, ""))
-    traced = _TRACEPARENT.fullmatch(headers.get("traceparent", "").strip())
+    named = ((sent(headers, name), name) for name in _AFFINITY_HEADERS)
+    affinity, source = next((pair for pair in named if pair[0]), request.session or (None, ""))
+    traced = _TRACEPARENT.fullmatch(sent(headers, "traceparent"))
     trace = traced["trace"] if traced else None
     first = request.messages[0]
     system = first["content"] if first["role"] == "system" else ""
@@ -189,20 +197,20 @@ def recognise(seen: SessionEvidence) -> Sign:
 
 def _child(seen: SessionEvidence) -> Sign | None:
     """Recognise the agents that an agent starts, by a header of their own."""
-    for name in (name for harness in HARNESSES for name in harness.children):
-        if seen.headers.get(name, "").strip() not in ("", _OWN_COMPACTION):
+    for name in _CHILDREN:
+        if sent(seen.headers, name) not in ("", _OWN_COMPACTION):
             return Sign(RequestKind.SUBAGENT, f"the header {name}")
     return None
 
 
 def _utility(seen: SessionEvidence) -> Sign | None:
     """Recognise calls with their own system prompt, one question, and neither tools nor agent."""
-    if seen.agent:
+    if seen.agent or not seen.system:
         return None
-    parts = [part.lstrip() for part in parts_of(seen.system)]
+    parts = [part.text.lstrip() for part in parts_of(seen.request.messages[0])]
     single = {message["role"] for message in seen.request.messages[1:]} == {"user"}
     alone = single and not seen.request.tools
-    for call in (call for harness in HARNESSES for call in harness.calls):
+    for call in _CALLS:
         # A compaction belongs to a turn; recaps and titles run beside it, without a trace.
         fits = (call.tools or alone) and (call.traced or seen.trace is None)
         if fits and any(part.startswith(call.opens) and call.holds in part for part in parts):
@@ -213,10 +221,13 @@ def _utility(seen: SessionEvidence) -> Sign | None:
 def _by_words(seen: SessionEvidence) -> Sign | None:
     """Recognise a harness's own prompts."""
     readings = asking(seen.request.messages)
-    asks = next((reading.asks for reading in readings if reading.asks), None)
-    if asks is None or (asks == RequestKind.NUDGE and any(reading.words for reading in readings)):
-        return None
-    return Sign(RequestKind(asks), "a prompt that its harness writes")
+    for reading in readings:
+        if reading.asks is not None:
+            typed = any(reading.words for reading in readings)
+            if typed and reading.asks == RequestKind.NUDGE:
+                return None
+            return Sign(RequestKind(reading.asks), "a prompt that its harness writes")
+    return None
 
 
 def _surface(seen: SessionEvidence, call: RequestKind) -> Surface:
@@ -304,7 +315,7 @@ def _turn(seen: SessionEvidence) -> Sign:
 
 def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str, str, bool]:
     """Return the key, where it comes from, and whether the trace's session goes before it."""
-    if key := seen.headers.get("x-session-id", "").strip():
+    if key := sent(seen.headers, "x-session-id"):
         return key, "X-Session-Id", False
     session_id = seen.line.session_id if seen.line else None
     value = seen.affinity
@@ -338,28 +349,28 @@ def _without_boundary(value: str, session_id: str | None) -> str:
 def is_episode(headers: Mapping[str, str]) -> bool:
     """Return whether X-Turn-Type marks a request as a step of an episode; a person's request has
     priority over it, whatever else it turns out to be."""
-    return headers.get("x-turn-type", "").strip().lower() == _EPISODE
+    return sent(headers, "x-turn-type").lower() == _EPISODE
 
 
 def _attempt(headers: Mapping[str, str]) -> Attempt | None:
     """Read task and group; a group makes an episode."""
-    size = headers.get("x-group-size", "").strip()
+    size = sent(headers, "x-group-size")
     if size and not (_NUMBER.fullmatch(size) and 0 < int(size) <= LARGEST_GROUP):
         raise RequestError(
             f"The header X-Group-Size must be a number from 1 to {LARGEST_GROUP}.",
             param="X-Group-Size",
         )
-    task, group = (
-        session_key(headers.get(name, "").strip()) or None for name in ("x-task-id", "x-group-id")
-    )
+    task, group = (session_key(sent(headers, name)) for name in ("x-task-id", "x-group-id"))
     if bool(group) != bool(size):
         raise RequestError(
             "A group has a name and a size, how many sessions there will be: send both "
             "X-Group-Id and X-Group-Size.",
             param="X-Group-Size" if group else "X-Group-Id",
         )
-    episode = is_episode(headers) or group is not None
-    return Attempt(task, group, int(size) if size else None, episode) if task or episode else None
+    episode = is_episode(headers) or bool(group)
+    if not (task or episode):
+        return None
+    return Attempt(task or None, group or None, int(size) if size else None, episode)
 
 
 def opening_key(seen: SessionEvidence) -> str:

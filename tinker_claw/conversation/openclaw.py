@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from tinker_claw.formats.base import Attached, parts_of
+from tinker_claw.formats.body import members
+from tinker_claw.images import parts_of
 from tinker_claw.served import Belongs, Surface
 from tinker_claw.types import Message
 
@@ -99,14 +100,14 @@ def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | 
         in_user_message: whether such a line of a user message can be OpenClaw's.
     """
     if messages[0]["role"] == "system":
-        for part in reversed(parts_of(messages[0]["content"])):
-            at = part.rfind("\nRuntime: ") + 1
-            if line := _LINE.match(part, at):
+        for text in (part.text for part in reversed(parts_of(messages[0]))):
+            if line := _LINE.match(text, text.rfind("\nRuntime: ") + 1):
                 return _fields(line[0])
-    user = next((m["content"] for m in messages if m["role"] == "user"), None)
+    user = next((m for m in messages if m["role"] == "user"), None)
     if in_user_message and user is not None:
-        own = (part for part in parts_of(user) if not isinstance(part, Attached))
-        lines = {_fields(end) for part in own if (end := part[runtime_at(part) :].strip())}
+        own = (part.text for part in parts_of(user) if not part.attached)
+        ends = (text[runtime_at(text) :].strip() for text in own)
+        lines = {_fields(end) for end in ends if end}
         if len(lines) == 1:  # of several one may be a person's
             return lines.pop()
     return None
@@ -135,11 +136,12 @@ def surface(line: Runtime | None, system: str) -> Surface:
     if line is None:
         return Surface(Belongs.NOBODY, because="OpenClaw does not say which session it is")
     blocks = _META.findall(system)
-    meta = _object(blocks[0]) if len(blocks) == 1 else {}  # of several one may be a person's
+    # Of several one may be a person's.
+    meta = members(_parsed(blocks[0])) if len(blocks) == 1 else {}
     direct = _DIRECT_AREA.fullmatch(line.area)
     channel = direct["channel"] if direct else None
     if channel is None and isinstance(meta.get("channel"), str):
-        channel = cast("str", meta["channel"])
+        channel = meta["channel"]
     if meta.get("chat_type", "direct") != "direct" or _GROUP_AREA.search(line.area):
         return Surface(Belongs.NOBODY, because="a group", channel=channel, group=True)
     if _OWN_AREA.fullmatch(line.area):
@@ -153,9 +155,8 @@ def surface(line: Runtime | None, system: str) -> Surface:
 
 def sender_in(json_line: str) -> Sender:
     """Read the sender of a message from the JSON of `Conversation info`."""
-    info = _object(json_line)
-    sender = info.get("sender")
-    fields = cast("Mapping[str, Any]", sender) if isinstance(sender, dict) else {}
+    info = members(_parsed(json_line))
+    fields = members(info.get("sender"))
     id, name = fields.get("id"), fields.get("name")
     return Sender(
         id=str(id) if isinstance(id, str | int) else None,
@@ -178,12 +179,6 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _object(text: str) -> Mapping[str, Any]:
-    """Parse a JSON object; an empty one if it is none."""
-    value = _parsed(text)
-    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def bodies(json_line: str) -> str:

@@ -10,13 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from tinker_claw.errors import RequestError
-from tinker_claw.images import Pictured, images_at
 from tinker_claw.types import Delta, Message, Reply, Tool
 
 Json = dict[str, Any]
@@ -24,82 +22,6 @@ Json = dict[str, Any]
 Finish = Literal["stop", "stop string", "length", "calls"]
 """Why a reply ended: the model ended it, the request's stop string did, there was no room for more,
 or the model waits for the results of its calls."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Error for a part of a message that cannot be read."""
-
-    error: RequestError
-    digest: str
-    """Of the part as it was sent."""
-
-
-class Attached(str):
-    """Part of a message that nobody typed: the text of a document, or a line in place of something
-    that the model is not shown. It is data, whoever sent the message.
-
-    `refusal`: why it is refused in the user's message that asks; None: it is read there.
-    """
-
-    __slots__ = ("refusal",)
-
-    refusal: Refusal | None
-
-    @classmethod
-    def of(cls, text: str, refusal: Refusal | None = None) -> Attached:
-        """Return a part with this text."""
-        attached = cls(text)
-        attached.refusal = refusal
-        return attached
-
-
-class Joined(Pictured):
-    """Text that came in several parts. To the model it is one; the agent's own words may be a part.
-
-    `starts`: where each part begins; `attached`: the refusals of attached parts, by their number.
-    """
-
-    __slots__ = ("attached", "starts")
-
-    starts: tuple[int, ...]
-    attached: Mapping[int, Refusal | None]
-
-    @classmethod
-    def of(cls, parts: Sequence[str]) -> Joined:
-        """Join parts as they are; `formats.parts.joined` puts lines between them."""
-        parts = [part for outer in parts for part in parts_of(outer)]
-        joined = cls("".join(parts))
-        joined.starts = (0, *accumulate(len(part) for part in parts[:-1]))
-        joined.attached = {
-            at: part.refusal for at, part in enumerate(parts) if isinstance(part, Attached)
-        }
-        joined.images = tuple(
-            (start + at, image)
-            for start, part in zip(joined.starts, parts, strict=True)
-            for at, image in images_at(part)
-        )
-        return joined
-
-
-def parts_of(text: str) -> list[str]:
-    """Return the parts of a text as the client sent them; a plain string is one part."""
-    if not isinstance(text, Joined):
-        return [text]
-    parts = [_part(text, begin, end) for begin, end in pairwise((*text.starts, len(text)))]
-    for at, refusal in text.attached.items():
-        parts[at] = Attached.of(parts[at], refusal)
-    return parts
-
-
-def _part(text: Joined, begin: int, end: int) -> str:
-    """Return a part with the images in it."""
-    images = tuple((at - begin, image) for at, image in text.images if begin <= at < end)
-    if not images:
-        return text[begin:end]
-    part = Pictured(text[begin:end])
-    part.images = images
-    return part
 
 
 @dataclass(frozen=True, slots=True)

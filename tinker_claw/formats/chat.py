@@ -51,11 +51,13 @@ from tinker_claw.formats.parts import (
     as_text,
     line,
     plain_part,
+    read_parts,
     seen_part,
-    text_of,
     thought_in,
+    with_parts,
 )
-from tinker_claw.types import KnownTools, Message, Tool
+from tinker_claw.images import MessagePart
+from tinker_claw.types import KnownMessage, KnownTools, Tool
 
 _UNTEMPERED = "replies are drawn from the model's own distribution; leave it out"
 _TOOLS = "use tools and tool_choice"
@@ -168,42 +170,43 @@ def _function(tool: Object) -> Tool:
     return {**tool}
 
 
-def _message(fields: Object) -> list[Message]:
+def _message(fields: Object) -> list[KnownMessage]:
     """Convert a message. Content becomes one string, which knows its parts and images. Members that
     are not known are other servers' notes on their replies, and passed over."""
     role = fields.one_of("role", _ROLES)
     message = _assistant(fields) if role == "assistant" else _other(fields, _ROLES[role])
-    name = fields.optional("name", empty=True)
-    return [{**message, "name": name} if name else message]
+    if name := fields.text("name"):
+        message["name"] = name
+    return [message]
 
 
-def _other(fields: Object, role: str) -> Message:
+def _other(fields: Object, role: str) -> KnownMessage:
     """A message of anyone but the assistant."""
-    content = text_of(fields, "content", plain_part if role == "system" else seen_part)
+    content = read_parts(fields, "content", plain_part if role == "system" else seen_part)
     if role == "tool":
-        return result(fields.optional("tool_call_id", empty=True), content)
-    return {"role": role, "content": content}
+        return result(fields.text("tool_call_id"), content)
+    return with_parts({"role": role}, content)
 
 
-def _assistant(fields: Object) -> Message:
+def _assistant(fields: Object) -> KnownMessage:
     calls = [_call(call) for call in fields.objects("tool_calls")]
     if "function_call" in fields:
         calls.append(_called("", fields.object("function_call")))
     # A refusal is what the assistant said instead.
-    texts = [
-        text_of(fields, "content", plain_part, glued=True),
-        fields.optional("refusal", empty=True) or "",
+    parts = [
+        *read_parts(fields, "content", plain_part, glued=True),
+        MessagePart(fields.text("refusal")),
     ]
     if "audio" in fields:
-        texts.append(line(READS_TEXT, "audio"))
+        parts.append(MessagePart(line(READS_TEXT, "audio")))
     # "" is sent by agents whose service demands the field.
     thought = [text for name in _THOUGHT if isinstance(text := fields.get(name), str)]
-    return assistant(texts, thought[:1] or thought_in(fields.get("content")), calls)
+    return assistant(parts, thought[:1] or thought_in(fields.get("content")), calls)
 
 
 def _call(call: Object) -> dict[str, Any]:
     """A call in the history, whatever kind of tool it was."""
-    id, kind = call.optional("id", empty=True) or "", call.get("type", "function")
+    id, kind = call.text("id"), call.get("type", "function")
     if kind != "function" and isinstance(kind, str):
         custom = call.object(kind)
         return function_call(id, name_of(custom), as_text({"input": custom.get("input")}))

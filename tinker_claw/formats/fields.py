@@ -6,21 +6,24 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from typing import Any
 
 from msgspec import Raw
 
 from tinker_claw.errors import RequestError
+from tinker_claw.formats.base import Json
 from tinker_claw.formats.body import (
     INT64,
     Neutral,
     Object,
     PartReader,
     decoded,
+    members,
     shorten_name,
     without_halves,
 )
-from tinker_claw.formats.parts import MAX_DEPTH, joined
+from tinker_claw.formats.parts import MAX_DEPTH, joined, with_parts
+from tinker_claw.images import MessagePart, parts_of
 from tinker_claw.types import EFFORTS, KnownMessage, KnownTools, Message, Reply, Tool, ToolCall
 
 STOP_STRINGS = 4
@@ -36,7 +39,7 @@ PLAIN_TEXT = Neutral(
 )
 
 
-def common(fields: Object, hottest: int, *lengths: str) -> dict[str, Any]:
+def common(fields: Object, hottest: int, *lengths: str) -> Json:
     """Arguments of a GenerationRequest that all formats have.
 
     Args:
@@ -53,9 +56,9 @@ def common(fields: Object, hottest: int, *lengths: str) -> dict[str, Any]:
     }
 
 
-def openai(fields: Object, tools: tuple[Tool, ...], *lengths: str, nested: bool) -> dict[str, Any]:
+def openai(fields: Object, tools: tuple[Tool, ...], *lengths: str, nested: bool) -> Json:
     """Arguments of a GenerationRequest that OpenAI's two formats have; see `_openai_calls`."""
-    key = fields.optional("prompt_cache_key", empty=True)
+    key = fields.text("prompt_cache_key")
     return {
         **common(fields, 2, *lengths),
         **_openai_calls(fields, tools, nested=nested),
@@ -124,33 +127,34 @@ def arguments_of(fields: Object, name: str) -> str:
     return json.dumps(fields.get(name, {}), ensure_ascii=False, separators=(",", ":"))
 
 
-def name_of(fields: Object, name: str = "name") -> str:
+def name_of(fields: Object) -> str:
     """Name of a tool that was called; a call without one was another server's mistake."""
-    return fields.optional(name, empty=True) or "unknown"
+    return fields.text("name") or "unknown"
 
 
-def result(id: str | None, content: str) -> Message:
-    """Result of a tool. `id`: of the call; None or "": the next one without a result."""
-    return {"role": "tool", "tool_call_id": id or "", "content": content}
+def result(id: str, content: Sequence[MessagePart]) -> KnownMessage:
+    """Result of a tool. `id`: of the call; "": the next one without a result."""
+    return with_parts({"role": "tool", "tool_call_id": id}, content)
 
 
-def paired(messages: Iterable[Message]) -> list[Message]:
+def paired(messages: Iterable[KnownMessage]) -> list[Message]:
     """Give ids to calls and results that came without, in their order.
 
     A result that answers no call stays where it is: it is data like any other.
     """
     identified, waiting = list[Message](), OrderedDict[str, None]()
     for at, message in enumerate(messages):
-        calls = cast("Sequence[dict[str, Any]]", message.get("tool_calls", ()))
+        ids, calls = dict[str, Any](), message.get("tool_calls", ())
         if not all(call["id"] for call in calls):
             calls = [call | {"id": call["id"] or f"call{at}n{n}"} for n, call in enumerate(calls)]
-            message = KnownMessage({**message, "tool_calls": calls})
+            ids = {"tool_calls": calls}
         waiting |= dict.fromkeys(call["id"] for call in calls)
         if message["role"] == "tool":
-            if not message["tool_call_id"] and waiting:
-                message = KnownMessage({**message, "tool_call_id": next(iter(waiting))})
-            waiting.pop(message["tool_call_id"], None)
-        identified.append(message)
+            id = message["tool_call_id"] or next(iter(waiting), "")
+            if id != message["tool_call_id"]:
+                ids = {"tool_call_id": id}
+            waiting.pop(id, None)
+        identified.append(KnownMessage({**message, **ids}, message.parts) if ids else message)
     return identified
 
 
@@ -159,10 +163,11 @@ def called(call: ToolCall) -> dict[str, Any]:
     return function_call(call.id, call.name, call.arguments)
 
 
-def assistant(texts: Sequence[str], thought: Sequence[str], calls: Sequence[Any]) -> Message:
+def assistant(
+    parts: Iterable[MessagePart], thought: Sequence[str], calls: Sequence[Any]
+) -> KnownMessage:
     """A message of the assistant, whose parts a client keeps one by one."""
-    text = joined([text for text in texts if text], glued=True)
-    message: dict[str, Any] = {"role": "assistant", "content": text}
+    message = with_parts({"role": "assistant"}, joined(parts, glued=True))
     if calls:
         message["tool_calls"] = list(calls)
     if thought:
@@ -173,10 +178,10 @@ def assistant(texts: Sequence[str], thought: Sequence[str], calls: Sequence[Any]
 def as_message(reply: Reply) -> Message:
     """A reply as a client would send it back."""
     thought = [reply.reasoning] if reply.reasoning else []
-    return assistant([reply.text], thought, [*map(called, reply.tool_calls)])
+    return assistant([MessagePart(reply.text)], thought, [*map(called, reply.tool_calls)])
 
 
-Convert = Callable[[Object], Sequence[Message]]
+Convert = Callable[[Object], Sequence[KnownMessage]]
 """Converts an item of a history to messages."""
 
 
@@ -189,9 +194,9 @@ def item_messages(
 
 def _converted(convert: Convert, item: Any, at: str) -> tuple[KnownMessage, ...]:
     try:
-        return tuple(map(KnownMessage, convert(Object(item, at))))
+        return tuple(convert(Object(item, at)))
     except RequestError as error:
-        sent = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
+        sent = members(item)
         kinds = (f"{name} {sent[name]}" for name in ("role", "type") if type(sent.get(name)) is str)
         what = next(kinds, "")
         where = f"{at} ({shorten_name(what)})" if what else at
@@ -244,7 +249,7 @@ class _Row:
         thinks = "reasoning_content" in message and not _says(message)
         return not (thought_begins and thinks and any(map(_says, self.messages)))
 
-    def joined(self, reader: PartReader) -> Message:
+    def joined(self, reader: PartReader) -> KnownMessage:
         if len(self.messages) == 1:
             return self.messages[0]
         numbers, items = zip(*self.origins, strict=True)
@@ -260,7 +265,7 @@ def _one_reply(messages: Sequence[Message]) -> KnownMessage:
     """Messages of the assistant in a row, as one."""
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     thought = [m["reasoning_content"] for m in messages if "reasoning_content" in m]
-    return KnownMessage(assistant([message["content"] for message in messages], thought, calls))
+    return assistant([part for m in messages for part in parts_of(m)], thought, calls)
 
 
 def system_message(texts: Sequence[str], reader: PartReader) -> KnownMessage:
@@ -269,9 +274,8 @@ def system_message(texts: Sequence[str], reader: PartReader) -> KnownMessage:
 
 
 def _head(texts: Sequence[str]) -> KnownMessage:
-    plain = [*map(str, texts)]  # nobody but the system speaks there
-    heads = [text if text.endswith("\n\n") else f"{text}\n\n" for text in plain[:-1]]
-    return KnownMessage({"role": "system", "content": joined([*heads, plain[-1]])})
+    heads = [text if text.endswith("\n\n") else f"{text}\n\n" for text in texts[:-1]]
+    return with_parts({"role": "system"}, joined(map(MessagePart, [*heads, texts[-1]])))
 
 
 def function_tool(fields: Object, schema: str = "parameters") -> Tool:
@@ -282,7 +286,7 @@ def function_tool(fields: Object, schema: str = "parameters") -> Tool:
     """
     function: dict[str, Any] = {"name": fields.string("name")}
     if "description" in fields:
-        function["description"] = fields.string("description", empty=True)
+        function["description"] = fields.text("description")
     if schema in fields:
         fields.object(schema)
         function["parameters"] = fields[schema]
@@ -291,16 +295,8 @@ def function_tool(fields: Object, schema: str = "parameters") -> Tool:
     return {"type": "function", "function": function}
 
 
-class Calls(TypedDict, total=False):
-    """Tools, and which calls a reply may or must have, as arguments of a GenerationRequest."""
-
-    tools: tuple[Tool, ...]
-    may_call: bool
-    must_call: tuple[str, ...]
-
-
-def forced(tools: tuple[Tool, ...], name: str | None, at: str) -> Calls:
-    """A call of one of the tools.
+def forced(tools: tuple[Tool, ...], name: str | None, at: str) -> Json:
+    """A call of one of the tools, as arguments of a GenerationRequest.
 
     Args:
         name: of the tool; None: any of them.
@@ -318,7 +314,7 @@ def forced(tools: tuple[Tool, ...], name: str | None, at: str) -> Calls:
     return {"tools": tools, "must_call": tuple(dict.fromkeys(offered)) if name is None else (name,)}
 
 
-def _openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> Calls:
+def _openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> Json:
     """Read `tool_choice`, as OpenAI's two formats have it.
 
     Args:
@@ -348,7 +344,7 @@ def _openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> C
     return forced(tools, inner.string("name"), at)
 
 
-def _allowed(choice: Object, tools: tuple[Tool, ...], at: str, *, nested: bool) -> Calls:
+def _allowed(choice: Object, tools: tuple[Tool, ...], at: str, *, nested: bool) -> Json:
     """The functions of a choice among some tools, which the model is shown alone."""
     mode, names = choice.one_of("mode", ("auto", "required"), "auto"), set[str]()
     offered = {tool["function"]["name"] for tool in tools}

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
-    Attached,
     GenerationRequest,
     Json,
     ReplyHead,
@@ -31,11 +30,11 @@ from tinker_claw.formats.body import (
     Neutral,
     Object,
     PartReader,
+    members,
     raw_items,
 )
 from tinker_claw.formats.fields import (
     PLAIN_TEXT,
-    Calls,
     arguments_of,
     assistant,
     common,
@@ -56,17 +55,19 @@ from tinker_claw.formats.fields import (
 from tinker_claw.formats.messages_reply import MessagesReply, error_body
 from tinker_claw.formats.parts import (
     READS_TEXT,
-    THOUGHTS,
     answered,
+    attached,
     joined,
     kind_of,
     line,
     plain_part,
+    read_parts,
     seen_part,
-    text_of,
     unreadable,
+    with_parts,
 )
-from tinker_claw.types import KnownTools, Message, Tool
+from tinker_claw.images import MessagePart
+from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
 
 STOP_SEQUENCES = 64
 """Most stop sequences of a request."""
@@ -201,14 +202,14 @@ class Messages(CachingFormat):
 
 def _session(metadata: Object) -> tuple[str, str] | None:
     """The session in `user_id`, which names a user, and with some clients their session, too."""
-    user, where = metadata.optional("user_id", empty=True) or "", metadata.place("user_id")
+    user, where = metadata.text("user_id"), metadata.place("user_id")
     if match := _SESSION.search(user):
         return match[1], where
     try:
         parsed = json.loads(user)
     except (ValueError, RecursionError):
         return None
-    named = cast("dict[str, Any]", parsed).get("session_id") if isinstance(parsed, dict) else None
+    named = members(parsed).get("session_id")
     return (named, where) if named and isinstance(named, str) else None
 
 
@@ -234,7 +235,7 @@ def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...]]:
     return offered(tools, "custom", _tool, "offer your own.")
 
 
-def _calls(fields: Object, choice: Object, tools: KnownTools) -> Calls:
+def _calls(fields: Object, choice: Object, tools: KnownTools) -> Json:
     """Read `tool_choice`."""
     kind = choice.get("type", "auto")
     if kind in ("any", "tool"):
@@ -273,12 +274,12 @@ def _text(block: Object) -> str:
     return block.string("text", empty=True)
 
 
-def _messages(fields: Object) -> list[Message]:
+def _messages(fields: Object) -> list[KnownMessage]:
     """Convert one message of the client's into neutral messages."""
     role = fields.one_of("role", _ROLES)
     content = fields.get("content", [])
     if not isinstance(content, list):
-        return [{"role": role, "content": text_of(fields, "content", plain_part)}]
+        return [with_parts({"role": role}, read_parts(fields, "content", plain_part))]
     items = (
         {"type": "text", "text": item} if isinstance(item, str) else item
         for item in cast("list[Any]", content)
@@ -287,53 +288,53 @@ def _messages(fields: Object) -> list[Message]:
     return _replies(blocks) if role == "assistant" else _others(blocks, role)
 
 
-def _others(blocks: Sequence[Object], role: str) -> list[Message]:
+def _others(blocks: Sequence[Object], role: str) -> list[KnownMessage]:
     """Messages of anyone but the assistant: results of tools first, as they answer its calls."""
     results = [_result(block) for block in blocks if kind_of(block).endswith(_RESULT)]
     read = seen_part if role == "user" else plain_part
-    texts = [
-        Attached.of(line(READS_TEXT, kind_of(block))) if kind_of(block) in _CALLS else read(block)
-        for block in blocks
-        if not kind_of(block).endswith(_RESULT)
-    ]
-    if texts or not results:
-        return [*results, {"role": role, "content": joined(texts)}]
-    return list(results)
+    others = [block for block in blocks if not kind_of(block).endswith(_RESULT)]
+    if not others and results:
+        return results
+    parts = list[MessagePart]()
+    for block in others:
+        kind = kind_of(block)
+        parts += [attached(line(READS_TEXT, kind))] if kind in _CALLS else read(block)
+    return [*results, with_parts({"role": role}, joined(parts))]
 
 
-def _replies(blocks: Sequence[Object]) -> list[Message]:
+def _replies(blocks: Sequence[Object]) -> list[KnownMessage]:
     """Messages of one by the assistant: what a service's own tools answered in its middle is a
     result like any other, and what follows another reply."""
-    messages, texts, thought, calls = list[Message](), list[str](), list[str](), list[Any]()
+    messages, parts = list[KnownMessage](), list[MessagePart]()
+    thought, calls = list[str](), list[Any]()
     for block in blocks:
         kind = kind_of(block)
         if kind.endswith(_RESULT):
-            if texts or thought or calls:
-                messages.append(assistant(texts, thought, calls))
-                texts, thought, calls = [], [], []
+            if parts or thought or calls:
+                messages.append(assistant(parts, thought, calls))
+                parts, thought, calls = [], [], []
             messages.append(_result(block))
         elif kind in _CALLS:
             calls.append(_call(block))
         elif kind == "thinking":
-            thought.append(block.optional("thinking", empty=True) or "")
+            thought.append(block.text("thinking"))
         elif kind == "compaction" and isinstance(block.get("content"), str):
-            texts.append(block["content"])
-        elif kind not in THOUGHTS:
-            texts.append(plain_part(block))
-    if texts or thought or calls or not messages:
-        messages.append(assistant(texts, thought, calls))
+            parts.append(MessagePart(block["content"]))
+        else:
+            parts += plain_part(block)
+    if parts or thought or calls or not messages:
+        messages.append(assistant(parts, thought, calls))
     return messages
 
 
 def _call(block: Object) -> dict[str, Any]:
-    id = block.optional("id", empty=True) or ""
-    return function_call(id, name_of(block), arguments_of(block, "input"))
+    return function_call(block.text("id"), name_of(block), arguments_of(block, "input"))
 
 
-def _result(block: Object) -> Message:
-    id, content = block.optional("tool_use_id", empty=True), block.get("content")
+def _result(block: Object) -> KnownMessage:
     if kind_of(block) == _RESULT:
-        text = text_of(block, "content", seen_part)
+        parts = read_parts(block, "content", seen_part)
     else:
-        text = answered(content, block.place("content"))
-    return result(id, joined(["Error: ", text], glued=True) if block.flag("is_error") else text)
+        parts = answered(block.get("content"), block.place("content"))
+    failed = [MessagePart("Error: ")] if block.flag("is_error") else []
+    return result(block.text("tool_use_id"), joined([*failed, *parts], glued=True))

@@ -81,11 +81,11 @@ class MessagesReply:
         return event("ping")
 
     def end(self, done: FinishedReply) -> bytes:
-        last = self._close()
+        closed = self._close()
         if self._silent:
-            last += self._begin("text") + self._close()
-        last += event("message_delta", delta=_ending(done), usage=_usage(done.tokens))
-        return last + event("message_stop")
+            closed += self._begin("text") + self._close()
+        ending = event("message_delta", delta=_ending(done), usage=_usage(done.tokens))
+        return closed + ending + event("message_stop")
 
     def error(self, error: RequestError) -> bytes:
         # No message_stop follows.

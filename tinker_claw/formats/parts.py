@@ -2,7 +2,7 @@
 
 Rule: a history is read, whoever wrote it. Text is shown as text, and anything else as one line that
 says what stood there; nothing vanishes. Only the user's message that asks is refused later where it
-holds such a thing: see `Attached.refusal`.
+holds such a thing: see `MessagePart.refusal`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from itertools import chain, groupby
 from typing import Any, Final, cast
 
 import msgspec
 
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import Attached, Joined, Refusal, parts_of
-from tinker_claw.formats.body import Object, shorten_name
-from tinker_claw.images import Image, Pictured, images_at, read_url, split
+from tinker_claw.formats.body import Object, members, shorten_name
+from tinker_claw.images import Image, MessagePart, Refusal, parts_of, read_url
+from tinker_claw.types import KnownMessage, Message
 
 READS_TEXT: Final = "this model reads text only"
 _ELSEWHERE: Final = "it was kept by another service, and is not here"
@@ -60,104 +62,102 @@ def _unpacked(data: str) -> str:
     return size(len(data) * 3 // 4)
 
 
-def joined(texts: Sequence[str], *, glued: bool = False) -> str:
-    """Join the texts of the parts of one message; "" of none. A text begins a line of its own
-    behind another, and so does what is attached, wherever it stands.
+def with_parts(message: Message, parts: Sequence[MessagePart]) -> KnownMessage:
+    """Return a message with this content."""
+    content = "".join(part.text for part in parts)
+    is_plain = len(parts) < 2 and not any(part.image or part.attached for part in parts)
+    return KnownMessage({**message, "content": content}, () if is_plain else tuple(parts))
+
+
+def attached(text: str, refusal: Refusal | None = None) -> MessagePart:
+    """Return a part that nobody typed."""
+    return MessagePart(text, attached=True, refusal=refusal)
+
+
+def joined(parts: Iterable[MessagePart], *, glued: bool = False) -> list[MessagePart]:
+    """Return the parts of one message with breaks between them. A text begins a line of its own
+    behind another, and so does what is attached, wherever it stands. Joining twice adds nothing.
 
     Args:
         glued: texts go on where the one before ends, as the pieces of a reply do.
     """
-    if len(texts) < 2:
-        return texts[0] if texts else ""
-    pieces = list[str]()
-    for part in (part for text in texts for part in parts_of(text) if part):
-        before = pieces[-1] if pieces else "\n"
-        if isinstance(part, Attached) or isinstance(before, Attached):
-            part = part if before.endswith("\n") else _behind_a_break(part)
-        elif not (glued or images_at(before) or images_at(part)) and "\n" not in (
-            before[-1],
-            part[0],
-        ):
-            pieces[-1] = f"{before}\n"
+    pieces = list[MessagePart]()
+    for part in parts:
+        if not part.text:
+            continue
+        before = pieces[-1] if pieces else MessagePart("\n")
+        begins = before.text.endswith("\n") or (part.attached and part.text.startswith("\n"))
+        if part.attached and not begins:
+            pieces.append(replace(part, text=f"\n{part.text}"))
+            continue
+        if before.attached and not begins:
+            pieces.append(attached("\n"))
+        elif not (glued or begins or before.image or part.image or part.text.startswith("\n")):
+            pieces[-1] = MessagePart(f"{before.text}\n")
         pieces.append(part)
-    return Joined.of(pieces)
-
-
-def _behind_a_break(part: str) -> str:
-    if isinstance(part, Attached):
-        return Attached.of(f"\n{part}", part.refusal)
-    return Joined.of([Attached.of("\n"), part])
+    return pieces
 
 
 def kind_of(part: Mapping[str, Any]) -> str:
     """Type of a part; "" where it has none."""
-    kind = part.get("type")
-    return kind if isinstance(kind, str) else ""
+    return _named(part, "type")
 
 
-def text_of(
-    fields: Object, name: str, part: Callable[[Object], str], *, glued: bool = False
-) -> str:
-    """Text of a string or of a list of parts; it knows its parts. "" where there are none.
+def read_parts(
+    fields: Object, name: str, read: Callable[[Object], list[MessagePart]], *, glued: bool = False
+) -> list[MessagePart]:
+    """Read a string or a list of parts.
 
     Args:
-        part: reads one of them.
+        read: reads one of them.
         glued: see `joined`.
     """
     content = fields.get(name, [])
     if isinstance(content, str):
-        return content
+        return [MessagePart(content)]
     if not isinstance(content, list):
         raise fields.wrong("must be a string or a list of parts", name)
     at = fields.place(name)
-    return joined(
-        [
-            item if isinstance(item, str) else part(Object(item, f"{at}[{i}]"))
-            for i, item in enumerate(cast("list[Any]", content))
-            if item is not None
-        ],
-        glued=glued,
+    sent = (
+        [MessagePart(item)] if isinstance(item, str) else read(Object(item, f"{at}[{i}]"))
+        for i, item in enumerate(cast("list[Any]", content))
+        if item is not None
     )
+    return joined(chain.from_iterable(sent), glued=glued)
 
 
-def seen_part(part: Object) -> str:
+def seen_part(part: Object) -> list[MessagePart]:
     """A part of a message whose images the model may see: a user's, or the result of a tool."""
-    return _picture(part) if kind_of(part) in _PICTURES else plain_part(part)
+    return [_picture(part)] if kind_of(part) in _PICTURES else plain_part(part)
 
 
-def plain_part(part: Object) -> str:
+def plain_part(part: Object) -> list[MessagePart]:
     """A part of a message of the assistant or the system, who show no images."""
     kind = kind_of(part)
-    if kind in _TEXTS:
-        return part.optional("text", empty=True) or ""
-    if kind == "refusal":
-        return part.optional("refusal", empty=True) or ""
+    if kind in _TEXTS or kind == "refusal":
+        return [MessagePart(part.text("refusal" if kind == "refusal" else "text"))]
     if kind in THOUGHTS:
-        return ""  # another model's; `thought_in` reads those in clear
+        return []  # another model's; `thought_in` reads those in clear
     if kind in _PICTURES:
-        return _unpictured(part)
+        return [attached(line(_NOT_THEIRS, *_described(part)))]
     if kind in _READ:
         return _READ[kind](part)
     if isinstance(part.get("text"), str):
-        return part["text"]
-    inner = part.get(kind)
-    packed = inner.get("data") if isinstance(inner, dict) else None
-    how_much = _unpacked(packed) if isinstance(packed, str) else ""
-    return Attached.of(
-        line(READS_TEXT, kind or "a part without a type", how_much),
-        _refusal(part, unreadable(part)),
-    )
+        return [MessagePart(part["text"])]
+    packed = _named(members(part.get(kind)), "data")
+    how_much = _unpacked(packed) if packed else ""
+    why = line(READS_TEXT, kind or "a part without a type", how_much)
+    return [attached(why, _refusal(part, unreadable(part)))]
 
 
 def thought_in(content: Any) -> list[str]:
     """The thinking in clear among the parts of a message of the assistant."""
-    thoughts = list[str]()
-    for part in cast("list[Any]", content if isinstance(content, list) else []):
-        if isinstance(part, dict) and kind_of(cast("dict[str, Any]", part)) in THOUGHTS:
-            fields = cast("dict[str, Any]", part)
-            texts = (fields.get(name) for name in ("thinking", "reasoning", "text"))
-            thoughts += [text for text in texts if isinstance(text, str) and text][:1]
-    return thoughts
+    texts = list[str]()
+    for part in map(members, cast("list[Any]", content if isinstance(content, list) else [])):
+        if kind_of(part) in THOUGHTS:
+            named = (_named(part, name) for name in ("thinking", "reasoning", "text"))
+            texts += [text for text in named if text][:1]
+    return texts
 
 
 def unreadable(part: Object) -> RequestError:
@@ -169,24 +169,21 @@ def unreadable(part: Object) -> RequestError:
     )
 
 
-def _picture(part: Object) -> str:
+def _picture(part: Object) -> MessagePart:
     """An image, as the text that stands for it."""
     try:
-        return Pictured.showing(read_url(*_url_of(part)))
+        image = read_url(*_url_of(part))
+        return MessagePart(str(image), image)
     except RequestError as error:
         # Without its traceback, which would hold the whole body.
         refused = RequestError(str(error), param=error.param)
-        return Attached.of(line(UNREAD, *_described(part)), _refusal(part, refused))
+        return attached(line(UNREAD, *_described(part)), _refusal(part, refused))
 
 
 def _refusal(part: Object, error: RequestError) -> Refusal:
     """Return the refusal of a part. Where a client marks its cache changes with each request."""
     sent = {name: value for name, value in part.items() if name != "cache_control"}
     return Refusal(error, hashlib.sha256(msgspec.json.encode(sent)).hexdigest())
-
-
-def _unpictured(part: Object) -> str:
-    return Attached.of(line(_NOT_THEIRS, *_described(part)))
 
 
 def _url_of(part: Object) -> tuple[str, str]:
@@ -210,71 +207,61 @@ def _described(part: Object) -> tuple[str, str]:
     try:
         url, _ = _url_of(part)
     except RequestError:
-        source = part.get("source")
-        url = _named(source if isinstance(source, dict) else part, "file_id")
+        url = _named(members(part.get("source")) or part, "file_id")
     kind, data = _data_url(url)
     return (kind or "image", _unpacked(data)) if data else ("image", url)
 
 
-def without_images(text: str, whys: Callable[[Image], str | None]) -> str:
-    """Return a text with a line in place of some of its images.
+def without_images(message: Message, whys: Callable[[Image], str | None]) -> KnownMessage:
+    """Return a message with a line in place of some of its images.
 
     Args:
         whys: says why an image is not shown; None: it is shown.
     """
-    pieces = list[str]()
-    for part in parts_of(text):
-        if isinstance(part, Attached):
-            pieces.append(part)
-            continue
-        for piece in split(part) or [part]:
-            if isinstance(piece, str):
-                pieces.append(piece)
-            elif (why := whys(piece)) is None:
-                pieces.append(Pictured.showing(piece))
-            else:
-                pieces.append(Attached.of(line(why, piece.kind, size(piece.size))))
-    return joined(pieces)
+
+    def shown(part: MessagePart) -> MessagePart:
+        image = part.image
+        why = whys(image) if image is not None else None
+        return attached(line(why, image.kind, size(image.size))) if image and why else part
+
+    return with_parts(message, joined(map(shown, parts_of(message))))
 
 
-def _document(block: Object) -> str:
+def _document(block: Object) -> list[MessagePart]:
     """A document as Anthropic's format has it."""
-    raw: Any = block.get("source")
-    source = Object(raw if isinstance(raw, dict) else {}, block.place("source"))
+    source = Object(members(block.get("source")), block.place("source"))
     title, kind = _named(block, "title"), source.get("type")
     if kind == "text":
-        return _headed("document", title, [_named(source, "data")])
+        return _headed("document", title, [MessagePart(_named(source, "data"))])
     if kind == "content":
-        return _headed("document", title, [text_of(source, "content", seen_part)])
+        return _headed("document", title, read_parts(source, "content", seen_part))
     at = _named(source, "url") or _named(source, "file_id")
     return _packed("document", title, _named(source, "media_type"), _named(source, "data"), at)
 
 
-def _search_result(block: Object) -> str:
+def _search_result(block: Object) -> list[MessagePart]:
     named = f"{_named(block, 'title')} {_named(block, 'source')}"
-    return _headed("search result", named, [text_of(block, "content", seen_part)])
+    return _headed("search result", named, read_parts(block, "content", seen_part))
 
 
-def _headed(kind: str, title: str, texts: Sequence[str]) -> str:
-    """Attached texts under a line that says what they are."""
+def _headed(kind: str, title: str, parts: Sequence[MessagePart]) -> list[MessagePart]:
+    """Attached parts under a line that says what they are."""
     named = shorten_name(" ".join(title.split()))
-    pieces = [f"[{kind}: {named}]\n" if named else f"[{kind}]\n"]
-    for part in (part for text in texts for part in parts_of(text)):
-        if type(part) is str and type(pieces[-1]) is str:
-            pieces[-1] += part
-        else:  # an image, or a line in its place
-            pieces.append(part)
-    return joined([Attached.of(piece) if type(piece) is str else piece for piece in pieces])
+    head = MessagePart(f"[{kind}: {named}]\n" if named else f"[{kind}]\n")
+    pieces = list[MessagePart]()
+    for is_text, run in groupby([head, *parts], lambda part: not (part.image or part.attached)):
+        same = list(run)
+        pieces += [attached("".join(part.text for part in same))] if is_text else same
+    return joined(pieces)
 
 
-def _tool_reference(block: Object) -> str:
-    return Attached.of(f"[tool: {shorten_name(_named(block, 'tool_name'))}]")
+def _tool_reference(block: Object) -> list[MessagePart]:
+    return [attached(f"[tool: {shorten_name(_named(block, 'tool_name'))}]")]
 
 
-def _file(part: Object) -> str:
+def _file(part: Object) -> list[MessagePart]:
     """A file as OpenAI's formats have it: in a member of the part, or the part itself."""
-    raw: Any = part.get("file")
-    file = Object(raw, part.place("file")) if isinstance(raw, dict) else part
+    file = members(part.get("file")) or part
     sent = _named(file, "file_data")
     media, data = _data_url(sent)
     at = _named(file, "file_url") or _named(file, "file_id")
@@ -287,7 +274,7 @@ def _data_url(url: str) -> tuple[str, str]:
     return (head[5:].partition(";")[0], data) if head.startswith("data:") else ("", "")
 
 
-def _packed(what: str, title: str, media: str, data: str, at: str) -> str:
+def _packed(what: str, title: str, media: str, data: str, at: str) -> list[MessagePart]:
     """A file in base64: its text, or a line in its place.
 
     Args:
@@ -295,11 +282,12 @@ def _packed(what: str, title: str, media: str, data: str, at: str) -> str:
         at: where it is if there is no data.
     """
     if not data:
-        return Attached.of(line(_ELSEWHERE, what, title, at))
+        return [attached(line(_ELSEWHERE, what, title, at))]
     if media.startswith("text/") or media in ("application/json", "application/xml"):
         with suppress(binascii.Error, ValueError):
-            return _headed(what, title, [base64.b64decode(data, validate=True).decode()])
-    return Attached.of(line(READS_TEXT, media or what, title, _unpacked(data)))
+            text = base64.b64decode(data, validate=True).decode()
+            return _headed(what, title, [MessagePart(text)])
+    return [attached(line(READS_TEXT, media or what, title, _unpacked(data)))]
 
 
 def _named(fields: Mapping[str, Any], name: str) -> str:
@@ -308,13 +296,14 @@ def _named(fields: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-_READ: dict[str, Callable[[Object], str]] = {
+_READ: dict[str, Callable[[Object], list[MessagePart]]] = {
     "document": _document,
     "search_result": _search_result,
     "tool_reference": _tool_reference,
     "file": _file,
     "input_file": _file,
 }
+_PARTS: Final = _TEXTS | _PICTURES | _READ.keys()
 
 
 def as_text(value: Any) -> str:
@@ -340,17 +329,12 @@ def _clear(value: Any, depth: int) -> Any:
     return as_text(value) if isinstance(value, str) else value
 
 
-def answered(content: Any, at: str) -> str:
+def answered(content: Any, at: str) -> list[MessagePart]:
     """Return the result of a service's own tool: its texts, documents and images, or JSON."""
-    inner: Any = content.get("content") if isinstance(content, dict) else None
-    if isinstance(inner, dict) and "source" in inner:
+    inner = members(members(content).get("content"))
+    if "source" in inner:
         content = [inner]  # a page that was fetched
-    blocks: Iterable[Any] = content if isinstance(content, list) else []
-    if content and isinstance(content, list) and all(map(_is_part, blocks)):
-        return joined([seen_part(Object(block, f"{at}[{i}]")) for i, block in enumerate(blocks)])
-    return as_text(content if content is not None else "")
-
-
-def _is_part(block: Any) -> bool:
-    kind = kind_of(cast("dict[str, Any]", block)) if isinstance(block, dict) else ""
-    return kind in _TEXTS or kind in _PICTURES or kind in _READ
+    blocks: Sequence[Any] = content if isinstance(content, list) else []
+    if blocks and all(kind_of(members(block)) in _PARTS for block in blocks):
+        return read_parts(Object({at: blocks}), at, seen_part)
+    return [MessagePart(as_text(content if content is not None else ""))]

@@ -50,11 +50,13 @@ from tinker_claw.formats.parts import (
     as_text,
     line,
     plain_part,
+    read_parts,
     seen_part,
-    text_of,
     thought_in,
+    with_parts,
 )
 from tinker_claw.formats.responses_reply import Names, ResponsesReply
+from tinker_claw.images import MessagePart
 from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
 
 _RUNS_NOTHING = "this server runs no tools itself; offer functions"
@@ -262,7 +264,7 @@ def _history(fields: Object, reader: PartReader) -> tuple[list[Message], list[st
     return messages, places
 
 
-def _item(fields: Object) -> list[Message]:
+def _item(fields: Object) -> list[KnownMessage]:
     """Messages of one item, whoever made it. What a service's own tool was asked and has answered
     is a call and its result; of anything else a line says what stood there."""
     kind = "item_reference" if _is_reference(fields) else fields.get("type", "message")
@@ -270,60 +272,60 @@ def _item(fields: Object) -> list[Message]:
         raise fields.wrong("must be a string", "type")
     if kind in _READ:
         return _READ[kind](fields)
-    id = fields.optional("call_id", empty=True) or fields.optional("id", empty=True)
+    id = fields.text("call_id") or fields.text("id")
     if kind.endswith(("_call", "_request")) or kind == "program":
-        name = fields.optional("name", empty=True) or kind.removesuffix("_call")
+        name = fields.text("name") or kind.removesuffix("_call")
         sent = _present(fields, _ASKED)
         alone = [*sent] == ["arguments"] and isinstance(sent["arguments"], str)
-        call = function_call(id or "", name, sent["arguments"] if alone else as_text(sent))
+        call = function_call(id, name, sent["arguments"] if alone else as_text(sent))
         has = _present(fields, _ANSWERED)
         return [assistant([], [], [call]), *([_answer(fields, id)] if has else [])]
     if kind.endswith(("_output", "_response")):
-        return [_answer(fields, fields.optional("approval_request_id", empty=True) or id)]
-    return [{"role": "system", "content": line(READS_TEXT, kind)}]
+        return [_answer(fields, fields.text("approval_request_id") or id)]
+    return [with_parts({"role": "system"}, [MessagePart(line(READS_TEXT, kind))])]
 
 
-def _answer(fields: Object, id: str | None) -> Message:
+def _answer(fields: Object, id: str) -> KnownMessage:
     """Return the answer of a service's own tool, or of the user who was asked for leave."""
     answers = _present(fields, _ANSWERED)
     if len(answers) == 1:
         ((name, value),) = answers.items()
         content = [value] if isinstance(value, dict) else value
         return result(id, answered(content, fields.place(name)))
-    return result(id, as_text(answers))
+    return result(id, [MessagePart(as_text(answers))])
 
 
 def _present(fields: Object, names: Sequence[str]) -> dict[str, Any]:
     return {name: fields[name] for name in names if name in fields}
 
 
-def _reasoning(fields: Object) -> list[Message]:
+def _reasoning(fields: Object) -> list[KnownMessage]:
     """Reasoning in clear; ciphertext and summaries were for another server and are dropped."""
     thought = thought_in(fields.get("content"))
     return [assistant([], thought, [])] if thought else []
 
 
-def _message(fields: Object) -> list[Message]:
+def _message(fields: Object) -> list[KnownMessage]:
     role = fields.one_of("role", _ROLES)
     if role == "assistant":
-        return [assistant([text_of(fields, "content", plain_part, glued=True)], [], [])]
-    content = text_of(fields, "content", seen_part if role == "user" else plain_part)
-    return [{"role": "system" if role == "developer" else role, "content": content}]
+        return [assistant(read_parts(fields, "content", plain_part, glued=True), [], [])]
+    content = read_parts(fields, "content", seen_part if role == "user" else plain_part)
+    return [with_parts({"role": "system" if role == "developer" else role}, content)]
 
 
-def _call(fields: Object) -> list[Message]:
+def _call(fields: Object) -> list[KnownMessage]:
     name = name_of(fields)
     if "namespace" in fields:
         name = _shown(fields.string("namespace"), name)
-    id = fields.optional("call_id", empty=True) or ""
+    id = fields.text("call_id")
     return [assistant([], [], [function_call(id, name, arguments_of(fields, "arguments"))])]
 
 
-def _result(fields: Object) -> list[Message]:
-    return [result(fields.optional("call_id", empty=True), text_of(fields, "output", seen_part))]
+def _result(fields: Object) -> list[KnownMessage]:
+    return [result(fields.text("call_id"), read_parts(fields, "output", seen_part))]
 
 
-_READ: Mapping[str, Callable[[Object], list[Message]]] = {
+_READ: Mapping[str, Callable[[Object], list[KnownMessage]]] = {
     "message": _message,
     "reasoning": _reasoning,
     "function_call": _call,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tinker_claw.conversation.attribution import (
     Attribute,
@@ -17,9 +17,10 @@ from tinker_claw.conversation.attribution import (
     read,
 )
 from tinker_claw.errors import UndoError
-from tinker_claw.formats.base import Joined, parts_of
+from tinker_claw.formats.parts import with_parts
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.prompt import new_messages
+from tinker_claw.images import parts_of
 from tinker_claw.ledger.lessons import NOT_TOLD
 from tinker_claw.types import Message, Writer, cached
 
@@ -53,15 +54,15 @@ def take_out(
     Args:
         writers_of: gives every piece of a message its writer.
     """
-    commands = [_command(message, writers_of) for message in messages]
+    commands = [_command(m, writers_of) for m in messages]
     if not any(commands):
         return messages, None
     newest = newest_message_with_words(messages)
-    new = next((message for message in new_messages(messages) if message is newest), None)
+    new = newest if any(m is newest for m in new_messages(messages)) else None
     kept, before = list[Message](), None
     for message, command in zip(messages, commands, strict=True):
         if command is not None and not command.alone:
-            kept.append({**message, "content": _cut(message["content"], command.line)})
+            kept.append(_without_line(message, command.line))
         elif message is new or not (command or (before and before.alone and _is_ours(message))):
             kept.append(message)
         before = command
@@ -88,13 +89,14 @@ def _is_ours(message: Message) -> bool:
     return message["role"] == "assistant" and message["content"].startswith(_OURS)
 
 
-def _cut(content: str, line: str) -> str:
-    """Return a message's content without a line."""
-    parts = parts_of(content)
-    at = next((n for n, part in enumerate(parts) if line.strip() in part), None)
+def _without_line(message: Message, line: str) -> Message:
+    parts = list(parts_of(message))
+    at = next((n for n, part in enumerate(parts) if line.strip() in part.text), None)
     if at is not None:
-        parts[at] = parts[at].replace(line if line in parts[at] else line.strip(), "", 1)
-    return Joined.of(parts) if len(parts) > 1 else parts[0]
+        text = parts[at].text
+        rest = text.replace(line if line in text else line.strip(), "", 1)
+        parts[at] = replace(parts[at], text=rest)
+    return with_parts(message, parts)
 
 
 async def hold(deps: GatewayDeps, user: str, session_id: int, command: Always) -> str:

@@ -42,6 +42,8 @@ class Keys:
         everybody = [*users]
         if api_key is not None:
             everybody.append(User(name=DEFAULT_USER, key=api_key, role="admin", group=None))
+        self.needed = bool(everybody)
+        """Callers must send a key."""
         self._secret = token_bytes(32)
         self._file = file
         groups = {(user.group, user.group or user.name) for user in everybody}
@@ -62,11 +64,6 @@ class Keys:
         """Words for the key of this gateway's owner; None: no key is needed."""
         file = f"what stands in {self._file.absolute()}" if self._file else "the key"
         return file if self.needed else None
-
-    @property
-    def needed(self) -> bool:
-        """Return whether callers must send a key."""
-        return bool(self._principals)
 
     @property
     def users(self) -> Sequence[str]:

@@ -28,8 +28,13 @@ _thread = ThreadPoolExecutor(1, "tinker-claw-decoding")
 """One at a time: together they could take much memory that nothing counts."""
 
 
-class TooLongError(Exception):
-    """A body decodes to more bytes than are allowed."""
+def too_large(most: int) -> RequestError:
+    """Return the error of a body of more bytes than are allowed."""
+    return RequestError(
+        f"The body is longer than {most} bytes.",
+        status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        code="request_too_large",
+    )
 
 
 def coding_of(header: str) -> str:
@@ -61,10 +66,9 @@ async def decode(body: bytes, coding: str, most: int) -> bytes:
         most: bytes.
 
     Raises:
-        TooLongError: it decodes to more.
-        RequestError: it is damaged.
+        RequestError: it is damaged, or decodes to more.
     """
-    if not coding or not body:
+    if not body:
         return body
     loop = asyncio.get_running_loop()
     try:
@@ -74,7 +78,7 @@ async def decode(body: bytes, coding: str, most: int) -> bytes:
             f"The body is not valid {coding}, which its Content-Encoding names: {error}."
         ) from error
     if len(decoded) > most:
-        raise TooLongError
+        raise too_large(most)
     return decoded
 
 

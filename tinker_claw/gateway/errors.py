@@ -65,7 +65,7 @@ def what(formats: Sequence[WireFormat]) -> str:
 
 def speaker(formats: Sequence[WireFormat], path: str, headers: Mapping[str, str]) -> WireFormat:
     """Return the format of the client; the first one where no format claims the request."""
-    for wire in reversed(formats):
+    for wire in reversed(formats[1:]):
         if wire.claims(path, headers):
             return wire
     return formats[0]

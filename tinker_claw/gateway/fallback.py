@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tinker_claw.errors import OutageError, SamplerError
 from tinker_claw.outages import Outages
@@ -108,21 +109,13 @@ def lineage(
         return base
 
     def stand_ins(version: int) -> Sequence[StandIn]:
-        earlier = _earlier(version_record, version)
-        candidates = [StandIn(BASE_VERSION, open_base, base=True)]
-        if earlier is not None:
-            candidates.insert(0, StandIn(earlier.id, lambda: open_version(earlier.id)))
-        return candidates
+        failed = ancestor = version_record(version)
+        # The nearest ancestor with a sampler of its own: a restart repeats its parent's.
+        while failed and ancestor and ancestor.sampler_ref == failed.sampler_ref:
+            ancestor = version_record(ancestor.parent) if ancestor.parent is not None else None
+        base_model = StandIn(BASE_VERSION, open_base, base=True)
+        if ancestor is None:
+            return [base_model]
+        return [StandIn(ancestor.id, partial(open_version, ancestor.id)), base_model]
 
     return stand_ins
-
-
-def _earlier(
-    version_record: Callable[[int], PolicyVersion | None], version: int
-) -> PolicyVersion | None:
-    """The nearest ancestor with a sampler of its own: a restart repeats its parent's."""
-    failed = version_record(version)
-    ancestor = failed
-    while failed and ancestor and ancestor.sampler_ref == failed.sampler_ref:
-        ancestor = version_record(ancestor.parent) if ancestor.parent is not None else None
-    return ancestor

@@ -50,7 +50,7 @@ def read(body: bytes, headers: Mapping[str, str]) -> tuple[About, Feedback]:
             "body's key, if it has one.",
             param="Idempotency-Key",
         )
-    text = fields.optional("text", empty=True) or ""
+    text = fields.text("text")
     if len(text) > LONGEST_TEXT:
         raise fields.wrong(f"has more than {LONGEST_TEXT} characters", "text")
     source = fields.get("source", "user")
@@ -77,7 +77,7 @@ def _about(fields: Object, name: str) -> About:
 
 
 def _name(fields: Object, at: str) -> str | None:
-    name = fields.optional(at)
+    name = fields.string(at) if at in fields else None
     if name and (len(name) > MAX_NAME or not name.isprintable()):
         raise fields.wrong(f"must be at most {MAX_NAME} printable characters", at)
     return name

@@ -207,12 +207,9 @@ def _stream(job: Job, completion: Completion) -> Stream | None:
     if left or len(without_volatile(messages)) != len(messages):
         return None
     return Stream(
-        prompt=job.prompt.tokens,
-        tokens=completion.tokens,
-        hint_at=job.prompt.hint_at,
-        exact=exact_digest(messages, job.request.tools, job.request.switches),
-        lesson_block=job.prompt.lesson_block,
-        images=job.prompt.images,
+        job.prompt,
+        completion.tokens,
+        exact_digest(messages, job.request.tools, job.request.switches),
     )
 
 

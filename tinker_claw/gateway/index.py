@@ -28,8 +28,8 @@ from tinker_claw.conversation.history import (
 )
 from tinker_claw.errors import RequestError
 from tinker_claw.ledger.turns import LastTurn, TurnTable
-from tinker_claw.served import Identity, RequestKind
-from tinker_claw.types import Attempt, Kind, LessonBlock, Message, cached
+from tinker_claw.served import Identity, Prompt, RequestKind
+from tinker_claw.types import Attempt, Kind, Message, cached
 
 IDLE_S: Final = 6 * 3600.0
 """A session without a request for so long is closed until it goes on: a working day's breaks do
@@ -59,15 +59,11 @@ _OWN_SESSION = frozenset({RequestKind.SUBAGENT, RequestKind.ALONE})
 class Stream:
     """Ids that a later prompt can begin with, as they were sampled."""
 
-    prompt: tuple[int, ...]
+    prompt: Prompt
     tokens: tuple[int, ...]
-    hint_at: int | None
+    """Those of the reply."""
     exact: str
     """Digest of the very messages and tools that the prompt was rendered from."""
-    lesson_block: LessonBlock | None = None
-    """Lessons in the prompt."""
-    images: tuple[tuple[int, int], ...] = ()
-    """Index of the first token of each image in the prompt, and how many it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +124,8 @@ class ConversationIndex:
         if session_id is None:
             session_id = self._turns.session(user, identity.key)
         self._touch(session_id, name)
-        self._enrol(session_id, user, identity.attempt)
+        if identity.attempt is not None:
+            self._enrol(session_id, user, identity.attempt)
         if trace is not None and identity.by_trace:
             self._unfiled[trace] = session_id  # until a turn of its run tells the session
         elif trace is not None and identity.request_kind not in _OWN_SESSION:
@@ -138,9 +135,9 @@ class ConversationIndex:
                 self._turns.file(session_id, trace[1], unfiled_id)
         return session_id
 
-    def _enrol(self, session_id: int, user: str, attempt: Attempt | None) -> None:
+    def _enrol(self, session_id: int, user: str, attempt: Attempt) -> None:
         session = self._open[session_id]
-        if attempt is None or attempt == session.attempt:
+        if attempt == session.attempt:
             return
         if not self._turns.enrol(session_id, user, attempt):
             raise RequestError(
@@ -191,8 +188,9 @@ class ConversationIndex:
         for traces in (self._traces, self._unfiled):
             for trace in [trace for trace, at in traces.items() if at == session_id]:
                 del traces[trace]
-        for turn in [turn for turn, (_, stream) in self._streams.items() if stream.lesson_block]:
-            del self._streams[turn]  # the lesson may have come from this session
+        for turn, (_, stream) in list(self._streams.items()):
+            if stream.prompt.lesson_block:
+                del self._streams[turn]  # the lesson may have come from this session
         self._forgotten[session_id] = time.monotonic()
 
     def has_forgotten(self, session_id: int, started: float) -> bool:
@@ -238,16 +236,15 @@ class ConversationIndex:
         chain = conversation.chain(0, at + 1)
         for page in _pages(session_id, chain):
             if entry := self._pages.get(page):
-                return self._after(entry[0], conversation)
+                return self._after(entry[0], conversation, at)
         turns = self._turns.latest(session_id)
         waiting = [turn for turn in turns if not turn.settled]
-        at_turn = closest([turn.chain for turn in waiting], chain)
+        at_turn, turn_id = closest([turn.chain for turn in waiting], chain), None
         if at_turn is not None:
-            return self._after(waiting[at_turn].turn_id, conversation)
-        if cut is None:
-            return None
-        turn_id = self._before_summary(session_id, turns, conversation.chain(cut, at + 1))
-        return None if turn_id is None else self._after(turn_id, conversation)
+            turn_id = waiting[at_turn].turn_id
+        elif cut is not None:
+            turn_id = self._before_summary(session_id, turns, conversation.chain(cut, at + 1))
+        return None if turn_id is None else self._after(turn_id, conversation, at)
 
     def _behind_summary(
         self, session_id: int, conversation: Conversation, cut: int
@@ -260,15 +257,11 @@ class ConversationIndex:
             return None
         return Continuation(last.turn_id, _LEFT_OUT, new, None) if new else None
 
-    def _after(self, turn_id: int, conversation: Conversation) -> Continuation | None:
-        """Continue this turn with what a request adds; None if the request repeats no reply."""
-        at = conversation.reply_at
-        if at is None:
-            return None
+    def _after(self, turn_id: int, conversation: Conversation, at: int) -> Continuation:
+        """Continue this turn with what a request adds to its reply. `at`: where that stands."""
         _, stream = self._streams.get(turn_id, (0, None))
-        return Continuation(
-            turn_id, conversation.messages[at], conversation.messages[at + 1 :], stream
-        )
+        messages = conversation.messages
+        return Continuation(turn_id, messages[at], messages[at + 1 :], stream)
 
     def is_lost(self, session_id: int, conversation: Conversation) -> bool:
         """Return whether a request answers a reply whose turn is not found, although a turn waits
@@ -323,7 +316,7 @@ _StreamEntry = tuple[int, Stream]
 def _size(kept: _StreamEntry) -> int:
     """Size of a stream in tokens, at most that of the cache, so that any stream fits."""
     _, stream = kept
-    return min(len(stream.prompt) + len(stream.tokens), STREAM_TOKENS)
+    return min(len(stream.prompt.tokens) + len(stream.tokens), STREAM_TOKENS)
 
 
 def _pages(session_id: int, chain: Sequence[str]) -> Iterator[bytes]:

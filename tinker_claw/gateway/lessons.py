@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 
-from tinker_claw.formats.base import Joined
+from tinker_claw.formats.parts import with_parts
+from tinker_claw.images import MessagePart, parts_of
 from tinker_claw.ledger.lessons import MOST, NOT_TOLD, Lesson, LessonTable, State
 from tinker_claw.telemetry import log
 from tinker_claw.types import Message
@@ -25,20 +26,18 @@ def with_lessons(
             of the user.
     """
     text, changed = lesson_text(lesson.text for lesson in lessons), list(messages)
-    if as_system:
-        systems = takewhile(lambda message: message["role"] == "system", changed)
-        at = sum(1 for _ in systems) - 1
-        if at < 0:
-            return [{"role": "system", "content": text}, *changed]
-        parts = changed[at]["content"], text
-    else:
+    if not as_system:
         at = next((n for n, message in enumerate(changed) if message["role"] == "user"), None)
-        if at is None:
-            return changed
-        opened = Joined.of([f"{text}\n\n", changed[at]["content"]])  # which may hold images
-        changed[at] = {**changed[at], "content": opened}
+        if at is not None:
+            opened = [MessagePart(f"{text}\n\n"), *parts_of(changed[at])]
+            changed[at] = with_parts(changed[at], opened)
         return changed
-    changed[at] = {**changed[at], "content": "\n\n".join(filter(None, parts))}
+    systems = sum(1 for _ in takewhile(lambda message: message["role"] == "system", changed))
+    if not systems:
+        return [{"role": "system", "content": text}, *changed]
+    last = changed[systems - 1]
+    whole = "\n\n".join(filter(None, (last["content"], text)))
+    changed[systems - 1] = {**last, "content": whole}
     return changed
 
 
@@ -69,7 +68,7 @@ class LessonChooser:
 
     def _chosen(self, user: str, version: int) -> list[int]:
         """Return the newest lessons, as many as there is room for, the newest last."""
-        active = [lesson for lesson in self._table.of_user(user) if lesson.state not in NOT_TOLD]
+        active = [each for each in self._table.of_user(user) if each.state not in NOT_TOLD]
         chosen, practised = list[Lesson](), self._table.practised(version) if active else ()
         for lesson in active:
             if len(chosen) == MOST:

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 from starlette.requests import Request
 
 from tinker_claw.errors import RequestError
-from tinker_claw.gateway.coding import TooLongError, coding_of, decode
+from tinker_claw.gateway.coding import coding_of, decode, too_large
 
 T = TypeVar("T")
 
@@ -191,10 +191,11 @@ async def read_body(
             hold too much, or the client has disconnected.
     """
     most = MAX_BODY_BYTES if most is None else most
-    coding = coding_of(", ".join(request.headers.getlist("content-encoding")))
+    sent = ", ".join(request.headers.getlist("content-encoding"))
+    coding = coding_of(sent) if sent else ""
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:19]) > most:
-        raise _too_large(most)
+        raise too_large(most)
     received, more = bytearray(), True
     try:
         async with asyncio.timeout(BODY_S):
@@ -204,7 +205,7 @@ async def read_body(
                     raise RequestError("The client has disconnected.")
                 piece = message.get("body", b"")
                 if len(received) + len(piece) > most:
-                    raise _too_large(most)
+                    raise too_large(most)
                 if caller is not None:
                     caller.limits.count_bytes(caller, len(piece))
                 received += piece
@@ -216,28 +217,12 @@ async def read_body(
             code="request_timeout",
             headers={"connection": "close"},
         ) from error
-    body = await _decoded(bytes(received), coding, caller) if coding else bytes(received)
-    if len(body) > most:
-        raise _too_large(most)
+    body = bytes(received)
+    if coding:
+        body = await decode(body, coding, most)
+        if caller is not None:
+            caller.limits.count_bytes(caller, max(0, len(body) - len(received)))
     return body.removeprefix(BOM_UTF8)
-
-
-async def _decoded(body: bytes, coding: str, caller: Caller | None) -> bytes:
-    try:
-        decoded = await decode(body, coding, MAX_BODY_BYTES)
-    except TooLongError as error:
-        raise _too_large(MAX_BODY_BYTES) from error
-    if caller is not None and len(decoded) > len(body):
-        caller.limits.count_bytes(caller, len(decoded) - len(body))
-    return decoded
-
-
-def _too_large(most: int) -> RequestError:
-    return RequestError(
-        f"The body is longer than {most} bytes.",
-        status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        code="request_too_large",
-    )
 
 
 def _too_many(what: str) -> RequestError:

@@ -48,20 +48,16 @@ class Owners:
 
     def check_sender(self, user: str, sender: Sender) -> bool:
         """Return whether the sender of a channel's message is an owner; of one who is not, say once
-        which line would name them."""
+        which line would name them, where the settings name nobody of the channel."""
         if sender.id is None or sender.channel is None or sender.group:
             return False
         if f"{sender.channel}:{sender.id}".lower() in self._named:
             return True
-        self._show_line(user, sender.channel, sender.id, sender.name)
+        named = any(name.startswith(f"{sender.channel.lower()}:") for name in self._named)
+        if not named and (user, sender.channel) not in self._strangers:
+            self._strangers.add((user, sender.channel))
+            texts = sender.channel, sender.id, sender.name
+            channel, id, name = (plain_line(t).replace('"', "")[:_MAX_NAME] for t in texts)
+            if self._turns.first_stranger(user, channel, id, name):
+                log.warning("sender.unlisted", channel=channel, sender=id, name=name)
         return False
-
-    def _show_line(self, user: str, channel: str, id: str, name: str) -> None:
-        """Say once which line would name a sender, where the settings name nobody of a channel."""
-        named = any(name.startswith(f"{channel.lower()}:") for name in self._named)
-        if named or (user, channel) in self._strangers:
-            return
-        self._strangers.add((user, channel))
-        labels = [plain_line(text).replace('"', "")[:_MAX_NAME] for text in (channel, id, name)]
-        if self._turns.first_stranger(user, *labels):
-            log.warning("sender.unlisted", channel=labels[0], sender=labels[1], name=labels[2])

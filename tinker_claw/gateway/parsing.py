@@ -7,25 +7,24 @@ and other parts only those that the user has just sent are refused; a line stand
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from tinker_claw.conversation.attribution import attached_to, newest_request, read
 from tinker_claw.conversation.history import digest
 from tinker_claw.errors import ContextLengthError, RequestError
-from tinker_claw.formats.base import GenerationRequest, Route, WireFormat, parts_of
+from tinker_claw.formats.base import GenerationRequest, Route, WireFormat
 from tinker_claw.formats.body import shorten_name, without_halves
 from tinker_claw.formats.parts import READS_TEXT, UNREAD, without_images
 from tinker_claw.gateway.deps import HALF, GatewayDeps
 from tinker_claw.gateway.limits import ALWAYS_READ, CHARS_PER_TOKEN, Caller, hopeless
 from tinker_claw.gateway.privacy import note_marks
 from tinker_claw.gateway.prompt import exact_digest
-from tinker_claw.images import Image, images_at, images_in
+from tinker_claw.images import Image, images_in, parts_of
 from tinker_claw.render.format import ASKED, SOUGHT
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.render.switches import Switches
-from tinker_claw.types import KnownMessage, Message, Tool, cached, is_cached
+from tinker_claw.types import Message, Tool, cached, is_cached
 
 _LARGE = 200_000
 """Bytes of a body that is read and rendered in a thread: on the event loop it would take 5 ms."""
@@ -77,19 +76,15 @@ async def parse(
         sent, mended = parsed()
     begun = [BEGUN] if sent.messages[-1]["role"] == "assistant" else []
     deps.left_out.note((*sent.left_out, *begun, *([HALF] if mended else [])))
-    messages = await _look(deps, caller.user, sent)
-    request = replace(sent, messages=messages, switches=_switches(deps, sent))
+    messages, decides = await _look(deps, caller.user, sent), deps.settings.thinking
+    switches, overruled = deps.renderer.thinking.switches(
+        sent.template, sent.reasoning_effort, sent.effort_at, decides
+    )
+    if overruled:
+        deps.left_out.note([f"thinking: as --thinking {decides} says, whatever a client asks"])
+    request = replace(sent, messages=messages, switches=switches)
     await _read_ahead(deps, request)
     return request
-
-
-def _switches(deps: GatewayDeps, request: GenerationRequest) -> Switches:
-    """The switches of a request's prompt; notes where --thinking does otherwise than it asks."""
-    client_choice, decides = (request.template, request.reasoning_effort), deps.settings.thinking
-    switches = deps.renderer.thinking.switches(*client_choice, request.effort_at, decides)
-    if deps.renderer.thinking.overrules(*client_choice, decides):
-        deps.left_out.note([f"thinking: as --thinking {decides} says, whatever a client asks"])
-    return switches
 
 
 async def _read_ahead(deps: GatewayDeps, request: GenerationRequest) -> None:
@@ -112,7 +107,7 @@ async def _read_ahead(deps: GatewayDeps, request: GenerationRequest) -> None:
 
 def _reading_costs(message: Message) -> int:
     """Estimate the cost of reading a message, in characters."""
-    pieces = len(parts_of(message["content"])) + len(message.get("tool_calls", ()))
+    pieces = len(parts_of(message)) + len(message.get("tool_calls", ()))
     return _EACH * pieces + len(message["content"])
 
 
@@ -140,7 +135,7 @@ async def _look(deps: GatewayDeps, user: str, request: GenerationRequest) -> tup
     if (blind := blind_because(deps)) is not None:
         for image in theirs:
             refuse(image.digest, image.wrong(blind))
-        return tuple(cached(_unseen, m) if images_at(m["content"]) else m for m in messages)
+        return tuple(cached(_unseen, m) if images_in([m]) else m for m in messages)
     unfit = await _unfit(deps, images)
     for image in theirs:
         if image in unfit:
@@ -148,9 +143,7 @@ async def _look(deps: GatewayDeps, user: str, request: GenerationRequest) -> tup
     if not unfit:
         return tuple(messages)
     return tuple(
-        _without(m, lambda image: UNREAD if image in unfit else None)
-        if images_at(m["content"])
-        else m
+        without_images(m, lambda image: UNREAD if image in unfit else None) if images_in([m]) else m
         for m in messages
     )
 
@@ -203,11 +196,7 @@ async def _unfit(deps: GatewayDeps, images: Sequence[Image]) -> Mapping[Image, R
 
 def _unseen(message: Message) -> Message:
     """A message as a model that reads text only is shown it."""
-    return _without(message, lambda image: READS_TEXT)
-
-
-def _without(message: Message, whys: Callable[[Image], str | None]) -> Message:
-    return KnownMessage({**message, "content": without_images(message["content"], whys)})
+    return without_images(message, lambda image: READS_TEXT)
 
 
 def blind_because(deps: GatewayDeps) -> str | None:

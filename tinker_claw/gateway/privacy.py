@@ -13,8 +13,9 @@ from cachetools import LRUCache
 
 from tinker_claw.conversation.attribution import Attribute, read
 from tinker_claw.conversation.classify import flagged, gather, opening_key
-from tinker_claw.formats.base import GenerationRequest, parts_of
+from tinker_claw.formats.base import GenerationRequest
 from tinker_claw.gateway.secrets import SecretSearch
+from tinker_claw.images import parts_of
 from tinker_claw.ledger.turns import TurnTable, hidden
 from tinker_claw.privacy.marker import (
     NEAR_MISS,
@@ -145,7 +146,7 @@ class SessionPrivacy:
 
 def _mentions(message: Message) -> bool:
     """Return whether a transcript in a side call may hold the marker; cached on the message."""
-    return mentioned(parts_of(message["content"]))
+    return mentioned(part.text for part in parts_of(message))
 
 
 def note_marks(message: Message) -> None:

@@ -47,7 +47,7 @@ async def build_prompt(
         RequestError: the chat template refuses these messages, or it is not known how such a
             reply begins.
     """
-    begun = _begun(deps, request)
+    begun = _begun(deps, request) if request.must_call else ()
     await deps.compute.own_round()
     extend = partial(_extended, deps, lesson_request or request, link)
     extended = await deps.compute.aside(extend, when=large)
@@ -75,8 +75,6 @@ async def _rendered(
 
 def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
     """The part of the reply that is given to the model."""
-    if not request.must_call:
-        return ()
     begun = deps.renderer.begin_call(request.must_call, request.switches)
     if begun is None:
         raise RequestError(
@@ -108,17 +106,17 @@ def _extended(
     """Extend the sampled stream; None if it does not begin this prompt."""
     if link is None or link.stream is None:
         return None
-    stream = link.stream
+    stream, before = link.stream, link.stream.prompt
     messages, tools, switches = request.messages, request.tools, request.switches
     first_new = len(messages) - len(new_messages(messages))
     if exact_digest(messages[: first_new - 1], tools, switches) != stream.exact:
         return None
-    if len(images_in(messages[:first_new])) != len(stream.images):
+    if len(images_in(messages[:first_new])) != len(before.images):
         return None  # a text looks like the line of an image
     at = last_request_index(messages)
     said_since = at is not None and at >= first_new
     extended = deps.renderer.extend(
-        stream.prompt,
+        before.tokens,
         stream.tokens,
         messages[first_new:],
         tools,
@@ -127,20 +125,22 @@ def _extended(
     )
     if extended is None:
         return None
-    begins = extended.tokens[: len(stream.prompt)] == stream.prompt
+    begins = extended.tokens[: len(before.tokens)] == before.tokens
     return replace(
         extended,
-        hint_at=extended.hint_at if said_since else stream.hint_at,
-        lesson_block=stream.lesson_block,
-        images=(*stream.images, *extended.images),
+        hint_at=extended.hint_at if said_since else before.hint_at,
+        lesson_block=before.lesson_block,
+        images=(*before.images, *extended.images),
         extends=link.turn_id if begins else None,
     )
 
 
 def new_messages(messages: Sequence[Message]) -> Sequence[Message]:
     """The messages since the last reply."""
-    at = next((n for n, m in enumerate(reversed(messages)) if m["role"] == "assistant"), None)
-    return messages if at is None else messages[len(messages) - at :]
+    for at in range(len(messages), 0, -1):
+        if messages[at - 1]["role"] == "assistant":
+            return messages[at:]
+    return messages
 
 
 def exact_digest(

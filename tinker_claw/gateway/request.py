@@ -39,10 +39,10 @@ from tinker_claw.gateway.limits import Caller
 from tinker_claw.gateway.parsing import is_large, parse
 from tinker_claw.gateway.privacy import Kept
 from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
-from tinker_claw.images import images_at, images_in
+from tinker_claw.images import images_in
 from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback
 from tinker_claw.ledger.lessons import Lesson
-from tinker_claw.policy import Sampler
+from tinker_claw.policy import Policy, Sampler
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.served import Identity, Place, Prompt, RequestKind
 from tinker_claw.turn_state import Reason, TurnRefusal
@@ -51,6 +51,7 @@ from tinker_claw.types import (
     Kind,
     Piece,
     PlacedImage,
+    PolicyVersion,
     SamplingParams,
     Writer,
 )
@@ -103,18 +104,10 @@ async def admit(
     if kept.is_open:
         await deps.compute.aside(partial(wire.remember, incoming.request, caller.user), when=large)
     # 4. Place it in its conversation, and let it rate the turn before.
-    answering = named_version or _current(deps)
-    placed = await _place(deps, incoming, kept, answering.id)
+    answering = named_version or deps.policy.current
+    placed = await _place(deps, incoming, kept, answering.version.id)
     # 5. Render its prompt.
     return await _job(deps, wire, incoming, kept, answering, placed)
-
-
-@dataclass(frozen=True, slots=True)
-class Answering:
-    """A version that answers a request."""
-
-    id: int
-    sampler: Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +158,7 @@ def is_current(deps: GatewayDeps, model: str) -> bool:
     return model == deps.served_name or deps.settings.is_alias(model)
 
 
-def _current(deps: GatewayDeps) -> Answering:
-    policy = deps.policy.current
-    return Answering(policy.version.id, policy.sampler)
-
-
-def version_named(deps: GatewayDeps, model: str) -> int | None:
+def version_named(deps: GatewayDeps, model: str) -> PolicyVersion | None:
     """Return the version that a request asks for by name; None: it asks for the current one.
 
     Raises:
@@ -179,8 +167,10 @@ def version_named(deps: GatewayDeps, model: str) -> int | None:
     if is_current(deps, model):
         return None
     name, _, number = model.rpartition("@v")
-    if name == deps.served_name and _ID.fullmatch(number) and deps.ledger.versions.get(int(number)):
-        return int(number)
+    if name == deps.served_name and _ID.fullmatch(number):
+        version = deps.ledger.versions.get(int(number))
+        if version is not None:
+            return version
     newest = deps.policy.newest.version.id
     raise RequestError(
         f"The model {shorten_name(model)!r} is not served here; ask for {deps.served_name!r}, or "
@@ -192,7 +182,7 @@ def version_named(deps: GatewayDeps, model: str) -> int | None:
     )
 
 
-async def open_named_version(deps: GatewayDeps, model: str) -> Answering | None:
+async def open_named_version(deps: GatewayDeps, model: str) -> Policy | None:
     """Open the version that a request asks for by name; None: it asks for the current one.
 
     Raises:
@@ -202,16 +192,16 @@ async def open_named_version(deps: GatewayDeps, model: str) -> Answering | None:
     version = version_named(deps, model)
     if version is None:
         return None
-    current = _current(deps)
-    if version == current.id:
+    current = deps.policy.current
+    if version.id == current.version.id:
         return current
     try:
-        sampler = await deps.serving.open_version(version)
+        sampler = await deps.serving.open_version(version.id)
     except OutageError as error:
         deps.serving.outages.seen("serving", error)
         raise
     await deps.compute.own_round()
-    return Answering(version, sampler)
+    return Policy(version, sampler)
 
 
 # Step 2: who asks
@@ -240,7 +230,7 @@ def _identify(
     request: GenerationRequest,
     headers: Mapping[str, str],
     caller: Caller,
-    named_version: Answering | None,
+    named_version: Policy | None,
     *,
     started: float,
     large: bool,
@@ -248,7 +238,7 @@ def _identify(
     """Identify session, purpose and writers, and take the owner's commands out."""
     inferred = deps.secrets.identity(identify(request, headers), headers)
     if named_version is not None:
-        reason = f"asked for version {named_version.id}; {inferred.reason}"
+        reason = f"asked for version {named_version.version.id}; {inferred.reason}"
         inferred = replace(inferred, kind=Kind.SIDE, reason=reason, attempt=None)
     identity = replace(inferred, surface=deps.owners.of(inferred.surface))
     writers_of = partial(
@@ -326,7 +316,7 @@ async def _find(
         text=await deps.secrets.redact_any(read(last).words, kept.secrets) if last else "",
         secrets=kept.secrets,
         lost=kept.is_open and is_main and link is None and index.is_lost(session_id, conversation),
-        voices=tuple([await _voice(deps, piece) for m in new for piece in writers_of(m)]),
+        voices=await _voices(deps, [piece for m in new for piece in writers_of(m)]),
         asked_by=asked_by(writers_of(last)) if last else Writer.OWNER,
         pictured=_pictured(deps, incoming),
     )
@@ -344,23 +334,23 @@ async def _obey(deps: GatewayDeps, incoming: _Incoming, kept: Kept, place: Place
     return answer if command.alone else None
 
 
-async def _voice(deps: GatewayDeps, piece: Piece) -> Piece:
-    """Return a piece with a name that may be kept: of one that is unclear it holds a line."""
-    if piece.writer is not Writer.UNKNOWN:
-        return piece
-    return replace(piece, what=(await deps.secrets.redact_any(piece.what))[:_LONGEST_NAME])
+async def _voices(deps: GatewayDeps, pieces: list[Piece]) -> tuple[Piece, ...]:
+    """Return pieces with names that may be kept: of one that is unclear it holds a line."""
+    for at, piece in enumerate(pieces):
+        if piece.writer is Writer.UNKNOWN:
+            name = await deps.secrets.redact_any(piece.what)
+            pieces[at] = replace(piece, what=name[:_LONGEST_NAME])
+    return tuple(pieces)
 
 
 def _pictured(deps: GatewayDeps, incoming: _Incoming) -> TurnRefusal | None:
     """Return why nothing after a request's images is trained; None: it is, or there are none."""
-    with_images = [
-        message for message in incoming.request.messages if images_at(message["content"])
-    ]
-    if not with_images:
+    messages = incoming.request.messages
+    if not images_in(messages):
         return None
     if deps.settings.images != "train":
         return PICTURED
-    own = all(shows_own(message, incoming.writers_of(message)) for message in with_images)
+    own = all(shows_own(message, incoming.writers_of(message)) for message in messages)
     return None if own else NOT_THEIRS
 
 
@@ -429,7 +419,7 @@ async def _job(
     wire: WireFormat,
     incoming: _Incoming,
     kept: Kept,
-    answering: Answering,
+    answering: Policy,
     placed: _Placed,
 ) -> Job:
     """Render the prompt, and make the job."""
@@ -452,11 +442,13 @@ async def _job(
         request=taught or request,
         place=placed.place,
         kept=kept,
-        version=answering.id,
+        version=answering.version.id,
         sampler=answering.sampler,
         prompt=prompt,
         params=await _params(deps, request, prompt, placed.place),
-        writer=wire.reply(request, ReplyHead(answering.id, len(prompt.tokens), int(time.time()))),
+        writer=wire.reply(
+            request, ReplyHead(answering.version.id, len(prompt.tokens), int(time.time()))
+        ),
         started=incoming.started,
         own_answer=placed.own_answer,
     )

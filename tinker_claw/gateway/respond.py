@@ -67,24 +67,27 @@ class ReplyResponse(Response):
         """Generate and send."""
 
     async def _listen(self, receive: Receive, send: Send) -> None:
-        """Return when the client has disconnected, or the answer is complete."""
-        await _until_over(receive)
+        """Wait until the client has disconnected, or been sent the whole answer."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
 
 class WholeAnswer(ReplyResponse):
     """The reply as one JSON object."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (await self._whole())(scope, receive, send)
+
+    async def _whole(self) -> Response:
         try:
             reply = self._writer.whole(await self._generation.run())
-            response = JSONResponse(reply, headers={"x-request-id": self._writer.id})
+            return JSONResponse(reply, headers={"x-request-id": self._writer.id})
         except asyncio.CancelledError:
             if not self._stopped:
                 raise
-            response = answer(self._wire, STOPPED)
+            return answer(self._wire, STOPPED)
         except Exception as error:
-            response = answer(self._wire, error)
-        await response(scope, receive, send)
+            return answer(self._wire, error)
 
 
 class StreamedAnswer(ReplyResponse):
@@ -132,16 +135,10 @@ class StreamedAnswer(ReplyResponse):
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._sent_at + KEEPALIVE_S):
-                    return await _until_over(receive)
+                    return await super()._listen(receive, send)
             if time.monotonic() - self._sent_at < KEEPALIVE_S:
                 continue
             if self._open:
                 await self._write(send, self._writer.keep_alive())
             else:
                 self._sent_at = time.monotonic()
-
-
-async def _until_over(receive: Receive) -> None:
-    """Wait until the client has disconnected, or been sent the whole answer."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -57,9 +57,8 @@ class Sampling:
         if len(self._gave) > 1:
             names = [f"v{self._job.version}" if s is None else s.name for s in self._gave]
             return TurnRefusal(Reason.TWO_POLICIES, " and ".join(names))
-        if any(s and s.base for s in self._gave):
-            return TurnRefusal(Reason.BASE_MODEL)
-        return None
+        only = self._gave[0] if self._gave else None
+        return TurnRefusal(Reason.BASE_MODEL) if only is not None and only.base else None
 
     def completion(self, *, aborted: bool = False, cut: bool = False) -> Completion:
         """Return everything that was sampled as one completion."""
@@ -90,18 +89,15 @@ class Sampling:
                 if self._token_at > began:
                     retries.went_well(self._token_at - began)
                 wait_s = retries.wait_s(error)
-                if isinstance(error, GoneError) or self._is_refused():
+                refused = serving.outages.refused
+                is_refused = refused is not None and refused.ref == self._job.sampler.ref
+                if is_refused or isinstance(error, GoneError):
                     wait_s = None  # asked once, in case it is there again
                 if wait_s is not None and await self._waited(error, wait_s):
                     continue
                 if serving.outages.closing or not await self._replaced(error, take):
                     raise
                 return
-
-    def _is_refused(self) -> bool:
-        """Return whether the version is known to refuse every request."""
-        refused = self._serving.outages.refused
-        return refused is not None and refused.ref == self._job.sampler.ref
 
     def _refused(self, error: SamplerError | OutageError, by: str | None) -> None:
         """Report that the version could not answer, and what did instead."""

@@ -69,13 +69,14 @@ class SecretSearch:
         each = map(self._redactor.values, filter(self.secret_in_text, before))
         secrets = tuple(dict.fromkeys(value for value in chain(*each) if len(value) >= _BARE))
         texts = (self.secret_in_text(text, secrets) for text in chain(request.stop, others))
-        return next(filter(None, chain(texts, self._in_tools(request))), None), secrets
+        return next(filter(None, texts), None) or self._in_tools(request.tools), secrets
 
     def secret_in(self, request: GenerationRequest) -> str | None:
         """Describe a secret or personal data in a request; None: there is none."""
         stops = map(self.secret_in_text, request.stop)
         messages = (cached(self._secret_in_message, message) for message in request.messages)
-        return next(filter(None, chain(stops, messages, self._in_tools(request))), None)
+        description = next(filter(None, chain(stops, messages)), None)
+        return description or self._in_tools(request.tools)
 
     def secret_in_text(self, text: str, secrets: Iterable[str] = ()) -> str | None:
         """Describe a secret or personal data in a text; None: there is none.
@@ -83,7 +84,9 @@ class SecretSearch:
         Args:
             secrets: those of the system prompt, which may stand in it without their form.
         """
-        description = self._secret_in(_key(text), [text])
+        # Not the text itself: eighty system prompts as keys would fill the cache by themselves.
+        # Python's hash has a new key in every process, and is computed once per string object.
+        description = self._secret_in((hash(text), len(text)), [text])
         if description is None and any(secret in text for secret in secrets):
             return OF_THE_SYSTEM
         return description
@@ -102,8 +105,11 @@ class SecretSearch:
 
     async def redact_messages(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Return messages with redacted contents, to name a session by."""
-        redacted = [{**m, "content": await self.redact_any(m["content"])} for m in messages]
-        return tuple(redacted)
+        texts = [await self.redact_any(m["content"]) for m in messages]
+        return tuple(
+            message if text == message["content"] else {**message, "content": text}
+            for message, text in zip(messages, texts, strict=True)
+        )
 
     def name(self, name: str) -> str:
         """Return a client's name for something as it may be kept, the same for the same name."""
@@ -135,9 +141,8 @@ class SecretSearch:
     def _secret_in_message(self, message: Message) -> str | None:
         return next(filter(None, map(self.secret_in_text, _texts(message))), None)
 
-    def _in_tools(self, request: GenerationRequest) -> Iterator[str | None]:
-        if request.tools:
-            yield cached(self._secret_in_tools, request.tools)
+    def _in_tools(self, tools: Sequence[Tool]) -> str | None:
+        return cached(self._secret_in_tools, tools) if tools else None
 
     def _secret_in_tools(self, tools: Sequence[Tool]) -> str | None:
         # This takes a tenth of what JSON takes.
@@ -160,14 +165,6 @@ def _without(text: str, secrets: Iterable[str]) -> str:
     for secret in secrets:
         text = text.replace(secret, f"[redacted: {OF_THE_SYSTEM}]")
     return text
-
-
-def _key(text: str) -> _Key:
-    """Cache key of a text: eighty system prompts as keys would fill the cache by themselves.
-
-    Python's hash has a new key in every process, and is computed once per string object.
-    """
-    return hash(text), len(text)
 
 
 def _before_the_conversation(

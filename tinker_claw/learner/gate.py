@@ -86,7 +86,7 @@ def canary_questions(
     Raises:
         ConfigError: they take too many tokens.
     """
-    switches = renderer.thinking.switches({}, decides=thinking)
+    switches, _ = renderer.thinking.switches({}, decides=thinking)
     built = (_canary(canary, renderer, switches) for canary in canaries)
     questions = [question for question in built if question.replies]
     if (tokens := sum(question.tokens for question in questions)) > GATE_TOKENS:

@@ -92,8 +92,8 @@ def _behind(
 def _is_meant(reply: Reply, message: Mapping[str, Any]) -> bool:
     """Return whether a reply parses back to the message it was rendered from."""
     calls = [(call.name, json.loads(call.arguments)) for call in reply.tool_calls]
-    wanted = [call["function"] for call in message.get("tool_calls", ())]
-    same = calls == [(call["name"], json.loads(call["arguments"])) for call in wanted]
+    functions = [wanted["function"] for wanted in message.get("tool_calls", ())]
+    same = calls == [(f["name"], json.loads(f["arguments"])) for f in functions]
     return same and reply.text == message["content"] and not reply.reasoning
 
 

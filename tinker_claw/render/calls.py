@@ -203,8 +203,7 @@ def _read_xml(form: _Xml, text: str, tools: Tools) -> list[Call] | None:
     """Read calls whose tags are text."""
     calls, at = list[Call](), 0
     while begun := form.begin.match(text, at):
-        name, at = begun[1], begun.end()
-        values = dict[str, str]()
+        at, values = begun.end(), dict[str, str]()
         while argument := form.argument.match(text, at):
             end = _closing(text, argument.end())
             if end is None or argument[1] in values:
@@ -217,7 +216,7 @@ def _read_xml(form: _Xml, text: str, tools: Tools) -> list[Call] | None:
         if end_tag is None:
             return None
         at = end_tag.end()
-        calls.append(_typed(name, values, tools))
+        calls.append(_typed(begun[1], values, tools))
     return calls if not text[at:].strip() else None
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count, takewhile
+from itertools import count, groupby, takewhile
 from typing import Any, NamedTuple, cast
 
 import renderers
 
 from tinker_claw.errors import RequestError
-from tinker_claw.images import images_at, images_in, split
+from tinker_claw.images import images_in, parts_of
 from tinker_claw.render.eyes import Eyes
 from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.own_template import UNFIT, OwnTemplate
@@ -244,10 +244,7 @@ class ChatFormat:
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         if self._eyes is None and (images := images_in(messages)):
             raise images[0].wrong("is an image, and this model reads text only")
-        parted = [
-            {**m, "content": _parted(m["content"])} if images_at(m["content"]) else m
-            for m in messages
-        ]
+        parted = [{**m, "content": _parted(m)} if images_in([m]) else m for m in messages]
         return self._guard.messages(parted), self._guard.tools(tools) if tools else None
 
     def _laid_out(
@@ -262,8 +259,11 @@ class ChatFormat:
             return None
         content: str = "" if hint is None else messages[hint]["content"]
         entries, ends = list[int | str | Ids](), list[int]()
-        with self._texts.noting() as texts:
+        texts = self._texts.notes = dict[int, str]()
+        try:
             rendered = _render(self._of_texts, messages, tools)
+        finally:
+            self._texts.notes = None
         for entry, at in zip(rendered.token_ids, rendered.message_indices, strict=True):
             text = texts.get(entry)
             if text is None:
@@ -324,25 +324,17 @@ class _Texts(threading.local):
 
     def __init__(self, tokenizer: CutTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._notes: dict[int, str] | None = None
+        self.notes: dict[int, str] | None = None
+        """Texts by their numbers; None: none are recorded, and texts are encoded."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
-    @contextmanager
-    def noting(self) -> Generator[Mapping[int, str]]:
-        """Record texts, and yield them by number."""
-        self._notes = {}
-        try:
-            yield self._notes
-        finally:
-            self._notes = None
-
     def encode(self, text: str, **options: Any) -> list[int]:
-        if self._notes is None:
+        if self.notes is None:
             return self._tokenizer.encode(text)
         number = next(_NUMBERS)
-        self._notes[number] = text
+        self.notes[number] = text
         return [number] if text else []
 
     def __call__(self, text: str, **options: Any) -> dict[str, Any]:
@@ -385,17 +377,17 @@ def _render(
     return cast("Any", chat).render(messages, tools=tools, add_generation_prompt=True, **options)
 
 
-def _parted(content: str) -> list[dict[str, str]]:
+def _parted(message: Message) -> list[dict[str, str]]:
     """Return content with images as the package takes it."""
     return [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
-        for part in split(content)
+        {"type": "image"} if image else {"type": "text", "text": "".join(p.text for p in run)}
+        for image, run in groupby(parts_of(message), lambda part: part.image)
     ]
 
 
 def _before_images(messages: Sequence[Message], hint: int | None) -> int | None:
     """Return the index of the message for a hint; None if an image in it hides the hint's place."""
-    return hint if hint is not None and not images_at(messages[hint]["content"]) else None
+    return hint if hint is not None and not images_in([messages[hint]]) else None
 
 
 def _content_end(rendered: renderers.RenderedTokens, message: int | None) -> int | None:

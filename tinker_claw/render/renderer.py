@@ -384,30 +384,27 @@ class Renderer:
             )
         except (ValueError, RecursionError):  # numbers of thousands of digits, endless nesting
             return Reply(text=self.decode(ids[:end]).strip()), 0
-        calls, broken = list[ToolCall](), ""
+        calls, broken = list[ToolCall](), list[str]()
         for attempt in parsed.tool_calls:
             call = of_package(self.family, attempt, tools) if may_call else None
             if call is not None:
                 calls.append(call)
             elif cut and may_call and attempt.status is ToolCallParseStatus.UNCLOSED_BLOCK:
                 pass  # half a call is nobody's words
-            elif attempt.token_span is None:
-                broken += attempt.raw
             else:
-                broken += self.decode(ids[slice(*attempt.token_span)])
-        text = parsed.content + broken
+                span = attempt.token_span
+                broken.append(attempt.raw if span is None else self.decode(ids[slice(*span)]))
+        text, reasoning = "".join([parsed.content, *broken]), parsed.reasoning_content
         if parsed.reasoning_complete is not False:
             whole = self._decode_reply(ids[:end])
-            late = LATE.get(self.family)
+            late = None if self._own else LATE.get(self.family)
             # The package leaves out special tokens, marks of calls among them.
-            if self._own is not None:
-                text = _behind_thinking(whole, parsed.reasoning_content, THINK)
-            elif late and cut and may_call:
+            if late and cut and may_call:
                 text = text.partition(late.begin)[0]
-            elif late and not calls and any(tag in whole for tag in late.tags):
-                text = _behind_thinking(whole, parsed.reasoning_content, late.think)
-        thought = self._tokens_of(parsed.reasoning_content or "", ids)
-        return Reply(text.strip(), parsed.reasoning_content, tuple(calls)), thought
+            elif self._own or (late and not calls and any(tag in whole for tag in late.tags)):
+                text = _behind_thinking(whole, reasoning, late.think if late else THINK)
+        thought = self._tokens_of(reasoning or "", ids)
+        return Reply(text.strip(), reasoning, tuple(calls)), thought
 
     def _tokens_of(self, text: str, ids: Sequence[int]) -> int:
         """Return the number of ids that hold a text."""

@@ -36,16 +36,13 @@ class CutStream:
         self._shown: list[Delta] = []
         self.cut_because: TurnRefusal | None = None
         """Why the reply has ended early, so that sampling on is useless; None: it has not."""
+        self.stop_string: str | None = None
+        """Stop string at which the reply was cut."""
 
     @property
     def thought(self) -> int:
         """See `ReplyStream`."""
         return self._inner.thought
-
-    @property
-    def stop_string(self) -> str | None:
-        """Stop string at which the reply was cut."""
-        return self._search.match
 
     def feed(self, tokens: Tokens) -> list[Delta]:
         return [] if self.cut_because else self._pass(self._inner.feed(tokens))
@@ -71,6 +68,7 @@ class CutStream:
                 if text:
                     self._shown.append(Delta("text", text))
                 if self._search.match:
+                    self.stop_string = self._search.match
                     self.cut_because = TurnRefusal(Reason.STOP_STRING)
             elif delta.call and self._one_call and any(earlier.call for earlier in self._shown):
                 self.cut_because = TurnRefusal(Reason.ONE_CALL)
@@ -93,6 +91,8 @@ class StopSearch:
     def feed(self, text: str) -> str:
         """Return the text that can be shown for certain; a possible beginning of a stop string is
         held back."""
+        if not self._stop:
+            return text
         text = self.held + text
         # The one that ends first, as a reader of single characters would find it; of two that end
         # together the longer one.
@@ -101,7 +101,7 @@ class StopSearch:
             _, at, self.match = min(hits)
             self.held = ""
             return text[:at]
-        longest = max(map(len, self._stop), default=0)
+        longest = max(map(len, self._stop))
         ends = (text[-n:] for n in range(min(len(text), longest - 1), 0, -1))
         begun = (end for end in ends if any(stop.startswith(end) for stop in self._stop))
         self.held = next(begun, "")

@@ -90,8 +90,8 @@ class Thinking:
         effort: str | None = None,
         effort_at: str = _EFFORT,
         decides: Decides = "auto",
-    ) -> Switches:
-        """Return the switches of a request's prompt.
+    ) -> tuple[Switches, bool]:
+        """Return the switches of a request's prompt, and whether `--thinking` overrules it.
 
         Args:
             template: the request's chat_template_kwargs.
@@ -108,16 +108,12 @@ class Thinking:
         if wanted is not thinks and decided is not None:
             others = {name: options[name] for name in options if name not in (*_ON_OFF, _EFFORT)}
             options = {**others, **decided}
-        return tuple(
+        switches = tuple(
             (name, options[name])
             for name in sorted(options)
             if options[name] != getattr(self.config, name)
         )
-
-    def overrules(self, template: Mapping[str, Any], effort: str | None, decides: Decides) -> bool:
-        """Return whether `--thinking` says otherwise than a request that was accepted."""
-        wanted = _thinks({**template, **self._requested(template, effort, _EFFORT)})
-        return decides != "auto" and wanted is (decides == "off")
+        return switches, wanted is not None and wanted is not thinks
 
     def _requested(
         self, template: Mapping[str, Any], effort: str | None, effort_at: str

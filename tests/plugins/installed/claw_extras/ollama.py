@@ -75,7 +75,7 @@ def _messages(sent: list[Object]) -> tuple[Message, ...]:
     made, open_calls = list[Message](), list[str]()
     for at, fields in enumerate(sent):
         role = fields.string("role")
-        text = fields.optional("content", empty=True) or ""
+        text = fields.text("content")
         message: dict[str, Any] = {"role": role, "content": text}
         if role not in ("system", "user", "assistant", "tool") or "images" in fields:
             raise fields.wrong("is no text of a known role")
