@@ -43,7 +43,7 @@ TRIED: Final = ("2026.9.6", "2026.9.5")
     is_flag=True,
     help="with --write: run the last one, too, so that your agents use it",
 )
-def openclaw_config(invoked: Invocation, write_it: bool, primary: bool) -> int:
+def openclaw_config(invoked: Invocation, write_it: bool, primary: bool) -> None:
     """Print the provider block that points OpenClaw at a gateway, and the commands that add it.
 
     The gateway is the one that runs on the data directory; where none runs, it is the one that a
@@ -77,11 +77,10 @@ def openclaw_config(invoked: Invocation, write_it: bool, primary: bool) -> int:
     ]
     if write_it:
         _carry_out(commands if primary else commands[:-1])
-        return 0
+        return
     block = {"models": {"providers": {PROVIDER: ours}}, "agents": {"defaults": defaults}}
     text = json.dumps(block, indent=2, ensure_ascii=False)
     write([text, "", *map(shlex.join, commands)])
-    return 0
 
 
 def too_small(context_tokens: int) -> str | None:
