@@ -89,7 +89,6 @@ class Image:
         return self._clean
 
     def _encoded(self) -> bytes:
-        from PIL import Image as Pillow
         from PIL import ImageOps
 
         try:
@@ -97,11 +96,7 @@ class Image:
                 upright = ImageOps.exif_transpose(opened)
                 if upright.mode.startswith("I"):  # 16 bits of grey, which `convert` clips
                     upright = upright.point(lambda grey: grey / 256)
-                if upright.has_transparency_data:
-                    upright = upright.convert("RGBA")
-                    white = Pillow.new("RGBA", upright.size, "white")
-                    upright = Pillow.alpha_composite(white, upright)
-                plain = upright.convert("RGB")
+                plain = _on_white(upright).convert("RGB")
             plain.info = {}
             out = BytesIO()
             plain.save(out, self.format.upper(), quality=_QUALITY, compress_level=1)
@@ -121,6 +116,16 @@ class Image:
         except Exception as error:
             formats = ", ".join(FORMATS)
             raise self.wrong(f"is no image that is read here ({formats}), or damaged") from error
+
+
+def _on_white(image: Any) -> Any:
+    """Return one of Pillow's images with white behind it."""
+    from PIL import Image as Pillow
+
+    if not image.has_transparency_data:
+        return image
+    white = Pillow.new("RGBA", image.size, "white")
+    return Pillow.alpha_composite(white, image.convert("RGBA"))
 
 
 def _give_back() -> None:

@@ -10,6 +10,7 @@ import html
 import re
 import unicodedata
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from tinker_claw.wishes import is_hidden
@@ -69,6 +70,12 @@ _QUOTED: Final = re.compile(
 """Words within quotation marks; a quotation that is not closed goes on to the end."""
 
 
+class _Fence(NamedTuple):
+    mark: str
+    line: str
+    """The line that begins it."""
+
+
 class _Line(NamedTuple):
     text: str
     """The line as it stands."""
@@ -109,17 +116,23 @@ def quotable(text: str) -> str:
 
 def _read(text: str) -> tuple[list[_Line], str | None]:
     """Return the lines of a text, and the one that begins a fence without an end."""
-    lines, fence, opened = list[_Line](), "", None
+    lines, fence = list[_Line](), None
     for line in text.splitlines():
         plain = _plain(line)
         mark = _FENCE.match(plain)
         code = bool(fence or mark or _CITED.match(plain) or _INDENTED.match(plain))
         lines.append(_Line(line, None if code else plain.strip()))
-        if mark and not fence:
-            fence, opened = mark["mark"], line.strip()
-        elif mark and mark["mark"].startswith(fence) and not mark["rest"].strip():
-            fence, opened = "", None
-    return lines, opened
+        if mark:
+            fence = _fence_behind(fence, mark, line)
+    return lines, fence and fence.line
+
+
+def _fence_behind(fence: _Fence | None, mark: re.Match[str], line: str) -> _Fence | None:
+    """Return the fence that is open behind a line with a mark."""
+    if fence is None:
+        return _Fence(mark["mark"], line.strip())
+    closes = mark["mark"].startswith(fence.mark) and not mark["rest"].strip()
+    return None if closes else fence
 
 
 def _plain(line: str) -> str:
@@ -193,7 +206,7 @@ def _is_label(line: str, above: Sequence[_Line], below: Sequence[_Line]) -> bool
 def _tagged(shapes: Sequence[str | None]) -> str | None:
     """Return a line with a tag that has an end in the text, or words on the line below it."""
     lines = [_CODE.sub("`", shape or "") for shape in shapes]
-    ends = {end.lower() for line in lines for end in _END_TAG.findall(line)}
+    ends = {end.lower() for end in chain.from_iterable(map(_END_TAG.findall, lines))}
     for line, below in zip(lines, [*lines[1:], ""], strict=False):
         for tag in _TAG.finditer(line):
             if tag[1].lower() in ends or (below and line.endswith(tag[0])):

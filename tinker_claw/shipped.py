@@ -84,7 +84,7 @@ def file_sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def verify(path: Path = MODEL_DIR) -> None:
+def verify(path: Path) -> None:
     """Raise `ModelFileError` unless every file the manifest lists is there with its hash."""
     try:
         listed: dict[str, str] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["sha256"]

@@ -18,7 +18,7 @@ from tinker_claw import __version__
 from tinker_claw.cli import start
 from tinker_claw.cli.common import FlagsCommand, note
 from tinker_claw.config.load import CONFIG, load_given, names_run, settings_file
-from tinker_claw.errors import ClawError
+from tinker_claw.errors import EXIT_INTERRUPTED, ClawError
 from tinker_claw.files import for_owner_only
 
 PURPOSE = "Serve a model to your agent, and let it learn from how the agent is used."
@@ -32,7 +32,6 @@ COMMON = (
 )
 """Settings that most users set: with more, the help would not fit a screen."""
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 COMMANDS = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from operator import itemgetter
 from typing import Any, Final
 
 from tinker_claw.config.settings import Training
@@ -235,7 +236,7 @@ def _drops(line: Line, versions: Sequence[Record], to: int) -> str:
     left_behind = [version for version in versions if version["live"] and version["id"] not in kept]
     sentence = "no version is left behind"
     if left_behind:
-        learned = plural(sum(version["samples"] for version in left_behind), "sample")
+        learned = plural(sum(map(itemgetter("samples"), left_behind)), "sample")
         named = ", ".join(f"v{version['id']}" for version in left_behind[-_NAMED:])
         more = f"{len(left_behind) - _NAMED} earlier ones, " if len(left_behind) > _NAMED else ""
         sentence = f"{more}{named} will be left behind, with what {learned} taught"

@@ -83,17 +83,11 @@ class Rule:
     """Pattern whose group `cut` is removed; without that group, the whole match."""
     begins: tuple[str, ...] = ()
     """Lower-case literals with which every match begins; (): every position is tried."""
-    valid: Callable[[Match], bool] | None = None
-    """Checks whether a match is genuine; None: always."""
-
-    def holds(self, match: Match) -> bool:
-        """Return whether a match of the pattern is genuine."""
-        return self.valid is None or self.valid(match)
+    holds: Callable[[Match], bool] = bool
+    """Returns whether a match of the pattern is genuine; every match is true."""
 
 
-def _secret(
-    name: str, pattern: str, *begins: str, valid: Callable[[Match], bool] | None = None
-) -> Rule:
+def _secret(name: str, pattern: str, *begins: str, valid: Callable[[Match], bool] = bool) -> Rule:
     """Return a rule of a secret; see `Rule`."""
     return Rule(SECRETS, name, re.compile(pattern), begins, valid)
 
@@ -426,7 +420,7 @@ _PERSONAL = (
         re.compile(
             r"(?<![A-Za-z0-9])[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?!\w)"
         ),
-        valid=_iban,
+        holds=_iban,
     ),
     Rule(
         CARD,
@@ -436,7 +430,7 @@ _PERSONAL = (
             r"(?<![\w.+/-])(?:[3-6]\d{12,18}|[3-6]\d{3}(?:[ -]\d{4}){3}|3\d{3}[ -]\d{6}[ -]\d{5})"
             r"(?![\w/-]|\.\d)"
         ),
-        valid=_luhn,
+        holds=_luhn,
     ),
     Rule(
         PHONE,
@@ -447,7 +441,7 @@ _PERSONAL = (
             r"(?:[ ./-]?\(?\d{1,5}\)?){2,6}"
             r"|\(0?\d{2,5}\) ?\d{3,4}[ -]?\d{3,5}|0\d{2,5}[ /-]\d{3,4}[ -]?\d{3,5})(?![\w/-]|\.\d)"
         ),
-        valid=_phone,
+        holds=_phone,
     ),
 )
 

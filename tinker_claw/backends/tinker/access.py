@@ -25,7 +25,7 @@ from tinker_claw.backends.tinker.failures import (
     ask_what_it_has,
     reason,
 )
-from tinker_claw.backends.tinker.session import Address, in_daemon_thread
+from tinker_claw.backends.tinker.session import Address, rest_client
 from tinker_claw.errors import ConfigError
 
 KEY_VARIABLE: Final = "TINKER_API_KEY"
@@ -100,9 +100,7 @@ async def served_models(where: Address, deadline_s: float) -> list[ServedModel]:
 async def _served_to_the_sdk(where: Address, deadline_s: float) -> list[ServedModel]:
     try:
         async with asyncio.timeout(deadline_s):
-            client = await in_daemon_thread(
-                lambda: tinker.RestClient(base_url=where.base_url, api_key=where.key)
-            )
+            client = await rest_client(where)
             return _served(await client.get_server_capabilities().result_async())
     except TimeoutError as error:
         raise ConfigError(f"no answer from {where.base_url} within {deadline_s:g} s") from error

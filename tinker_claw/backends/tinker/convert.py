@@ -11,6 +11,7 @@ is zero.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -68,9 +69,9 @@ def to_sdk(loss_pass: LossPass, *, sparse: bool) -> list[sdk.Datum]:
         for name in wanted:
             if not getattr(datum, name):
                 raise StepError(f"loss {loss_pass.loss}: the datum has no {name}.")
-    if loss_pass.loss == "cross_entropy":
-        return [_cross_entropy(datum, sparse=sparse) for datum in loss_pass.datums]
-    return [_reinforcement(datum) for datum in loss_pass.datums]
+    table = partial(_cross_entropy, sparse=sparse)
+    convert = table if loss_pass.loss == "cross_entropy" else _reinforcement
+    return list(map(convert, loss_pass.datums))
 
 
 def rows_of(datum: Datum, logprobs: sdk.TensorData) -> tuple[float, ...]:
