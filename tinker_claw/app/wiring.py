@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import module_from_spec, spec_from_file_location
+from runpy import run_path
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -263,12 +263,7 @@ async def _endpoint(common: _Common, stack: AsyncExitStack) -> Endpoint:
 
 def _rule_judge(seed: int) -> FastAPI:
     """Load the demo's judge: it is shipped beside its model, and not a part of the package."""
-    spec = spec_from_file_location("demo_judge", DEMO_JUDGE)
-    assert spec is not None  # a .py file always has both
-    assert spec.loader is not None
-    rules = module_from_spec(spec)
-    spec.loader.exec_module(rules)
-    return rules.create_app(seed)
+    return run_path(str(DEMO_JUDGE), run_name="demo_judge")["create_app"](seed)
 
 
 def _deps(

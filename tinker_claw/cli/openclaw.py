@@ -193,17 +193,20 @@ KEY_VARIABLE: Final = "CLAW_GATEWAY_KEY"
 
 def provider(offer: Offer) -> dict[str, Any]:
     """Return the entry for `models.providers.tinker-claw`."""
+    compat: dict[str, Any] = {**COMPAT}
     model: dict[str, Any] = {
         "id": offer.model,
         "name": offer.model.rstrip("/").rsplit("/", 1)[-1],
         "contextWindow": offer.context_tokens,
         "maxTokens": min(offer.max_reply_tokens, offer.context_tokens),
-        "compat": COMPAT,
+        "compat": compat,
     }
     if offer.images:
         model["input"] = ["text", "image"]
-    if offer.efforts:
-        _say_it_thinks(model, offer.efforts)
+    if offer.efforts:  # `/think` reaches it
+        model["reasoning"] = compat["supportsReasoningEffort"] = True
+        if not {*_LEVELS} <= {*offer.efforts}:
+            compat["supportedReasoningEfforts"] = [*offer.efforts]
     return {
         "baseUrl": f"{orders.url(offer.host, offer.port)}/v1",
         "apiKey": ANY_KEY if offer.key is None else f"${{{KEY_VARIABLE}}}",
@@ -211,11 +214,3 @@ def provider(offer: Offer) -> dict[str, Any]:
         "timeoutSeconds": TIMEOUT_S,
         "models": [model],
     }
-
-
-def _say_it_thinks(model: dict[str, Any], efforts: Sequence[str]) -> None:
-    """Add to the provider's entry of a model that `/think` reaches it, and with which levels."""
-    compat = {**model.pop("compat"), "supportsReasoningEffort": True}
-    if not {*_LEVELS} <= {*efforts}:
-        compat["supportedReasoningEfforts"] = [*efforts]
-    model |= {"reasoning": True, "compat": compat}

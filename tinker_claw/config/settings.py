@@ -555,11 +555,11 @@ class Settings(Section):
     @property
     def bound(self) -> dict[str, str]:
         """Return the settings that a ledger is bound to, which a run cannot change."""
-        run = self.run
-        rank = str(self.training.lora_rank)
         return {
-            **{"model": run.model_name, "method": run.method},
-            **{"backend": run.backend, "lora_rank": rank},
+            "model": self.run.model_name,
+            "method": self.run.method,
+            "backend": self.run.backend,
+            "lora_rank": str(self.training.lora_rank),
         }
 
 
