@@ -11,10 +11,9 @@ import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
-_OTHERS: Final = 0o077
-_OURS: Final = (
+_OTHERS = 0o077
+_OURS = (
     "ledger.sqlite3",
     "ledger.sqlite3-wal",
     "ledger.sqlite3-shm",

@@ -12,25 +12,25 @@ import ctypes
 import hashlib
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from tinker_claw.errors import RequestError
 
-MOST_BYTES: Final = 10_000_000
+MOST_BYTES = 10_000_000
 """Largest file of an image."""
-MOST_PIXELS: Final = 25_000_000
+MOST_PIXELS = 25_000_000
 """Most pixels of an image: decoded it takes three or four bytes a pixel, twice for a moment."""
-_LARGE: Final = 1_000_000
+_LARGE = 1_000_000
 """Pixels of an image after which the C library is told to give memory back."""
-MOST_SCANS: Final = 100
+MOST_SCANS = 100
 """Most scans of a JPEG. A progressive one has about ten; each goes over all pixels again."""
-_SCAN: Final = b"\xff\xda"
+_SCAN = b"\xff\xda"
 """Marker of a scan, which stands nowhere within one."""
-FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """Formats of Pillow that are read; of an animation the first frame."""
-_JPEG: Final = ("JPEG", "MPO")
-_QUALITY: Final = 95
-_AWAY: Final = ("http:", "https:")
+_JPEG = ("JPEG", "MPO")
+_QUALITY = 95
+_AWAY = ("http:", "https:")
 
 
 class Image:

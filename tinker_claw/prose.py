@@ -11,57 +11,55 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tinker_claw.wishes import is_hidden
 
-_FENCE: Final = re.compile(r"[ \t]{0,3}(?:[-*+] |\d{1,9}[.)] )?(?P<mark>`{3,}|~{3,})(?P<rest>.*)")
-_CITED: Final = re.compile(r" {0,3}>(?!>)")
-_INDENTED: Final = re.compile(r" {4}| {0,3}\t")
-_CODE: Final = re.compile(r"(?<!`)(`{1,2})(?!`)[^`\n]+\1(?!`)")
+_FENCE = re.compile(r"[ \t]{0,3}(?:[-*+] |\d{1,9}[.)] )?(?P<mark>`{3,}|~{3,})(?P<rest>.*)")
+_CITED = re.compile(r" {0,3}>(?!>)")
+_INDENTED = re.compile(r" {4}| {0,3}\t")
+_CODE = re.compile(r"(?<!`)(`{1,2})(?!`)[^`\n]+\1(?!`)")
 """Code within a line."""
-_ITEM: Final = re.compile(r"(?:(?:[-*+•–]|\d{1,9}[.)]|\[[ xX]\])[ \t]+)*")
-_LINK: Final = re.compile(r"!?\[[^\]]*\](?:\([^)\s]*\)|\[[^\]]*\])|<(?:https?://|mailto:)[^\s<>]+>")
-_OPENERS: Final = "\"'“”„‘’«»‚`´*_~#>|/\\-+–—−=•·.…,:;!?¿¡(%&@$^§°)]}<{「『《〈"
+_ITEM = re.compile(r"(?:(?:[-*+•–]|\d{1,9}[.)]|\[[ xX]\])[ \t]+)*")
+_LINK = re.compile(r"!?\[[^\]]*\](?:\([^)\s]*\)|\[[^\]]*\])|<(?:https?://|mailto:)[^\s<>]+>")
+_OPENERS = "\"'“”„‘’«»‚`´*_~#>|/\\-+–—−=•·.…,:;!?¿¡(%&@$^§°)]}<{「『《〈"
 """Signs that may begin a line of prose, beside letters, digits, emoji and money."""
-_HEADER: Final = re.compile(
+_HEADER = re.compile(
     r"<[/!?]?[A-Za-z_]|<[|<!]|>>|\{(?:[{%\"']|\s*$)|@@|:::|[!?]{3,}[ \t]+\w|\\(?:begin|end)\{"
     r"|[「『《〈][^」』》〉]*[」』》〉](?:\s|$)"
 )
 """How a header begins whose first sign may also begin a line of prose."""
-_WITHIN: Final = re.compile(r"\"\"\"|\'\'\'|<!--|-->|<!\[|\]\]>|<<-?['\"]?[A-Za-z_]|\[/\w+\]")
+_WITHIN = re.compile(r"\"\"\"|\'\'\'|<!--|-->|<!\[|\]\]>|<<-?['\"]?[A-Za-z_]|\[/\w+\]")
 """Bounds of blocks, wherever they stand in a line."""
-_TAG: Final = re.compile(r"<([A-Za-z_][\w:.-]*)(?:\s[^<>]*)?>")
-_END_TAG: Final = re.compile(r"</\s*([\w:.-]*)")
-_RULE: Final = r"\-=*_~+#<>•·─━═—–"
-_TITLED_RULE: Final = re.compile(
+_TAG = re.compile(r"<([A-Za-z_][\w:.-]*)(?:\s[^<>]*)?>")
+_END_TAG = re.compile(r"</\s*([\w:.-]*)")
+_RULE = r"\-=*_~+#<>•·─━═—–"
+_TITLED_RULE = re.compile(
     rf"[{_RULE}]{{2,}}[ \t]*[^\s{_RULE}].*?[{_RULE}]{{2,}}$"
     r"|(?:[-=_~+<>─━═]{3,}|[─━═]{2,}|\*{3,}|#{7,})[ \t]+\S"
 )
-_BOLD: Final = re.compile(r"(\*{2,3}|_{2,3}|~~)[^\s*_~].*\1$")
-_SIGNS: Final = re.compile(r"[^\w\s]{3,}")
+_BOLD = re.compile(r"(\*{2,3}|_{2,3}|~~)[^\s*_~].*\1$")
+_SIGNS = re.compile(r"[^\w\s]{3,}")
 """A line of signs alone, as blocks begin and end with."""
-_HARMLESS: Final = re.compile(r"[.?!…]+|[\])}]+[;,)]*|[:;=][-']?[()*/|\\]+|/[\\*]+")
+_HARMLESS = re.compile(r"[.?!…]+|[\])}]+[;,)]*|[:;=][-']?[()*/|\\]+|/[\\*]+")
 """Signs that people type alone, and ends of blocks of code."""
-_WORD: Final = r"[\w'()/&.-]+"
-_LABEL: Final = re.compile(
-    rf"(?:#{{1,6}}[ \t]+)?[^\W\d_]{_WORD}(?:[ \t]{_WORD}){{0,5}}[ \t]?[:：]$"
-)
+_WORD = r"[\w'()/&.-]+"
+_LABEL = re.compile(rf"(?:#{{1,6}}[ \t]+)?[^\W\d_]{_WORD}(?:[ \t]{_WORD}){{0,5}}[ \t]?[:：]$")
 """A few words and a colon."""
-_LABEL_WORDS: Final = 3
+_LABEL_WORDS = 3
 """Most words of a label of sentences; people end longer lines with a colon, too."""
-_PLACE_WORDS: Final = 7
+_PLACE_WORDS = 7
 """Most words of a label that names a file."""
-_PLACE: Final = re.compile(r"(?:`|(?:^|\s)[~.]?/\w).*[:：]$")
+_PLACE = re.compile(r"(?:`|(?:^|\s)[~.]?/\w).*[:：]$")
 """A label that names a file."""
-_ADDRESS: Final = re.compile(r"\S@\S+\.\S.*[:：]$")
-_FIELD: Final = re.compile(rf"[^\W\d_]{_WORD}(?:[ \t]{_WORD}){{0,2}}[:：](?:[ \t]|$)(?!.*[,;{{]$)")
+_ADDRESS = re.compile(r"\S@\S+\.\S.*[:：]$")
+_FIELD = re.compile(rf"[^\W\d_]{_WORD}(?:[ \t]{_WORD}){{0,2}}[:：](?:[ \t]|$)(?!.*[,;{{]$)")
 """A name and a value; with a comma behind it is a line of code."""
-_EMPHASIS: Final = "*_~"
-_SELECTORS: Final = "".join(map(chr, range(0xFE00, 0xFE10)))
+_EMPHASIS = "*_~"
+_SELECTORS = "".join(map(chr, range(0xFE00, 0xFE10)))
 """Signs that choose how another is drawn."""
-_TYPED: Final = re.compile(r"(?:\[[^\W_]+\]|<[A-Za-z]+(?:-[A-Za-z]+)*>)[ \t]+[^\s<\[]")
-_QUOTED: Final = re.compile(
+_TYPED = re.compile(r"(?:\[[^\W_]+\]|<[A-Za-z]+(?:-[A-Za-z]+)*>)[ \t]+[^\s<\[]")
+_QUOTED = re.compile(
     r"”[^“”]*[“”]|“[^“”]*(?:”|\Z)|„[^„“”]*(?:[“”]|\Z)|«[^«»]*(?:»|\Z)|»[^«»]*«|‹[^‹›]*(?:›|\Z)"
     r"|›[^‹›]*‹|「[^「」]*(?:」|\Z)|『[^『』]*(?:』|\Z)|[❝❞][^❝❞]*(?:[❝❞]|\Z)|‚[^‚‘’]*(?:[‘’]|\Z)"
     r"|``[^`\n]*?''|‘[^‘’]*’(?!\w)|(?<![\w'])'(?=\S)[^'\n]*'(?!\w)"

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from runpy import run_path
-from typing import Final
 from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
@@ -62,7 +61,7 @@ from tinker_claw.shipped import DEMO_JUDGE, MODELS
 from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Capabilities
 
-MOST_OPEN: Final = 4
+MOST_OPEN = 4
 """Most named versions open. Each has an engine with its own KV cache; the least recently used one
 is closed."""
 

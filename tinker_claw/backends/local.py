@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tinker_claw.backends.model_files import checked_folder
 from tinker_claw.backends.vllm import GET_VLLM, VLLM, find_vllm
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from local_gpu.sample.supervisor import Launch, Servers
 
 
-LORA_ALPHA: Final = 32
-_TORCH_S: Final = 180.0
+LORA_ALPHA = 32
+_TORCH_S = 180.0
 """Seconds for torch to be imported and to use a GPU, on a busy machine."""
 
 
-_BILLIONS: Final = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)[Bb](?![A-Za-z0-9])")
+_BILLIONS = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)[Bb](?![A-Za-z0-9])")
 """Parameters in a model's name, as 8 in Qwen3-8B."""
-_SHORTEST: Final = 256
+_SHORTEST = 256
 """Tokens of a context below which a model is of no use, and a multiple of which is advised."""
-_MOST_ON_CPU: Final = 4
+_MOST_ON_CPU = 4
 """Billions of parameters from which on a model is not started on the CPU unless it is asked for."""
 
 

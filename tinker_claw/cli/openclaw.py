@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -23,8 +23,8 @@ from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
 
-SMALLEST_CONTEXT: Final = 32_768
-TRIED: Final = ("2026.9.6", "2026.9.5")
+SMALLEST_CONTEXT = 32_768
+TRIED = ("2026.9.6", "2026.9.5")
 """Releases of OpenClaw that the tests run, the newest first."""
 
 
@@ -177,17 +177,17 @@ def _explain(offer: Offer) -> None:
 
 # The provider block that points OpenClaw at this gateway
 
-PROVIDER: Final = "tinker-claw"
-API: Final = "openai-completions"
-TIMEOUT_S: Final = 600
+PROVIDER = "tinker-claw"
+API = "openai-completions"
+TIMEOUT_S = 600
 """Request timeout; by default OpenClaw gives up on a remote model after two silent minutes."""
-ANY_KEY: Final = "anything"
+ANY_KEY = "anything"
 """OpenClaw requires a key; a gateway without keys takes any."""
-COMPAT: Final = {"sendSessionAffinityHeaders": True, "supportsPromptCacheKey": True}
+COMPAT = {"sendSessionAffinityHeaders": True, "supportsPromptCacheKey": True}
 """With these OpenClaw names the session in every request, also in calls beside the conversation."""
-_LEVELS: Final = ("none", "minimal", "low", "medium", "high")
+_LEVELS = ("none", "minimal", "low", "medium", "high")
 """Efforts that OpenClaw sends to a model of which it knows no other."""
-KEY_VARIABLE: Final = "CLAW_GATEWAY_KEY"
+KEY_VARIABLE = "CLAW_GATEWAY_KEY"
 """OpenClaw substitutes its value for the key. The gateway's own variables have another prefix."""
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import click
 from pydantic import BaseModel, ValidationError
@@ -28,9 +28,9 @@ from tinker_claw.errors import ConfigError
 from tinker_claw.shipped import MODELS, config_file, shipped_configs
 
 M = TypeVar("M", bound=BaseModel)
-CONFIG: Final = "__config"
+CONFIG = "__config"
 """The flag that names a file: of no section."""
-ELSEWHERE: Final = (
+ELSEWHERE = (
     "Every flag can also be set in a TOML file ([section] field = value) or in the environment "
     f"({ENV_PREFIX}<SECTION>__<FIELD>); docs/settings.md says when to change them. Keys are set "
     f"there alone. {', '.join(VARIABLES.values())} are honoured for --backend local where nothing "

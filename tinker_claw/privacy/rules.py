@@ -17,18 +17,18 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kingfisher_sdk import Scanner
 
 
-_PIECE: Final = 65_536
+_PIECE = 65_536
 """Characters of a text searched at once."""
-_OVERLAP: Final = 4_096
+_OVERLAP = 4_096
 """Characters that consecutive pieces share; no secret is longer, except private keys, which our own
 rules find."""
-_SHORTEST: Final = 20
+_SHORTEST = 20
 """Shortest text in characters that can hold a secret by these rules."""
 
 
@@ -62,12 +62,12 @@ def scanner() -> Scanner:
     return Scanner(Rules(confidence="high"), base64=False)
 
 
-SECRETS: Final = "secrets"
-EMAIL: Final = "email"
-PHONE: Final = "phone"
-CARD: Final = "card"
-IBAN: Final = "iban"
-KINDS: Final = (SECRETS, EMAIL, PHONE, CARD, IBAN)
+SECRETS = "secrets"
+EMAIL = "email"
+PHONE = "phone"
+CARD = "card"
+IBAN = "iban"
+KINDS = (SECRETS, EMAIL, PHONE, CARD, IBAN)
 
 Match = re.Match[str]
 
@@ -217,7 +217,7 @@ _ASSIGNMENT = _secret(
     *_BEGINS,
     valid=_assigned,
 )
-_GIVEN_TO: Final = {
+_GIVEN_TO = {
     "-u": re.compile(r"\b(?:curl|http|smb\w*|rpcclient)\b"),
     "--user": re.compile(r"\bcurl\b"),
     "-p": re.compile(r"\b(?:my\w*|maria\w*|sshpass|login|mongo\w*|7z|unzip|zip|ldap\w*)\b"),
@@ -272,7 +272,7 @@ def _cookies(match: Match) -> bool:
     )
 
 
-_PREFIXES: Final = (
+_PREFIXES = (
     "sk-",
     "sk_",
     "rk_live_",
@@ -445,4 +445,4 @@ _PERSONAL = (
     ),
 )
 
-RULES: Final = (*_SECRETS, *_PERSONAL)
+RULES = (*_SECRETS, *_PERSONAL)

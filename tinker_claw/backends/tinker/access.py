@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final
 
 import tinker
 from tinker import types as sdk
@@ -28,13 +27,13 @@ from tinker_claw.backends.tinker.failures import (
 from tinker_claw.backends.tinker.session import Address, rest_client
 from tinker_claw.errors import ConfigError
 
-KEY_VARIABLE: Final = "TINKER_API_KEY"
-URL_VARIABLE: Final = "TINKER_BASE_URL"
-_COMMAND_VARIABLE: Final = "TINKER_CREDENTIAL_CMD"
-_KEPT_AS: Final = "tinker-claw"
-_KEY: Final = re.compile(r"(tml-|eyJ)[!-~]*")
+KEY_VARIABLE = "TINKER_API_KEY"
+URL_VARIABLE = "TINKER_BASE_URL"
+_COMMAND_VARIABLE = "TINKER_CREDENTIAL_CMD"
+_KEPT_AS = "tinker-claw"
+_KEY = re.compile(r"(tml-|eyJ)[!-~]*")
 """An API key, or a short-lived token that an organisation may issue instead; sent in a header."""
-CONSOLE: Final = "https://tinker-console.thinkingmachines.ai"
+CONSOLE = "https://tinker-console.thinkingmachines.ai"
 
 
 @dataclass(frozen=True, slots=True)

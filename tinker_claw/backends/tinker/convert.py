@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +31,12 @@ from tinker_claw.types import (
 )
 
 Array = NDArray[Any]
-_ARRAYS: Final = {
+_ARRAYS = {
     "ppo": ("logprobs", "advantages"),
     "importance_sampling": ("logprobs", "advantages"),
     "cross_entropy": ("weights",),
 }
-_EMPTY_CELL: Final = -99999.0
+_EMPTY_CELL = -99999.0
 """Padding value on the wire where there are fewer candidates than were asked for."""
 
 

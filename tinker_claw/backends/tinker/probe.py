@@ -14,7 +14,7 @@ import math
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import tinker
@@ -45,17 +45,17 @@ from tinker_claw.types import Capabilities, Datum, LossName, LossPass, PlacedIma
 
 T = TypeVar("T")
 
-_TOKENS: Final = (1, 2, 3, 4)
-_WIDE: Final = (1, 2)
-_K: Final = len(_WIDE)
-_IDS: Final = np.asarray([_WIDE] * (len(_TOKENS) - 2), dtype=np.int64)
+_TOKENS = (1, 2, 3, 4)
+_WIDE = (1, 2)
+_K = len(_WIDE)
+_IDS = np.asarray([_WIDE] * (len(_TOKENS) - 2), dtype=np.int64)
 # A white square of 32 x 32 pixels, as PNG.
-_IMAGE: Final = b64decode(
+_IMAGE = b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAIAAAD8GO2jAAAAKUlEQVR4nO3NMQEAAAjDMMC/52ECvlRA00nqs3m9"
     "AwAAAAAAAAAAgMMWx/EDPS4YA2MAAAAASUVORK5CYII="
 )
-_TABLE: Final = Datum(_TOKENS, start=2, targets=(_WIDE,) * 2, weights=((0.5, -0.5),) * 2)
-_PLAIN: Final = Datum(_TOKENS, start=2, logprobs=(-1.0,) * 2, advantages=(1.0,) * 2)
+_TABLE = Datum(_TOKENS, start=2, targets=(_WIDE,) * 2, weights=((0.5, -0.5),) * 2)
+_PLAIN = Datum(_TOKENS, start=2, logprobs=(-1.0,) * 2, advantages=(1.0,) * 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import tinker
 from tinker.lib.public_interfaces import APIFuture
@@ -21,11 +21,11 @@ from tinker_claw.backends.tinker.failures import BILLING, NOTICES, Deadline, unw
 
 T = TypeVar("T")
 
-CLOSE_S: Final = 5.0
+CLOSE_S = 5.0
 """Longest wait for closing a session; Ctrl-C waits for it where the service hangs."""
-QUESTION_S: Final = 15.0
+QUESTION_S = 15.0
 """Interval at which the service's health is checked while a request takes long."""
-_LOOK_S: Final = 1.0
+_LOOK_S = 1.0
 """Interval at which a wait checks the deadline and the notices."""
 
 

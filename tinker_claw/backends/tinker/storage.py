@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
-from typing import Final
 from urllib.parse import quote
 
 import httpx
@@ -24,10 +23,10 @@ from tinker_claw.errors import BackendError
 from tinker_claw.policy import to_keep
 from tinker_claw.telemetry import log
 
-_DELETE_S: Final = 30.0
-_REST_S: Final = 60.0
+_DELETE_S = 30.0
+_REST_S = 60.0
 """Timeout of one request."""
-_DOWNLOAD_S: Final = 1800.0
+_DOWNLOAD_S = 1800.0
 """Timeout of downloading all files of an export."""
 
 
