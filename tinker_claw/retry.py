@@ -55,8 +55,8 @@ class Backoff:
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(again),
             wait=lambda state: self.after(state.attempt_number),
-            stop=stop_after_attempt(self.attempts or sys.maxsize)
-            | stop_after_delay(self.within_s or math.inf),
+            stop=stop_after_attempt(sys.maxsize if self.attempts is None else self.attempts)
+            | stop_after_delay(math.inf if self.within_s is None else self.within_s),
             reraise=True,
         )
 
