@@ -135,10 +135,10 @@ def _hinted(cfg: Training, method: Method, prompt_tokens: int) -> Usage:
     """Tokens of the teacher's work on one reply."""
     if method.teaching is None:
         return Usage()
-    shown = prompt_tokens + method.teaching.tokens
+    with_hint = prompt_tokens + method.teaching.tokens
     if method.writes(cfg):
-        return _served(shown)
-    return _scored(shown + REPLY_TOKENS, cfg.hints_scored if Signal.HINT in method.needs else 1)
+        return _served(with_hint)
+    return _scored(with_hint + REPLY_TOKENS, cfg.hints_scored if Signal.HINT in method.needs else 1)
 
 
 def _served(prompt_tokens: int) -> Usage:

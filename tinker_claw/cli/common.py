@@ -45,7 +45,7 @@ class FlagsCommand(click.Command):
     Names of tinker-claw's flags have two underscores: `run__method`.
     """
 
-    shown: Collection[str | None] = ()
+    visible_flags: Collection[str | None] = ()
     """Those of tinker-claw's flags that the help shows."""
 
     def __init__(
@@ -68,7 +68,7 @@ class FlagsCommand(click.Command):
 
     def _help_all(self, context: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted and not context.resilient_parsing:
-            self.shown = [parameter.name for parameter in self.params]
+            self.visible_flags = [parameter.name for parameter in self.params]
             click.echo(f"{self.get_help(context)}\n\n{ELSEWHERE}")
             context.exit()
 
@@ -76,16 +76,16 @@ class FlagsCommand(click.Command):
         for option in self.params:
             if isinstance(option, click.Option):
                 # Hidden here only: completion leaves hidden ones out.
-                option.hidden = _is_flag(option.name) and option.name not in self.shown
+                option.hidden = _is_flag(option.name) and option.name not in self.visible_flags
         super().format_options(ctx, formatter)
 
     def invoke(self, ctx: click.Context) -> int:
         """Call the command with its invocation, and its own parameters by name; return its exit
         status, or 0 where it returns none."""
-        given = {name: value for name, value in ctx.params.items() if value is not None}
+        values = {name: value for name, value in ctx.params.items() if value is not None}
         own = {name: value for name, value in ctx.params.items() if not _is_flag(name)}
         assert self.callback is not None
-        return self.callback(Invocation(ctx.find_root().params | given), **own) or 0
+        return self.callback(Invocation(ctx.find_root().params | values), **own) or 0
 
 
 def _is_flag(name: str | None) -> bool:

@@ -102,7 +102,7 @@ def serve(parsed: Mapping[str, Any]) -> int:
 class Program(FlagsCommand, click.Group):
     """tinker-claw: serves, or runs a command."""
 
-    shown = COMMON
+    visible_flags = COMMON
 
     def __init__(self) -> None:
         super().__init__(

@@ -89,8 +89,10 @@ async def probe(
         BackendError: it cannot sample.
     """
     server = _Server(training, sampling, session, deadline_s, images)
-    asked: list[Coroutine[Any, Any, Any]] = [server.trains(), server.samples(), server.sees()]
-    (trains, table, sparse_table), (answer, sparse), (sees, trains_images) = await together(asked)
+    questions: list[Coroutine[Any, Any, Any]] = [server.trains(), server.samples(), server.sees()]
+    (trains, table, sparse_table), (answer, sparse), (sees, trains_images) = await together(
+        questions
+    )
     can = Capabilities(
         model=model,
         losses=frozenset(get_args(LossName)) if trains else frozenset(),
