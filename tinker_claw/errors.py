@@ -24,6 +24,8 @@ Rule: foreign exceptions are mapped once, at the edge, with `raise ... from`.
 from collections.abc import Mapping
 from http import HTTPStatus
 
+EXIT_INTERRUPTED = 130
+
 
 class ClawError(Exception):
     """Root of the tree. `str(error)` is a sentence that a user can act on."""

@@ -71,12 +71,11 @@ class TwoRates:
         The prior density 6 (a - b) ** 2 looks for large differences first. (The e-variables of
         Turner, Ly and Grünwald 2024, J. Stat. Plan. Inference 230:106116, need blocks of fixed
         composition; in pairs they took as many sessions.)"""
-        both = self.a, self.b
-        common = Rate(self.a.good + self.b.good, self.a.of + self.b.of)
-        mixed = sum(_mixed(rate, 1) for rate in both) - _log_likelihood(common, common.value)
-        a, b = ((rate.good + 1) / (rate.of + 2) for rate in both)  # means of the posterior
-        squares = [(rate.good + 2) / (rate.of + 3) for rate in both]
-        apart = 6 * (a * squares[0] - 2 * a * b + b * squares[1])
+        a, b = self.a, self.b
+        common = Rate(a.good + b.good, a.of + b.of)
+        mixed = _mixed(a, 1) + _mixed(b, 1) - _log_likelihood(common, common.value)
+        (mean_a, square_a), (mean_b, square_b) = map(_moments, (a, b))
+        apart = 6 * (square_a - 2 * mean_a * mean_b + square_b)
         return math.exp(min(mixed + math.log(apart), _MOST))
 
 
@@ -100,6 +99,12 @@ def _mixed(rate: Rate, prior: float) -> float:
     norm."""
     good, bad = rate.good + prior, rate.of - rate.good + prior
     return math.lgamma(good) + math.lgamma(bad) - math.lgamma(good + bad)
+
+
+def _moments(rate: Rate) -> tuple[float, float]:
+    """Return the means of the rate and of its square under Beta(1, 1) and the outcomes."""
+    mean = (rate.good + 1) / (rate.of + 2)
+    return mean, mean * (rate.good + 2) / (rate.of + 3)
 
 
 def _log_likelihood(rate: Rate, at: float) -> float:

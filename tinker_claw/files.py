@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
-_OTHERS: Final = 0o077
-_OURS: Final = (
+_OTHERS = 0o077
+_OURS = (
     "ledger.sqlite3",
     "ledger.sqlite3-wal",
     "ledger.sqlite3-shm",
@@ -58,29 +57,25 @@ def write_private(file: Path, text: str) -> None:
 def open_to_others(directory: Path) -> list[Path]:
     """Return the paths in a run's data directory, itself included, that others can read or
     write."""
-    return [path for path in (directory, *_below(directory, _OURS)) if _mode(path) & _OTHERS]
+    return [path for path in (directory, *_below(directory)) if _mode(path) & _OTHERS]
 
 
-def close_to_others(directory: Path, *, all_of_it: bool = False) -> list[Path]:
+def close_to_others(directory: Path) -> list[Path]:
     """Close a run's files to others as far as possible; return the paths that were closed.
 
     A directory that also holds other things is the user's choice and stays as it is.
-
-    Args:
-        all_of_it: treat everything in the directory as the run's, not only the names it uses.
     """
-    there = {path.name for path in directory.iterdir()} if directory.is_dir() else set[str]()
-    ours, closed = there if all_of_it else there.intersection(_OURS), list[Path]()
-    for path in (directory, *_below(directory, ours)):
-        if _mode(path) & _OTHERS and (path != directory or ours == there):
+    only_ours, closed = {path.name for path in directory.iterdir()} <= {*_OURS}, list[Path]()
+    for path in open_to_others(directory):
+        if path != directory or only_ours:
             with suppress(OSError):
                 path.chmod(_mode(path) & ~_OTHERS)
                 closed.append(path)
     return closed
 
 
-def _below(directory: Path, names: Iterable[str]) -> Iterator[Path]:
-    for name in names:
+def _below(directory: Path) -> Iterator[Path]:
+    for name in _OURS:
         path = directory / name
         if path.exists() and not path.is_symlink():
             yield path

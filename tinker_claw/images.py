@@ -13,25 +13,25 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from tinker_claw.errors import RequestError
 
-MOST_BYTES: Final = 10_000_000
+MOST_BYTES = 10_000_000
 """Largest file of an image."""
-MOST_PIXELS: Final = 25_000_000
+MOST_PIXELS = 25_000_000
 """Most pixels of an image: decoded it takes three or four bytes a pixel, twice for a moment."""
-_LARGE: Final = 1_000_000
+_LARGE = 1_000_000
 """Pixels of an image after which the C library is told to give memory back."""
-MOST_SCANS: Final = 100
+MOST_SCANS = 100
 """Most scans of a JPEG. A progressive one has about ten; each goes over all pixels again."""
-_SCAN: Final = b"\xff\xda"
+_SCAN = b"\xff\xda"
 """Marker of a scan, which stands nowhere within one."""
-FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """Formats of Pillow that are read; of an animation the first frame."""
-_JPEG: Final = ("JPEG", "MPO")
-_QUALITY: Final = 95
-_AWAY: Final = ("http:", "https:")
+_JPEG = ("JPEG", "MPO")
+_QUALITY = 95
+_AWAY = ("http:", "https:")
 
 
 class Image:
@@ -90,7 +90,6 @@ class Image:
         return self._clean
 
     def _encoded(self) -> bytes:
-        from PIL import Image as Pillow
         from PIL import ImageOps
 
         try:
@@ -98,11 +97,7 @@ class Image:
                 upright = ImageOps.exif_transpose(opened)
                 if upright.mode.startswith("I"):  # 16 bits of grey, which `convert` clips
                     upright = upright.point(lambda grey: grey / 256)
-                if upright.has_transparency_data:
-                    upright = upright.convert("RGBA")
-                    white = Pillow.new("RGBA", upright.size, "white")
-                    upright = Pillow.alpha_composite(white, upright)
-                plain = upright.convert("RGB")
+                plain = _on_white(upright).convert("RGB")
             plain.info = {}
             out = BytesIO()
             plain.save(out, self.format.upper(), quality=_QUALITY, compress_level=1)
@@ -122,6 +117,16 @@ class Image:
         except Exception as error:
             formats = ", ".join(FORMATS)
             raise self.wrong(f"is no image that is read here ({formats}), or damaged") from error
+
+
+def _on_white(image: Any) -> Any:
+    """Return one of Pillow's images with white behind it."""
+    from PIL import Image as Pillow
+
+    if not image.has_transparency_data:
+        return image
+    white = Pillow.new("RGBA", image.size, "white")
+    return Pillow.alpha_composite(white, image.convert("RGBA"))
 
 
 def _give_back() -> None:

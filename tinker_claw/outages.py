@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -55,11 +55,10 @@ class Refused:
 class Outages:
     """Current outages of the service, with their beginnings and causes."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._away: dict[Asking, Outage] = {}
         self._back = defaultdict[Asking, asyncio.Event](asyncio.Event)
-        self._well_since = clock()
+        self._well_since = time.time()
         self.refused: Refused | None = None
         """The version that should answer and cannot; None: it answers, as far as known."""
         self.gone = asyncio.Event()
@@ -97,7 +96,7 @@ class Outages:
         """Record that a request of this kind failed because the service is away."""
         if not self._away:
             log.error("backend.lost", noticed=asking, error=str(error))
-        outage = self._away.get(asking) or Outage(self._clock(), "", 0)
+        outage = self._away.get(asking) or Outage(time.time(), "", 0)
         self._away[asking] = replace(outage, error=str(error), attempts=outage.attempts + 1)
         self._back[asking].clear()
 
@@ -105,18 +104,16 @@ class Outages:
         """Record that a request of this kind was answered."""
         since = self.since
         if self._away.pop(asking, None) is not None and not self._away:
-            self._well_since = self._clock()
+            self._well_since = time.time()
             log.info("backend.recovered", noticed=asking, away_s=round(self._well_since - since, 1))
         self._back[asking].set()
 
     def refuses(self, version: int, ref: str, error: ClawError, by: str | None) -> None:
         """Record that the version that should answer could not, and what answered instead."""
         earlier = self.refused
-        now = (version, ref, by)
-        same = earlier is not None and (earlier.version, earlier.ref, earlier.by) == now
-        since = earlier.since if earlier and earlier.version == version else self._clock()
+        since = earlier.since if earlier and earlier.version == version else time.time()
         self.refused = Refused(version, ref, since, str(error), by)
-        if not same:
+        if earlier is None or replace(earlier, error=str(error)) != self.refused:
             log.error("version.refused", version=version, by=by, error=str(error))
         if isinstance(error, GoneError):
             self.gone.set()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final
+from typing import Any
 
 from tinker_claw.errors import ConfigError
 
-KINDS: Final = ("method", "format", "sink", "environment")
+KINDS = ("method", "format", "sink", "environment")
 
 
 def added(kind: str) -> dict[str, EntryPoint]:

@@ -194,49 +194,41 @@ class Policy:
     sampler: Sampler
 
 
+@dataclass(slots=True, eq=False)
 class PolicyHolder:
     """Holder of the serving policy. A request reads `current` once and keeps it to its end."""
 
-    def __init__(self, policy: Policy, pinned: Policy | None = None) -> None:
-        """Let `pinned` answer in place of `policy`, from which learning goes on."""
-        self._newest = policy
-        self._pinned = pinned
+    newest: Policy
+    """Policy from which learning goes on; it answers unless another is pinned."""
+    pinned: Policy | None = None
+    """Policy that answers in place of the newest."""
 
     @property
     def current(self) -> Policy:
         """Policy that answers."""
-        return self._pinned or self._newest
-
-    @property
-    def newest(self) -> Policy:
-        """Policy from which learning goes on; it answers unless another is pinned."""
-        return self._newest
-
-    @property
-    def pinned(self) -> Policy | None:
-        return self._pinned
+        return self.pinned or self.newest
 
     def swap(self, policy: Policy) -> Policy:
         """Continue with `policy`; return the replaced one for its owner to close."""
-        if policy.version.id <= self._newest.version.id:
+        if policy.version.id <= self.newest.version.id:
             raise ValueError(
-                f"version {policy.version.id} is not newer than {self._newest.version.id}"
+                f"version {policy.version.id} is not newer than {self.newest.version.id}"
             )
-        replaced, self._newest = self._newest, policy
+        replaced, self.newest = self.newest, policy
         return replaced
 
     def reopen(self, lost: Policy, reopened: Policy) -> None:
         """Continue with another sampler of the same weights in place of `lost`, the newest policy
         or the pinned one, which its owner then closes."""
-        if lost.version.id != reopened.version.id or lost not in (self._newest, self._pinned):
+        if lost.version.id != reopened.version.id or lost not in (self.newest, self.pinned):
             raise ValueError(f"version {reopened.version.id} neither is the newest nor pinned")
-        if self._pinned is lost:
-            self._pinned = reopened
+        if self.pinned is lost:
+            self.pinned = reopened
         else:
-            self._newest = reopened
+            self.newest = reopened
 
     def pin(self, policy: Policy | None) -> Policy | None:
         """Let `policy` answer, with a sampler of its own, or the newest again (None); return the
         one that was pinned, for its owner to close."""
-        replaced, self._pinned = self._pinned, policy
+        replaced, self.pinned = self.pinned, policy
         return replaced

@@ -10,63 +10,68 @@ import html
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from itertools import chain
+from typing import NamedTuple
 
 from tinker_claw.wishes import is_hidden
 
-_FENCE: Final = re.compile(r"[ \t]{0,3}(?:[-*+] |\d{1,9}[.)] )?(?P<mark>`{3,}|~{3,})(?P<rest>.*)")
-_CITED: Final = re.compile(r" {0,3}>(?!>)")
-_INDENTED: Final = re.compile(r" {4}| {0,3}\t")
-_CODE: Final = re.compile(r"(?<!`)(`{1,2})(?!`)[^`\n]+\1(?!`)")
+_FENCE = re.compile(r"[ \t]{0,3}(?:[-*+] |\d{1,9}[.)] )?(?P<mark>`{3,}|~{3,})(?P<rest>.*)")
+_CITED = re.compile(r" {0,3}>(?!>)")
+_INDENTED = re.compile(r" {4}| {0,3}\t")
+_CODE = re.compile(r"(?<!`)(`{1,2})(?!`)[^`\n]+\1(?!`)")
 """Code within a line."""
-_ITEM: Final = re.compile(r"(?:(?:[-*+•–]|\d{1,9}[.)]|\[[ xX]\])[ \t]+)*")
-_LINK: Final = re.compile(r"!?\[[^\]]*\](?:\([^)\s]*\)|\[[^\]]*\])|<(?:https?://|mailto:)[^\s<>]+>")
-_OPENERS: Final = "\"'“”„‘’«»‚`´*_~#>|/\\-+–—−=•·.…,:;!?¿¡(%&@$^§°)]}<{「『《〈"
+_ITEM = re.compile(r"(?:(?:[-*+•–]|\d{1,9}[.)]|\[[ xX]\])[ \t]+)*")
+_LINK = re.compile(r"!?\[[^\]]*\](?:\([^)\s]*\)|\[[^\]]*\])|<(?:https?://|mailto:)[^\s<>]+>")
+_OPENERS = "\"'“”„‘’«»‚`´*_~#>|/\\-+–—−=•·.…,:;!?¿¡(%&@$^§°)]}<{「『《〈"
 """Signs that may begin a line of prose, beside letters, digits, emoji and money."""
-_HEADER: Final = re.compile(
+_HEADER = re.compile(
     r"<[/!?]?[A-Za-z_]|<[|<!]|>>|\{(?:[{%\"']|\s*$)|@@|:::|[!?]{3,}[ \t]+\w|\\(?:begin|end)\{"
     r"|[「『《〈][^」』》〉]*[」』》〉](?:\s|$)"
 )
 """How a header begins whose first sign may also begin a line of prose."""
-_WITHIN: Final = re.compile(r"\"\"\"|\'\'\'|<!--|-->|<!\[|\]\]>|<<-?['\"]?[A-Za-z_]|\[/\w+\]")
+_WITHIN = re.compile(r"\"\"\"|\'\'\'|<!--|-->|<!\[|\]\]>|<<-?['\"]?[A-Za-z_]|\[/\w+\]")
 """Bounds of blocks, wherever they stand in a line."""
-_TAG: Final = re.compile(r"<([A-Za-z_][\w:.-]*)(?:\s[^<>]*)?>")
-_END_TAG: Final = re.compile(r"</\s*([\w:.-]*)")
-_RULE: Final = r"\-=*_~+#<>•·─━═—–"
-_TITLED_RULE: Final = re.compile(
+_TAG = re.compile(r"<([A-Za-z_][\w:.-]*)(?:\s[^<>]*)?>")
+_END_TAG = re.compile(r"</\s*([\w:.-]*)")
+_RULE = r"\-=*_~+#<>•·─━═—–"
+_TITLED_RULE = re.compile(
     rf"[{_RULE}]{{2,}}[ \t]*[^\s{_RULE}].*?[{_RULE}]{{2,}}$"
     r"|(?:[-=_~+<>─━═]{3,}|[─━═]{2,}|\*{3,}|#{7,})[ \t]+\S"
 )
-_BOLD: Final = re.compile(r"(\*{2,3}|_{2,3}|~~)[^\s*_~].*\1$")
-_SIGNS: Final = re.compile(r"[^\w\s]{3,}")
+_BOLD = re.compile(r"(\*{2,3}|_{2,3}|~~)[^\s*_~].*\1$")
+_SIGNS = re.compile(r"[^\w\s]{3,}")
 """A line of signs alone, as blocks begin and end with."""
-_HARMLESS: Final = re.compile(r"[.?!…]+|[\])}]+[;,)]*|[:;=][-']?[()*/|\\]+|/[\\*]+")
+_HARMLESS = re.compile(r"[.?!…]+|[\])}]+[;,)]*|[:;=][-']?[()*/|\\]+|/[\\*]+")
 """Signs that people type alone, and ends of blocks of code."""
-_WORD: Final = r"[\w'()/&.-]+"
-_LABEL: Final = re.compile(
-    rf"(?:#{{1,6}}[ \t]+)?[^\W\d_]{_WORD}(?:[ \t]{_WORD}){{0,5}}[ \t]?[:：]$"
-)
+_WORD = r"[\w'()/&.-]+"
+_LABEL = re.compile(rf"(?:#{{1,6}}[ \t]+)?[^\W\d_]{_WORD}(?:[ \t]{_WORD}){{0,5}}[ \t]?[:：]$")
 """A few words and a colon."""
-_LABEL_WORDS: Final = 3
+_LABEL_WORDS = 3
 """Most words of a label of sentences; people end longer lines with a colon, too."""
-_PLACE_WORDS: Final = 7
+_PLACE_WORDS = 7
 """Most words of a label that names a file."""
-_PLACE: Final = re.compile(r"(?:`|(?:^|\s)[~.]?/\w).*[:：]$")
+_PLACE = re.compile(r"(?:`|(?:^|\s)[~.]?/\w).*[:：]$")
 """A label that names a file."""
-_ADDRESS: Final = re.compile(r"\S@\S+\.\S.*[:：]$")
-_FIELD: Final = re.compile(rf"[^\W\d_]{_WORD}(?:[ \t]{_WORD}){{0,2}}[:：](?:[ \t]|$)(?!.*[,;{{]$)")
+_ADDRESS = re.compile(r"\S@\S+\.\S.*[:：]$")
+_FIELD = re.compile(rf"[^\W\d_]{_WORD}(?:[ \t]{_WORD}){{0,2}}[:：](?:[ \t]|$)(?!.*[,;{{]$)")
 """A name and a value; with a comma behind it is a line of code."""
-_EMPHASIS: Final = "*_~"
-_SELECTORS: Final = "".join(map(chr, range(0xFE00, 0xFE10)))
+_EMPHASIS = "*_~"
+_SELECTORS = "".join(map(chr, range(0xFE00, 0xFE10)))
 """Signs that choose how another is drawn."""
-_TYPED: Final = re.compile(r"(?:\[[^\W_]+\]|<[A-Za-z]+(?:-[A-Za-z]+)*>)[ \t]+[^\s<\[]")
-_QUOTED: Final = re.compile(
+_TYPED = re.compile(r"(?:\[[^\W_]+\]|<[A-Za-z]+(?:-[A-Za-z]+)*>)[ \t]+[^\s<\[]")
+_QUOTED = re.compile(
     r"”[^“”]*[“”]|“[^“”]*(?:”|\Z)|„[^„“”]*(?:[“”]|\Z)|«[^«»]*(?:»|\Z)|»[^«»]*«|‹[^‹›]*(?:›|\Z)"
     r"|›[^‹›]*‹|「[^「」]*(?:」|\Z)|『[^『』]*(?:』|\Z)|[❝❞][^❝❞]*(?:[❝❞]|\Z)|‚[^‚‘’]*(?:[‘’]|\Z)"
     r"|``[^`\n]*?''|‘[^‘’]*’(?!\w)|(?<![\w'])'(?=\S)[^'\n]*'(?!\w)"
     r"|(?<![^\s(\[:,])[\"＂″](?=\S)[^\"＂″]*(?:[\"＂″](?!\w)|\Z)"
 )
 """Words within quotation marks; a quotation that is not closed goes on to the end."""
+
+
+class _Fence(NamedTuple):
+    mark: str
+    line: str
+    """The line that begins it."""
 
 
 class _Line(NamedTuple):
@@ -109,17 +114,23 @@ def quotable(text: str) -> str:
 
 def _read(text: str) -> tuple[list[_Line], str | None]:
     """Return the lines of a text, and the one that begins a fence without an end."""
-    lines, fence, opened = list[_Line](), "", None
+    lines, fence = list[_Line](), None
     for line in text.splitlines():
         plain = _plain(line)
         mark = _FENCE.match(plain)
         code = bool(fence or mark or _CITED.match(plain) or _INDENTED.match(plain))
         lines.append(_Line(line, None if code else plain.strip()))
-        if mark and not fence:
-            fence, opened = mark["mark"], line.strip()
-        elif mark and mark["mark"].startswith(fence) and not mark["rest"].strip():
-            fence, opened = "", None
-    return lines, opened
+        if mark:
+            fence = _fence_behind(fence, mark, line)
+    return lines, fence and fence.line
+
+
+def _fence_behind(fence: _Fence | None, mark: re.Match[str], line: str) -> _Fence | None:
+    """Return the fence that is open behind a line with a mark."""
+    if fence is None:
+        return _Fence(mark["mark"], line.strip())
+    closes = mark["mark"].startswith(fence.mark) and not mark["rest"].strip()
+    return None if closes else fence
 
 
 def _plain(line: str) -> str:
@@ -193,7 +204,7 @@ def _is_label(line: str, above: Sequence[_Line], below: Sequence[_Line]) -> bool
 def _tagged(shapes: Sequence[str | None]) -> str | None:
     """Return a line with a tag that has an end in the text, or words on the line below it."""
     lines = [_CODE.sub("`", shape or "") for shape in shapes]
-    ends = {end.lower() for line in lines for end in _END_TAG.findall(line)}
+    ends = {end.lower() for end in chain.from_iterable(map(_END_TAG.findall, lines))}
     for line, below in zip(lines, [*lines[1:], ""], strict=False):
         for tag in _TAG.finditer(line):
             if tag[1].lower() in ends or (below and line.endswith(tag[0])):

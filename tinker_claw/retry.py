@@ -7,7 +7,9 @@ counts them, and calls `after`.
 
 from __future__ import annotations
 
+import math
 import random
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,7 +19,6 @@ from tenacity import (
     retry_if_exception_type,
     stop_after_attempt,
     stop_after_delay,
-    stop_never,
 )
 
 T = TypeVar("T")
@@ -51,15 +52,11 @@ class Backoff:
         Raises:
             again: the last one, when attempts or time are used up.
         """
-        stop = stop_never
-        if self.attempts is not None:
-            stop |= stop_after_attempt(self.attempts)
-        if self.within_s is not None:
-            stop |= stop_after_delay(self.within_s)
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(again),
             wait=lambda state: self.after(state.attempt_number),
-            stop=stop,
+            stop=stop_after_attempt(sys.maxsize if self.attempts is None else self.attempts)
+            | stop_after_delay(math.inf if self.within_s is None else self.within_s),
             reraise=True,
         )
 

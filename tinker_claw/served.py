@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any
 
 from tinker_claw.turn_state import TurnRefusal
 from tinker_claw.types import Attempt, Completion, Images, Kind, LessonBlock, Piece, Writer
 
-OPENING: Final = "opening:"
+OPENING = "opening:"
 """How the key of a session begins that is named by its first messages."""
-SIDE_KEY: Final = "side calls without a session"
+SIDE_KEY = "side calls without a session"
 
 
 class RequestKind(StrEnum):

@@ -11,13 +11,12 @@ import hashlib
 import json
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from tinker_claw.errors import ModelFileError
 
-_PACKAGE: Final = Path(__file__).resolve().parent
-_PACKED: Final = _PACKAGE / "shipped"
+_PACKAGE = Path(__file__).resolve().parent
+_PACKED = _PACKAGE / "shipped"
 """Folder of the shipped files; exists in a wheel only."""
 
 
@@ -55,25 +54,25 @@ def _wheel() -> str:
     return unquote(url.path) if url.scheme == "file" else "the path of its wheel"
 
 
-PRICES: Final = shipped("configs/prices.toml")
-CANARIES: Final = shipped("configs/canaries.toml")
-DEMO_CANARIES: Final = shipped("examples/demo/canaries.toml")
-DEMO_JUDGE: Final = shipped("examples/demo/judge.py")
-MODEL_DIR: Final = shipped("examples/demo/model")
+PRICES = shipped("configs/prices.toml")
+CANARIES = shipped("configs/canaries.toml")
+DEMO_CANARIES = shipped("examples/demo/canaries.toml")
+DEMO_JUDGE = shipped("examples/demo/judge.py")
+MODEL_DIR = shipped("examples/demo/model")
 """The demo's model, in Hugging Face layout."""
-MODELS: Final = {
+MODELS = {
     "demo": MODEL_DIR,
     "demo-tracks": shipped("examples/tracks/model"),
     "demo-screen": shipped("examples/tracks/screen_model"),
 }
 """Models by name for --model-name: the demo's, and beginners for the tracks (docs/agents.md), the
 last with image input. All are tiny, and judged by the demo's rules unless a judge is named."""
-SMALL: Final = "small"
+SMALL = "small"
 """Name for --model-name of a real model of 1.5 billion parameters, fetched at first use by
 `local_gpu.model.small`."""
-MANIFEST: Final = "manifest.json"
+MANIFEST = "manifest.json"
 """Name of the file that lists the sha256 of every other file in the model's folder."""
-_REMEDY: Final = (
+_REMEDY = (
     "Restore its folder with `git checkout`, build it again (examples/demo/recipe), or install the "
     "package anew."
 )
@@ -84,7 +83,7 @@ def file_sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def verify(path: Path = MODEL_DIR) -> None:
+def verify(path: Path) -> None:
     """Raise `ModelFileError` unless every file the manifest lists is there with its hash."""
     try:
         listed: dict[str, str] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["sha256"]

@@ -279,11 +279,15 @@ class Completion:
         last = StopReason.CUT if cut else chunks[-1].stop_reason if chunks else None
         if last is None and not aborted:
             raise AlignmentError("a stream ended without a stop reason")
+
+        def joined(rows: str) -> tuple[Any, ...]:
+            return tuple(chain.from_iterable(getattr(chunk, rows) for chunk in chunks))
+
         return cls(
-            tokens=tuple(chain.from_iterable(c.tokens for c in chunks)),
-            logprobs=tuple(chain.from_iterable(c.logprobs for c in chunks)),
-            topk_ids=tuple(chain.from_iterable(c.topk_ids for c in chunks)),
-            topk_logprobs=tuple(chain.from_iterable(c.topk_logprobs for c in chunks)),
+            tokens=joined("tokens"),
+            logprobs=joined("logprobs"),
+            topk_ids=joined("topk_ids"),
+            topk_logprobs=joined("topk_logprobs"),
             stop_reason=StopReason.ABORT if aborted else last or StopReason.ABORT,
             params=params,
             cached_tokens=chunks[-1].cached_tokens if chunks else 0,

@@ -95,8 +95,8 @@ def own_sentences(owner: str, *quotes: str) -> str | None:
     sentences = [*_sentences(text)]
     texts = [text[start:end] for start, end in sentences]
     quoted = [
-        n
-        for n, (start, end) in enumerate(sentences)
+        number
+        for number, (start, end) in enumerate(sentences)
         if any(first < end and start < last for first, last in spans)
     ]
     if any(_is_quotation(texts[n]) for n in quoted):

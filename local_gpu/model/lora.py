@@ -279,10 +279,10 @@ def _check_fit(
     expected = {name: tuple(cast(Tensor, layer.weight).shape) for name, layer in layers.items()}
     actual = {name: tuple(tensor.shape) for name, tensor in adapter.items()}
     if expected != actual:
-        name = next(n for n in sorted(expected | actual) if expected.get(n) != actual.get(n))
+        wrong = next(n for n in sorted(expected | actual) if expected.get(n) != actual.get(n))
         raise BackendError(
-            f"The adapter does not fit {base.source!r} at rank {shape.rank}: {name} is "
-            f"{actual.get(name)} in the adapter and {expected.get(name)} in the model."
+            f"The adapter does not fit {base.source!r} at rank {shape.rank}: {wrong} is "
+            f"{actual.get(wrong)} in the adapter and {expected.get(wrong)} in the model."
         )
 
 

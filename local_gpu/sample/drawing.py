@@ -80,7 +80,7 @@ def draw(logits: Tensor, recipes: Sequence[Recipe]) -> list[Drawn | None]:
     logits = logits.masked_fill(~finite[:, None], 0.0)
     raw = logits.log_softmax(-1)
     shaped = _shape(logits, raw, recipes)
-    tokens = _invert(shaped, [r.uniform for r in recipes])
+    tokens = _invert(shaped, [recipe.uniform for recipe in recipes])
     greedy = [i for i, recipe in enumerate(recipes) if recipe.temperature == 0]
     if greedy:
         tokens[greedy] = logits[greedy].argmax(-1)

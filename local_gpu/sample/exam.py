@@ -183,7 +183,8 @@ def _share(
     """Share of the difference to the base that the server shows, and its standard error."""
     # A token drawn twice at one place adds no information the second time.
     distinct = {
-        (sample.position, sample.token): (sample, x) for sample, x in zip(drawn, d, strict=True)
+        (sample.position, sample.token): (sample, difference)
+        for sample, difference in zip(drawn, d, strict=True)
     }
     pairs = [
         (x, _bounded(_logprob_at(right, sample) - _logprob_at(base, sample)))

@@ -70,7 +70,7 @@ def test_every_command_has_help_and_takes_the_flags_of_run_py(
     assert "--batch-size" not in short
     assert main.main([name, "--help-all"]) == 0
     whole = capsys.readouterr().out
-    assert whole.startswith(short.partition("flags (")[0])
+    assert whole.startswith(short.partition("Options:")[0])
     assert "--batch-size" in whole
     assert "--data-dir" in whole
 

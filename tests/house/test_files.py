@@ -84,8 +84,6 @@ def test_directory_of_before_is_closed_and_that_of_others_is_named(tmp_path: Pat
     assert close_to_others(shared) == [shared / "metrics.jsonl"]
     assert open_to_others(shared) == [shared]
     assert modes(shared)["public.html"] == 0o644
-    closed = close_to_others(shared, all_of_it=True)
-    assert sorted(closed) == [shared, shared / "public.html"]
     assert open_to_others(tmp_path / "none") == []
 
 

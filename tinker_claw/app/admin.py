@@ -15,7 +15,7 @@ from dataclasses import asdict
 from http import HTTPStatus
 from pathlib import Path
 from secrets import token_urlsafe
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -32,7 +32,7 @@ from tinker_claw.origin import refuse_pages
 if TYPE_CHECKING:
     from tinker_claw.learner.rollback import RollbackOperations
 
-_MOST_BYTES: Final = 65_536
+_MOST_BYTES = 65_536
 
 
 class Orders:

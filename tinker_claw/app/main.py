@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from socket import socket
-from typing import Final
 
 from tinker_claw.app.reporting import report
 from tinker_claw.app.server import (
@@ -51,13 +50,13 @@ from tinker_claw.retry import Backoff
 from tinker_claw.sinks.base import check_installed
 from tinker_claw.telemetry import configure, log
 
-RESTARTS: Final = Backoff(first_s=1.0, longest_s=300.0)
+RESTARTS = Backoff(first_s=1.0, longest_s=300.0)
 """Delays before a failed part is started again."""
-RAN_WELL_S: Final = 600.0
+RAN_WELL_S = 600.0
 """Time without a failure after which the next one counts as the first."""
-UPKEEP_S: Final = 600.0
+UPKEEP_S = 600.0
 """Interval between deletions of expired records."""
-DAY_S: Final = 86_400.0
+DAY_S = 86_400.0
 
 
 async def serve(settings: Settings) -> None:

@@ -14,14 +14,14 @@ from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from secrets import token_urlsafe
-from typing import Any, Final
+from typing import Any
 
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.database import is_locked
 
-ROOT: Final = "/admin"
-CONTROL_FILE: Final = "control.json"
-ENDED: Final = "the gateway ended before it was done; look with `tinker-claw versions`"
+ROOT = "/admin"
+CONTROL_FILE = "control.json"
+ENDED = "the gateway ended before it was done; look with `tinker-claw versions`"
 TIMEOUT_S = 5.0
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Loopback address for each wildcard address that a gateway may listen on."""

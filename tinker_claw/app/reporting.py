@@ -12,14 +12,13 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from tinker_claw.retry import Backoff
 from tinker_claw.sinks.base import FOLDER
 from tinker_claw.telemetry import log
 
-RESTARTS: Final = Backoff(first_s=5.0, longest_s=300.0)
-END_S: Final = 5.0
+RESTARTS = Backoff(first_s=5.0, longest_s=300.0)
+END_S = 5.0
 """How long a sink may take to exit when the gateway stops, before it is killed."""
 
 

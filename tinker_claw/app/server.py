@@ -22,9 +22,9 @@ from fastapi import FastAPI
 from tinker_claw import connections
 from tinker_claw.app.orders import url
 from tinker_claw.connections import listen
+from tinker_claw.errors import EXIT_INTERRUPTED
 
 HEAD_BYTES = 65_536
-EXIT_INTERRUPTED = 130
 DRAIN_S = 30
 """How long replies in flight may go on after the first signal."""
 LAST_WORDS_S = 1

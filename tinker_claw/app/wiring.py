@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import module_from_spec, spec_from_file_location
-from typing import Final
+from runpy import run_path
 from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
@@ -62,7 +61,7 @@ from tinker_claw.shipped import DEMO_JUDGE, MODELS
 from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Capabilities
 
-MOST_OPEN: Final = 4
+MOST_OPEN = 4
 """Most named versions open. Each has an engine with its own KV cache; the least recently used one
 is closed."""
 
@@ -263,12 +262,7 @@ async def _endpoint(common: _Common, stack: AsyncExitStack) -> Endpoint:
 
 def _rule_judge(seed: int) -> FastAPI:
     """Load the demo's judge: it is shipped beside its model, and not a part of the package."""
-    spec = spec_from_file_location("demo_judge", DEMO_JUDGE)
-    assert spec is not None  # a .py file always has both
-    assert spec.loader is not None
-    rules = module_from_spec(spec)
-    spec.loader.exec_module(rules)
-    return rules.create_app(seed)
+    return run_path(str(DEMO_JUDGE), run_name="demo_judge")["create_app"](seed)
 
 
 def _deps(

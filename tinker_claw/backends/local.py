@@ -18,9 +18,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
-from tinker_claw.backends.model_files import config_folder
+from tinker_claw.backends.model_files import checked_folder
 from tinker_claw.backends.vllm import GET_VLLM, VLLM, find_vllm
 from tinker_claw.config.settings import NEEDS_GPU, Settings
 from tinker_claw.errors import BackendError, ConfigError, ModelFileError, OutageError
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from local_gpu.sample.supervisor import Launch, Servers
 
 
-LORA_ALPHA: Final = 32
-_TORCH_S: Final = 180.0
+LORA_ALPHA = 32
+_TORCH_S = 180.0
 """Seconds for torch to be imported and to use a GPU, on a busy machine."""
 
 
-_BILLIONS: Final = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)[Bb](?![A-Za-z0-9])")
+_BILLIONS = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)[Bb](?![A-Za-z0-9])")
 """Parameters in a model's name, as 8 in Qwen3-8B."""
-_SHORTEST: Final = 256
+_SHORTEST = 256
 """Tokens of a context below which a model is of no use, and a multiple of which is advised."""
-_MOST_ON_CPU: Final = 4
+_MOST_ON_CPU = 4
 """Billions of parameters from which on a model is not started on the CPU unless it is asked for."""
 
 
@@ -236,7 +236,7 @@ def _demand(settings: Settings) -> Demand:
     from local_gpu.plan.memory import model_size
 
     local = settings.local
-    model = model_size(config_folder(settings.run.model_name))
+    model = model_size(checked_folder(settings.run.model_name, ["config.json"]))
     if local.base_quantization == "4bit" and model.experts:
         raise ConfigError(
             f"--base-quantization 4bit: the experts of {settings.run.model_name} are no linear "
@@ -263,15 +263,15 @@ def check_fit(settings: Settings) -> Arrangement:
             cpu_memory(settings)
     if (wrong := why_not(arranged)) is not None:
         raise ConfigError(f"{wrong}. `tinker-claw doctor` with these flags shows the sum")
-    fit, more = arranged.fit, dict[str, object]()
-    if fit is not None:
-        more = {
-            "ranks": arranged.ranks,
-            "micro_batch_tokens": fit.micro_batch_tokens,
-            "sampler_memory": fit.sampler_memory,
-            "sharded": fit.shard,
-        }
-    log.info("layout", gpus=arranged.layout.describe(), **more)
+    event = log.bind(gpus=arranged.layout.describe())
+    if (fit := arranged.fit) is not None:
+        event = event.bind(
+            ranks=arranged.ranks,
+            micro_batch_tokens=fit.micro_batch_tokens,
+            sampler_memory=fit.sampler_memory,
+            sharded=fit.shard,
+        )
+    event.info("layout")
     return arranged
 
 
@@ -287,7 +287,7 @@ def ask_torch(arranged: Arrangement) -> None:
     from local_gpu.plan.layout import ORDER
 
     counted = os.environ | dict([ORDER])  # torch counts GPUs as nvidia-smi does
-    for index in arranged.layout.train if arranged.gpus else ():
+    for index in arranged.layout.train:
         device = f"cuda:{arranged.first + index}"
         command = [sys.executable, "-c", f"import torch; torch.empty(1, device={device!r})"]
         try:
@@ -372,7 +372,7 @@ def local_config(
     from local_gpu.sample.supervisor import KEY
 
     local, fit, shipped = settings.local, arranged.fit, settings.run.model_name in MODELS
-    ours, key = bool(urls and not local.urls), local.sampler_api_key
+    key = local.sampler_api_key.get_secret_value() if local.sampler_api_key else None
     if fit is not None:
         os.environ.setdefault(*ORDER)  # torch counts GPUs as nvidia-smi does
     config = LocalConfig(
@@ -387,7 +387,7 @@ def local_config(
         quantization=local.base_quantization,
         ranks=arranged.ranks,
         sampler_urls=urls,
-        sampler_api_key=KEY if ours else key.get_secret_value() if key else None,
+        sampler_api_key=key if urls == local.urls else KEY,
         student_topk=settings.training.opd_topk if build(settings.run.method).teaching else 0,
         context_tokens=settings.run.context_tokens,
     )
@@ -422,10 +422,6 @@ def _servings(settings: Settings, arranged: Arrangement, folder: str) -> Serving
         targets=arranged.demand.model.targets,
         streams=arranged.fit.streams,
         logprobs=settings.training.opd_topk,
-        logs=_logs(settings),
+        logs=settings.run.directory.absolute() / "logs",
         sees=settings.gateway.images != "off" and image_token(folder) is not None,
     )
-
-
-def _logs(settings: Settings) -> Path:
-    return settings.run.directory.absolute() / "logs"

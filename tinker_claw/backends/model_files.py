@@ -56,20 +56,19 @@ def source(settings: Settings, *, weights: bool = True) -> Source:
     run, named = settings.run, _named(settings)
     spoken, flag = (run.tokenizer, "--tokenizer") if run.tokenizer else (named, "--model-name")
     files = _MODEL_FILES if weights else _TOKENIZER_FILES
-    model = None if run.backend == "tinker" else _model_folder(named, files)
+    model = None if run.backend == "tinker" else checked_folder(named, files)
     tokenizer = model if model and spoken == named else _folder(spoken, flag, _TOKENIZER_FILES)
     if not any(next(Path(tokenizer).glob(name), None) for name in _TOKENIZERS):
         raise ConfigError(
             f"{flag} {spoken} has no tokenizer (tokenizer.json and tokenizer_config.json): put its "
             "files there, or name a model that has the same one with --tokenizer"
         )
-    family = _family(run.renderer, spoken, named)
-    return Source(tokenizer, family, model or tokenizer)
+    return Source(tokenizer, _family(settings), model or tokenizer)
 
 
 def absent(settings: Settings) -> list[str]:
     """Return the hub models of these settings of which nothing is on this machine yet."""
-    wanted = {settings.run.tokenizer or _named(settings)}
+    wanted = {_spoken(settings)}
     if settings.run.backend == "local":
         wanted.add(_named(settings))
     wanted.discard(SMALL)  # not from the hub
@@ -78,15 +77,13 @@ def absent(settings: Settings) -> list[str]:
 
 def may_see(settings: Settings) -> bool:
     """Return whether the model takes images and the settings allow them, as far as is known."""
-    run, named = settings.run, _named(settings)
-    family = _family(run.renderer, run.tokenizer or named, named)
-    if family not in SEEING or settings.gateway.images == "off":
+    if _family(settings) not in SEEING or settings.gateway.images == "off":
         return False
-    if run.backend == "tinker":
+    if settings.run.backend == "tinker":
         return True
     try:
-        config = json.loads(local_file(named).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = json.loads(_local_text(_named(settings), "config.json"))
+    except ValueError:
         return False
     if "image_token_id" not in config or settings.local.urls:  # not known of other servers
         return False
@@ -96,10 +93,8 @@ def may_see(settings: Settings) -> bool:
 
 def thinking_of(settings: Settings) -> Thinking:
     """Return the model's way of thinking, as far as its name and its files here tell."""
-    named = _named(settings)
-    spoken = settings.run.tokenizer or named
-    family = _family(settings.run.renderer, spoken, named)
-    own = "".join(_local_text(spoken, name) for name in _TEMPLATES)
+    family = _family(settings)
+    own = "".join(_local_text(_spoken(settings), name) for name in _TEMPLATES)
     return Thinking.named("default" if family == "auto" else family, own)
 
 
@@ -127,22 +122,19 @@ def _named(settings: Settings) -> str:
     return run.model_name.partition(":")[0] if run.backend == "tinker" else run.model_name
 
 
-def _family(renderer: str, spoken: str, named: str) -> str:
+def _spoken(settings: Settings) -> str:
+    """The name of the model whose tokenizer is used."""
+    return settings.run.tokenizer or _named(settings)
+
+
+def _family(settings: Settings) -> str:
+    spoken = _spoken(settings)
     if spoken in MODELS:
         return "qwen3-vl" if spoken == "demo-screen" else "qwen3"
-    if renderer != "auto":
-        return renderer
-    family = family_of(named)
+    if settings.run.renderer != "auto":
+        return settings.run.renderer
+    family = family_of(_named(settings))
     return family if family != "auto" else family_of(spoken)
-
-
-def config_folder(name: str) -> str:
-    """A folder with the config.json of a model; from the hub only that file is downloaded.
-
-    Raises:
-        ConfigError: as `source`.
-    """
-    return _model_folder(name, ["config.json"])
 
 
 def local_file(model: str, file: str = "config.json") -> Path:
@@ -161,8 +153,11 @@ def local_file(model: str, file: str = "config.json") -> Path:
     return Path(hf_hub_download(model, file, local_files_only=True))
 
 
-def _model_folder(name: str, files: list[str]) -> str:
+def checked_folder(name: str, files: list[str]) -> str:
     """Return the folder of a model; refuse adapters and folders without a config.json.
+
+    Args:
+        files: patterns of what is downloaded from the hub.
 
     Raises:
         ConfigError: as `source`.

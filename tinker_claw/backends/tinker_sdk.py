@@ -9,11 +9,10 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
 
 from tinker_claw.errors import ConfigError
 
-SDK_VERSION: Final = "0.38.0"
+SDK_VERSION = "0.38.0"
 
 
 def check_sdk() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import shutil
 import sysconfig
 from pathlib import Path
-from typing import Final
 
-VLLM: Final = Path(".venv-vllm") / "bin" / "vllm"
-GET_VLLM: Final = (
+VLLM = Path(".venv-vllm") / "bin" / "vllm"
+GET_VLLM = (
     "vLLM is put into an environment of its own: python3.11 -m venv .venv-vllm && "
     ".venv-vllm/bin/pip install vllm==0.32.0"
 )

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Budget
@@ -27,10 +27,10 @@ from tinker_claw.ledger.spend import Bill, Purpose, SpendTable, Spent
 from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Usage
 
-_LOOK_S: Final = 60.0
+_LOOK_S = 60.0
 """Seconds between two looks at the budget while learning is paused."""
-_DAY_S: Final = 86_400.0
-NEAR: Final = 0.8
+_DAY_S = 86_400.0
+NEAR = 0.8
 """Share of the budget from which it is warned."""
 
 

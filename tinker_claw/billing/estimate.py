@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from tinker_claw.billing.prices import Price, unknown
-from tinker_claw.config.settings import Settings
+from tinker_claw.config.settings import Settings, Training
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
-from tinker_claw.methods.base import Signal
+from tinker_claw.methods.base import Method, Signal
 from tinker_claw.shipped import MODELS
 from tinker_claw.telemetry import log
 from tinker_claw.types import Usage
@@ -122,17 +122,23 @@ def _learning(settings: Settings, prompt_tokens: int) -> Usage:
     """Tokens of a step of a full batch, without judging: teacher, training, rescoring, gate."""
     cfg, method = settings.training, build(settings.run.method)
     batch, length = cfg.batch_size, prompt_tokens + REPLY_TOKENS
-    taught, hinted = batch * method.taught, Usage()
-    if method.teaching is not None and method.writes(cfg):
-        hinted = _times(_served(prompt_tokens + method.teaching.tokens), taught)
-    elif method.teaching is not None:
-        texts = cfg.hints_scored if Signal.HINT in method.needs else 1
-        hinted = _scored(length + method.teaching.tokens, taught * texts)
+    taught = batch * method.taught
     topk = method.distill_weight > 0 and cfg.opd_mode == "topk"
     datums = batch if method.reward_weight > 0 or not topk else taught
     trained = _times(Usage(trained=length - 1), datums)
     canaries = CANARIES if cfg.gate != "off" else Usage()
+    hinted = _times(_hinted(cfg, method, prompt_tokens), taught)
     return _scored(length, batch * STALE) + hinted + trained + canaries
+
+
+def _hinted(cfg: Training, method: Method, prompt_tokens: int) -> Usage:
+    """Tokens of the teacher's work on one reply."""
+    if method.teaching is None:
+        return Usage()
+    with_hint = prompt_tokens + method.teaching.tokens
+    if method.writes(cfg):
+        return _served(with_hint)
+    return _scored(with_hint + REPLY_TOKENS, cfg.hints_scored if Signal.HINT in method.needs else 1)
 
 
 def _served(prompt_tokens: int) -> Usage:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, replace
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,9 +23,9 @@ from tinker_claw.errors import ConfigError
 from tinker_claw.shipped import PRICES
 from tinker_claw.types import Usage
 
-PROVIDER: Final = "thinkingmachines.dev"
+PROVIDER = "thinkingmachines.dev"
 """The host whose prices the shipped table holds."""
-_ENTRIES: Final = ConfigDict(extra="forbid", allow_inf_nan=False)
+_ENTRIES = ConfigDict(extra="forbid", allow_inf_nan=False)
 _Usd = Annotated[float | None, Field(ge=0, strict=True)]
 
 

@@ -19,7 +19,7 @@ from tinker_claw.words import plural
 @command("carry", epilog="")
 @click.argument("old", type=FOLDER, help="data directory with a ledger")
 @click.argument("new", type=FOLDER, help="data directory to be made")
-def carry(_: Invocation, old: Path, new: Path) -> int:
+def carry(_: Invocation, old: Path, new: Path) -> None:
     """Take the newest version and the lessons of a data directory into a new one.
 
     For a ledger of an older release, whose schema this one cannot write. Turns, verdicts and steps
@@ -54,4 +54,3 @@ def carry(_: Invocation, old: Path, new: Path) -> int:
             "[gateway.chats] of the settings."
         )
     write(sentences)
-    return 0

@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,7 +40,13 @@ READS = (
 
 
 class FlagsCommand(click.Command):
-    """A command that also takes tinker-claw's flags. --help shows its own, --help-all every one."""
+    """A command that also takes tinker-claw's flags. --help shows its own, --help-all every one.
+
+    Names of tinker-claw's flags have two underscores: `run__method`.
+    """
+
+    visible_flags: Collection[str | None] = ()
+    """Those of tinker-claw's flags that the help shows."""
 
     def __init__(
         self, name: str, *, params: Sequence[click.Parameter] = (), **options: Any
@@ -54,9 +60,6 @@ class FlagsCommand(click.Command):
             help="show every flag, those of tinker-claw, too",
         )
         own_flags = {flag for parameter in params for flag in parameter.opts}
-        self.own = [parameter.name for parameter in params]
-        self.brief = [*self.own, every.name]
-        """Names of the parameters that --help shows."""
         others = [flag for flag in flags() if not own_flags & {*flag.opts}]
         settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
         super().__init__(
@@ -65,39 +68,48 @@ class FlagsCommand(click.Command):
 
     def _help_all(self, context: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted and not context.resilient_parsing:
-            self.brief = [parameter.name for parameter in self.get_params(context)]
+            self.visible_flags = [parameter.name for parameter in self.params]
             click.echo(f"{self.get_help(context)}\n\n{ELSEWHERE}")
             context.exit()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        visible = [p for p in self.get_params(ctx) if p.name in self.brief]
-        rows = [p.get_help_record(ctx) for p in visible if isinstance(p, click.Option)]
-        with formatter.section("flags (--help-all shows every one)"):
-            formatter.write_dl([row for row in rows if row])
+        for option in self.params:
+            if isinstance(option, click.Option):
+                # Hidden here only: completion leaves hidden ones out.
+                option.hidden = _is_flag(option.name) and option.name not in self.visible_flags
+        super().format_options(ctx, formatter)
 
     def invoke(self, ctx: click.Context) -> int:
-        """Call the command with its invocation, and its own parameters by name."""
-        merged = dict(ctx.parent.params) if ctx.parent else {}
-        merged |= {name: value for name, value in ctx.params.items() if value is not None}
-        own = {name: ctx.params[name] for name in self.own if name}
+        """Call the command with its invocation, and its own parameters by name; return its exit
+        status, or 0 where it returns none."""
+        values = {name: value for name, value in ctx.params.items() if value is not None}
+        own = {name: value for name, value in ctx.params.items() if not _is_flag(name)}
         assert self.callback is not None
-        return self.callback(Invocation(merged), **own)
+        return self.callback(Invocation(ctx.find_root().params | values), **own) or 0
 
 
-def command(name: str, epilog: str = READS) -> Callable[[Callable[..., int]], FlagsCommand]:
+def _is_flag(name: str | None) -> bool:
+    """Return whether a parameter is one of tinker-claw's flags."""
+    return "__" in (name or "")
+
+
+def command(name: str, epilog: str = READS) -> Callable[[Callable[..., Any]], FlagsCommand]:
     """Return a decorator that makes a command of a function; its docstring is the help."""
     return click.command(name, cls=FlagsCommand, epilog=epilog)
+
+
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="one JSON object a line")
 
 
 _AFTER_A_STEP = ("rollback", "accept", "forget-turn", "forget-session")
 """Orders that wait for a step in progress."""
 
 
+@dataclass(frozen=True)
 class Invocation:
     """The flags of tinker-claw that a command was given, and the data directory that they name."""
 
-    def __init__(self, parsed: Mapping[str, Any]) -> None:
-        self._parsed = parsed
+    parsed: Mapping[str, Any]
 
     @cached_property
     def settings(self) -> Settings:
@@ -106,7 +118,7 @@ class Invocation:
         Raises:
             ConfigError: a setting is wrong.
         """
-        return load_given(self._parsed)
+        return load_given(self.parsed)
 
     @cached_property
     def ledger(self) -> Path:

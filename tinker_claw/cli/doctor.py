@@ -40,7 +40,7 @@ from tinker_claw.billing.prices import check_budget, price_in_force, unknown
 from tinker_claw.cli import openclaw
 from tinker_claw.cli.common import Invocation, command, write
 from tinker_claw.config.canaries import in_force
-from tinker_claw.config.settings import JudgeSettings, Settings
+from tinker_claw.config.settings import Settings
 from tinker_claw.connections import listen
 from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.formats import spoken
@@ -269,7 +269,10 @@ class Checks:
         if asks.judge_prompts:
             Prompts.read(asks.judge_prompts)
         if asks.judge_url:
-            return Finding(await _answers(asks.judge_url, asks))
+            messages, schema = ask(INCLUDED, "hi", "Hello.", NextState("user", "Thanks."))
+            async with HttpEndpoint(asks.judge_url, asks) as endpoint:
+                await endpoint.answers(messages, 1, schema)
+            return Finding(f"{asks.judge_url} answers")
         if settings.run.model_name in MODELS:
             return Finding("the rules that come with the shipped models judge")
         return Finding("the base model judges")
@@ -316,10 +319,3 @@ class Checks:
         if (refusal := openclaw.too_small(offers.tokens)) is None:
             return Finding(summary)
         return Finding(f"{summary}. {refusal}", "warn")
-
-
-async def _answers(url: str, settings: JudgeSettings) -> str:
-    async with HttpEndpoint(url, settings) as endpoint:
-        messages, schema = ask(INCLUDED, "hi", "Hello.", NextState("user", "Thanks."))
-        await endpoint.answers(messages, 1, schema)
-    return f"{url} answers"

@@ -24,12 +24,11 @@ LONGEST = 1500
     "turn", type=int, required=False, help="id, as `tinker-claw log` shows (default: the newest)"
 )
 @click.option("--no-text", is_flag=True, help="leave out the texts of user, model and tools")
-def explain(invoked: Invocation, turn: int | None, no_text: bool) -> int:
+def explain(invoked: Invocation, turn: int | None, no_text: bool) -> None:
     """Explain what became of one turn, and why. The gateway may be running."""
     with invoked.rows() as ledger:
         lines = [*explained(ledger, turn or _newest(ledger), text=not no_text)]
     write(lines)
-    return 0
 
 
 def _newest(rows: Rows) -> int:

@@ -65,7 +65,7 @@ def export(
     merged: Path | None,
     tokens: bool,
     version: int | None,
-) -> int:
+) -> None:
     """Export recorded turns, lessons or learned weights. The gateway may be running."""
     if sum(target is not None for target in (jsonl, lessons, adapter, merged)) != 1:
         raise ConfigError("give one of --jsonl, --lessons, --adapter and --merged")
@@ -81,7 +81,6 @@ def export(
         _turns(invoked, jsonl, tokens=tokens)
     elif lessons:
         _lessons(invoked, lessons)
-    return 0
 
 
 def _lessons(invoked: Invocation, target: Path) -> None:

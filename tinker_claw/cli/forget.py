@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from typing import Literal
 
 import click
 
@@ -39,12 +38,12 @@ _NAMED = 20
 @click.option("--yes", is_flag=True, help="do not ask")
 def forget(
     invoked: Invocation,
-    what: Literal["session", "turn", "leftovers"],
+    what: str,
     which: str,
     user: str | None,
     dry_run: bool,
     yes: bool,
-) -> int:
+) -> int | None:
     """Forget a session, or a turn with all later ones of its session.
 
     They are deleted from the ledger, its free pages and its log, and from the memory of a running
@@ -56,7 +55,7 @@ def forget(
         with closing(Ledger(invoked.ledger.parent)) as ledger:
             ledger.vacuum()
         write(["Nothing is left of what was forgotten."])
-        return 0
+        return None
     if what == "session":
         find = in_session(which, user)
     elif user is not None:
@@ -69,7 +68,7 @@ def forget(
         forgetting, kept = find(ledger), read_stored(ledger)
     write(_describe(forgetting, kept))
     if dry_run:
-        return 0
+        return None
     if not yes:
         print("This cannot be taken back. Forget it? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -87,7 +86,7 @@ def forget(
                 "`tinker-claw forget leftovers` clears them once the gateway is stopped."
             )
         )
-    return 0
+    return None
 
 
 def _describe(forgetting: Forgetting, kept: Sequence[Record]) -> Iterator[str]:
@@ -134,7 +133,7 @@ def _turns(turns: Sequence[int]) -> str:
 
 @command("rejudge")
 @click.argument("turns", type=int, nargs=-1, metavar="TURN", help="which; all of them unless given")
-def rejudge(invoked: Invocation, turns: Sequence[int]) -> int:
+def rejudge(invoked: Invocation, turns: Sequence[int]) -> None:
     """Judge turns again that were set aside, after three answers that could not be read.
 
     Try it after a change of the judge's model, prompt or settings. `tinker-claw explain TURN` shows
@@ -157,4 +156,3 @@ def rejudge(invoked: Invocation, turns: Sequence[int]) -> int:
             f"not set aside, or its words are gone: {named}; "
             "`tinker-claw explain TURN` says what became of it"
         )
-    return 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import click
 
 from tinker_claw.cli.common import (
+    AS_JSON,
     Column,
     Invocation,
     command,
@@ -18,7 +19,7 @@ from tinker_claw.cli.common import (
 )
 from tinker_claw.config.settings import DEFAULT_USER
 from tinker_claw.errors import UndoError
-from tinker_claw.ledger.lessons import read_lessons
+from tinker_claw.ledger.lessons import Rule, read_lessons
 from tinker_claw.ledger.turn_view import Record
 from tinker_claw.words import practised, short
 
@@ -35,19 +36,19 @@ _COLUMNS = (
 
 
 @command("lessons")
-@click.argument("do", type=click.Choice(["list", "keep", "edit", "drop", "add"]), default="list")
+@click.argument("do", type=click.Choice(["list", *get_args(Rule)]), default="list")
 @click.argument(
     "words", nargs=-1, metavar="ID or TEXT", help="a lesson's number, and the new text of one"
 )
 @click.option("--user", metavar="USER", help="whose lessons; all of them, or the default user")
-@click.option("--json", "as_json", is_flag=True, help="one JSON object a line")
+@AS_JSON
 def lessons(
     invoked: Invocation,
-    do: Literal["list", "keep", "edit", "drop", "add"],
+    do: Literal["list"] | Rule,
     words: Sequence[str],
     user: str | None,
     as_json: bool,
-) -> int:
+) -> None:
     """List what you want of all replies; keep, edit, drop or add a lesson.
 
     New sessions are told the newest. Candidate: the judge takes it for a wish that lasts, and it is
@@ -64,7 +65,7 @@ def lessons(
             write_json(records)
         else:
             write(_listing(records))
-        return 0
+        return
     number, text = None, list(words)
     if do == "add":
         user = user or DEFAULT_USER
@@ -86,7 +87,6 @@ def lessons(
         back = next(lesson["back"] for lesson in _records(invoked, None) if lesson["id"] == done)
         if back is not None:
             write(wrapped(_UNDO.format(back)))
-    return 0
 
 
 def _records(invoked: Invocation, user: str | None) -> list[Record]:

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from tinker_claw.cli.common import (
+    AS_JSON,
     Column,
     Invocation,
     command,
@@ -79,17 +80,17 @@ def earliest(text: str) -> float:
     metavar="N",
     help=f"the newest N rows (default {ROWS}; as JSON all)",
 )
-@click.option("--json", "as_json", is_flag=True, help="one JSON object a line")
+@AS_JSON
 @click.option("--full", is_flag=True, help="turns with texts, ids and logprobs, as JSON lines")
 def log(
     invoked: Invocation,
     *,
-    what: Literal["turns", "steps"],
+    what: str,
     limit: int | None,
     as_json: bool,
     full: bool,
     **filters: Any,
-) -> int:
+) -> None:
     """Show turns or steps, the newest last, also while the gateway runs.
 
     Texts are shown with --full only; on a terminal, how each turn began. by: the policy version
@@ -116,7 +117,6 @@ def log(
             note(f"no {what} in {ledger.path} fit")
     if len(newest) < len(records):
         note(f"earlier {what} are left out; --limit N shows more")
-    return 0
 
 
 def _read(rows: Rows, what: str, wanted: Filter, limit: int | None) -> list[Record]:

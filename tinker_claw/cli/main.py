@@ -18,7 +18,7 @@ from tinker_claw import __version__
 from tinker_claw.cli import start
 from tinker_claw.cli.common import FlagsCommand, note
 from tinker_claw.config.load import CONFIG, load_given, names_run, settings_file
-from tinker_claw.errors import ClawError
+from tinker_claw.errors import EXIT_INTERRUPTED, ClawError
 from tinker_claw.files import for_owner_only
 
 PURPOSE = "Serve a model to your agent, and let it learn from how the agent is used."
@@ -30,9 +30,8 @@ COMMON = (
     "gateway__port",
     "spend__budget_usd",
 )
-"""Settings that most users set: --help shows these, --help-all every flag."""
+"""Settings that most users set: with more, the help would not fit a screen."""
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 COMMANDS = {
@@ -103,6 +102,8 @@ def serve(parsed: Mapping[str, Any]) -> int:
 class Program(FlagsCommand, click.Group):
     """tinker-claw: serves, or runs a command."""
 
+    visible_flags = COMMON
+
     def __init__(self) -> None:
         super().__init__(
             "tinker-claw",
@@ -113,7 +114,6 @@ class Program(FlagsCommand, click.Group):
             callback=self._without_command,
         )
         click.version_option(__version__, message="%(prog)s %(version)s")(self)
-        self.brief = (*COMMON, "version")  # with more, the help would not fit a screen
 
     def invoke(self, ctx: click.Context) -> int:
         return click.Group.invoke(self, ctx)
@@ -132,23 +132,12 @@ class Program(FlagsCommand, click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == "demo":  # its flags are its own, --help among them
-            return click.Command(
-                "demo",
-                params=[click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)],
-                callback=start.demo,
-                help="See the shipped tiny model learn from a simulated user; no GPU, no key.",
-                add_help_option=False,
-                context_settings={"ignore_unknown_options": True},
-            )
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"tinker_claw.cli.{COMMANDS[cmd_name][1]}")
         return getattr(module, cmd_name.replace("-", "_"))
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands by group, too."""
-        super().format_options(ctx, formatter)
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups = dict.fromkeys(group for group, _ in COMMANDS.values())
         rows = [(g, ", ".join(n for n, (of, _) in COMMANDS.items() if of == g)) for g in groups]
         with formatter.section("commands (COMMAND --help says more; without one it serves)"):

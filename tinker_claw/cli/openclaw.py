@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -23,8 +23,8 @@ from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
 
-SMALLEST_CONTEXT: Final = 32_768
-TRIED: Final = ("2026.9.6", "2026.9.5")
+SMALLEST_CONTEXT = 32_768
+TRIED = ("2026.9.6", "2026.9.5")
 """Releases of OpenClaw that the tests run, the newest first."""
 
 
@@ -43,7 +43,7 @@ TRIED: Final = ("2026.9.6", "2026.9.5")
     is_flag=True,
     help="with --write: run the last one, too, so that your agents use it",
 )
-def openclaw_config(invoked: Invocation, write_it: bool, primary: bool) -> int:
+def openclaw_config(invoked: Invocation, write_it: bool, primary: bool) -> None:
     """Print the provider block that points OpenClaw at a gateway, and the commands that add it.
 
     The gateway is the one that runs on the data directory; where none runs, it is the one that a
@@ -77,11 +77,10 @@ def openclaw_config(invoked: Invocation, write_it: bool, primary: bool) -> int:
     ]
     if write_it:
         _carry_out(commands if primary else commands[:-1])
-        return 0
+        return
     block = {"models": {"providers": {PROVIDER: ours}}, "agents": {"defaults": defaults}}
     text = json.dumps(block, indent=2, ensure_ascii=False)
     write([text, "", *map(shlex.join, commands)])
-    return 0
 
 
 def too_small(context_tokens: int) -> str | None:
@@ -178,33 +177,36 @@ def _explain(offer: Offer) -> None:
 
 # The provider block that points OpenClaw at this gateway
 
-PROVIDER: Final = "tinker-claw"
-API: Final = "openai-completions"
-TIMEOUT_S: Final = 600
+PROVIDER = "tinker-claw"
+API = "openai-completions"
+TIMEOUT_S = 600
 """Request timeout; by default OpenClaw gives up on a remote model after two silent minutes."""
-ANY_KEY: Final = "anything"
+ANY_KEY = "anything"
 """OpenClaw requires a key; a gateway without keys takes any."""
-COMPAT: Final = {"sendSessionAffinityHeaders": True, "supportsPromptCacheKey": True}
+COMPAT = {"sendSessionAffinityHeaders": True, "supportsPromptCacheKey": True}
 """With these OpenClaw names the session in every request, also in calls beside the conversation."""
-_LEVELS: Final = ("none", "minimal", "low", "medium", "high")
+_LEVELS = ("none", "minimal", "low", "medium", "high")
 """Efforts that OpenClaw sends to a model of which it knows no other."""
-KEY_VARIABLE: Final = "CLAW_GATEWAY_KEY"
+KEY_VARIABLE = "CLAW_GATEWAY_KEY"
 """OpenClaw substitutes its value for the key. The gateway's own variables have another prefix."""
 
 
 def provider(offer: Offer) -> dict[str, Any]:
     """Return the entry for `models.providers.tinker-claw`."""
+    compat: dict[str, Any] = {**COMPAT}
     model: dict[str, Any] = {
         "id": offer.model,
         "name": offer.model.rstrip("/").rsplit("/", 1)[-1],
         "contextWindow": offer.context_tokens,
         "maxTokens": min(offer.max_reply_tokens, offer.context_tokens),
-        "compat": COMPAT,
+        "compat": compat,
     }
     if offer.images:
         model["input"] = ["text", "image"]
-    if offer.efforts:
-        _say_it_thinks(model, offer.efforts)
+    if offer.efforts:  # `/think` reaches it
+        model["reasoning"] = compat["supportsReasoningEffort"] = True
+        if not {*_LEVELS} <= {*offer.efforts}:
+            compat["supportedReasoningEfforts"] = [*offer.efforts]
     return {
         "baseUrl": f"{orders.url(offer.host, offer.port)}/v1",
         "apiKey": ANY_KEY if offer.key is None else f"${{{KEY_VARIABLE}}}",
@@ -212,11 +214,3 @@ def provider(offer: Offer) -> dict[str, Any]:
         "timeoutSeconds": TIMEOUT_S,
         "models": [model],
     }
-
-
-def _say_it_thinks(model: dict[str, Any], efforts: Sequence[str]) -> None:
-    """Add to the provider's entry of a model that `/think` reaches it, and with which levels."""
-    compat = {**model.pop("compat"), "supportsReasoningEffort": True}
-    if not {*_LEVELS} <= {*efforts}:
-        compat["supportedReasoningEfforts"] = [*efforts]
-    model |= {"reasoning": True, "compat": compat}

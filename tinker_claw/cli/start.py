@@ -31,13 +31,11 @@ BUDGET_USD = 5
 _DEMO_NEEDS = ("torch", "peft", "safetensors", "matplotlib")
 
 
+@click.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def demo(words: Sequence[str]) -> int:
-    """Run the demo with these flags, which are its own; return the exit status.
-
-    Raises:
-        ConfigError: a package for training or drawing is not installed.
-        SystemExit: for --help, and for flags that do not exist.
-    """
+    """See the shipped tiny model learn from a simulated user; no GPU, no key."""
+    # Its flags are its own, --help among them.
     if missing := [name for name in _DEMO_NEEDS if find_spec(name) is None]:
         raise ConfigError(f"the demo needs {', '.join(missing)}: {install('local,demo')}")
     sys.path.insert(0, str(shipped("examples").parent))
@@ -74,7 +72,7 @@ def begin(serve: Callable[[], int]) -> int:
         settings = load_given(values | {"training__lessons": _lessons()})
         _remember(settings, key, _spend(settings), first_file())
         return serve()
-    return demo(())
+    return demo.main([], standalone_mode=False)
 
 
 def _choose(answers: Mapping[str, str]) -> str:

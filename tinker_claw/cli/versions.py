@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from tinker_claw.cli.common import (
+    AS_JSON,
     READS,
     Column,
     Invocation,
@@ -46,24 +47,24 @@ def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Recor
     Raises:
         UndoError: it is not; names the versions that are.
     """
-    kept = read_stored(rows)
+    kept = {record["id"]: record for record in read_stored(rows)}
     if not kept:
         raise UndoError(f"{rows.path} has no version yet: the gateway makes v0 when it starts")
     if version is None:
-        version = max(record["id"] for record in kept if record["serving"])
-    possible = [record for record in kept if usable(record, with_state=with_state)]
-    names = ", ".join(f"v{record['id']}" for record in possible[-40:]) or "none"
-    chosen = next((record for record in kept if record["id"] == version), None)
-    if chosen is None:
+        version = max(number for number in kept if kept[number]["serving"])
+    possible = [f"v{id}" for id, record in kept.items() if usable(record, with_state=with_state)]
+    names = ", ".join(possible[-40:]) or "none"
+    if version not in kept:
         raise UndoError(f"there is no v{version}; possible: {names}")
-    if chosen not in possible:
-        raise UndoError(f"v{version} cannot be used: {chosen['lost']} ({STAYS}); possible: {names}")
-    return chosen
+    if f"v{version}" not in possible:
+        lost = kept[version]["lost"]
+        raise UndoError(f"v{version} cannot be used: {lost} ({STAYS}); possible: {names}")
+    return kept[version]
 
 
 @command("versions")
-@click.option("--json", "as_json", is_flag=True, help="one JSON object a line")
-def versions(invoked: Invocation, as_json: bool) -> int:
+@AS_JSON
+def versions(invoked: Invocation, as_json: bool) -> None:
     """List the policy versions of a run, also while the gateway runs.
 
     `step`: committed steps since the base. `accepted`: how many of its first judged turns
@@ -75,10 +76,9 @@ def versions(invoked: Invocation, as_json: bool) -> int:
         records = read_stored(ledger)
     if as_json:
         write_json(records)
-        return 0
+        return
     deleted = any(False in (record["state"], record["sampler"]) for record in records)
     write([*table(_COLUMNS, records), *([f"Deleted: {STAYS}."] if deleted else [])])
-    return 0
 
 
 def _there(there: bool | None) -> str:
@@ -108,7 +108,7 @@ _AT_ONCE = f"A running gateway does it at once; otherwise the next start does. {
 
 @command("pin", _AT_ONCE)
 @click.argument("version", type=as_shown, help="v3, say; `tinker-claw versions` lists them")
-def pin(invoked: Invocation, version: int) -> int:
+def pin(invoked: Invocation, version: int) -> None:
     """Answer with one version from now on, while learning continues.
 
     Learning continues from the newest version, with samples of the pinned one until that is more
@@ -120,22 +120,20 @@ def pin(invoked: Invocation, version: int) -> int:
         "pin", {"version": pinned}, lambda ledger: ledger.versions.pin(pinned)
     )
     write([f"v{pinned} {_answers(now)}; learning continues."])
-    return 0
 
 
 @command("unpin", _AT_ONCE)
-def unpin(invoked: Invocation) -> int:
+def unpin(invoked: Invocation) -> None:
     """Let the newest version answer again."""
     newest, now = invoked.carry_out("unpin", {}, lambda ledger: ledger.versions.pin(None))
     write([f"The newest version{f', v{newest},' if now else ''} {_answers(now)}."])
-    return 0
 
 
 @command("rollback", _AT_ONCE)
 @click.argument(
     "version", type=as_shown, help="v3, say; `tinker-claw versions` says which have their state"
 )
-def rollback(invoked: Invocation, version: int) -> int:
+def rollback(invoked: Invocation, version: int) -> None:
     """Answer with an earlier version at once, and continue learning from its state.
 
     The current step ends first. The version gets a new number, and nothing is deleted, so another
@@ -159,11 +157,10 @@ def rollback(invoked: Invocation, version: int) -> int:
             "on, has expired."
         ]
     )
-    return 0
 
 
 @command("accept")
-def accept(invoked: Invocation) -> int:
+def accept(invoked: Invocation) -> None:
     """Accept the newest version as the one from which canaries may not fall far.
 
     It ends a pause of learning for canaries that fell since the base, or since the version that was
@@ -171,7 +168,6 @@ def accept(invoked: Invocation) -> int:
     """
     accepted, _ = invoked.carry_out("accept", {}, lambda ledger: ledger.reference.accept())
     write([f"Canaries are compared with v{accepted} from now on."])
-    return 0
 
 
 def _answers(now: bool) -> str:

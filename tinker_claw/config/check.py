@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
-from typing import Final
 from urllib.parse import urlsplit
 
 from tinker_claw.config.settings import (
@@ -25,13 +24,13 @@ from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
 from tinker_claw.shipped import MODELS, SMALL
 
-API_KEY: Final = f"{ENV_PREFIX}GATEWAY__API_KEY"
-_KEY: Final = re.compile(r"[!-~]{16,512}")
+API_KEY = f"{ENV_PREFIX}GATEWAY__API_KEY"
+_KEY = re.compile(r"[!-~]{16,512}")
 """Pattern of a key that can be sent in a header unchanged, and cannot be guessed."""
-_MAKE_ONE: Final = "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes a good one"
-_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
-_VALUE: Final = re.compile(r"[ -~]{1,8000}")
-_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._-]+(:[0-9]{1,5})?")
+_MAKE_ONE = "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes a good one"
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_VALUE = re.compile(r"[ -~]{1,8000}")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._-]+(:[0-9]{1,5})?")
 
 
 def check(settings: Settings) -> None:

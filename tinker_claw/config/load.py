@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import click
 from pydantic import BaseModel, ValidationError
@@ -27,9 +28,9 @@ from tinker_claw.errors import ConfigError
 from tinker_claw.shipped import MODELS, config_file, shipped_configs
 
 M = TypeVar("M", bound=BaseModel)
-CONFIG: Final = "__config"
+CONFIG = "__config"
 """The flag that names a file: of no section."""
-ELSEWHERE: Final = (
+ELSEWHERE = (
     "Every flag can also be set in a TOML file ([section] field = value) or in the environment "
     f"({ENV_PREFIX}<SECTION>__<FIELD>); docs/settings.md says when to change them. Keys are set "
     f"there alone. {', '.join(VARIABLES.values())} are honoured for --backend local where nothing "
@@ -67,10 +68,9 @@ def load_given(parsed: Mapping[str, Any]) -> Settings:
         if section and name and value is not None:
             by_section.setdefault(section, {})[name] = value
     file = read_toml("--config", path) if path else {}
-    layers = (file, _read_environment(), by_section)
-    values = _merge(layers)
+    values = reduce(_merged, (file, _read_environment(), by_section))
     if _wants_gpus(values.get("run")):
-        values = _merge((_read_variables(), values))
+        values = _merged(_read_variables(), values)
     try:
         settings = Settings(**values)
     except ValidationError as error:
@@ -190,16 +190,14 @@ def _read_variables() -> dict[str, Any]:
     return {"local": {field: value for field, value in variables.items() if value}}
 
 
-def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge layers field by field; later ones win."""
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        for key, value in layer.items():
-            if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
-                merged[key] = _merge((merged[key], cast("Mapping[str, Any]", value)))
-            else:
-                merged[key] = value
-    return merged
+def _merged(values: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """Merge two layers field by field; the later one wins."""
+    return values | {
+        key: _merged(values[key], value)
+        if isinstance(value, dict) and isinstance(values.get(key), dict)
+        else value
+        for key, value in later.items()
+    }
 
 
 def _dotted(place: tuple[int | str, ...]) -> str:

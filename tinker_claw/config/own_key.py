@@ -12,17 +12,16 @@ import pwd
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
 
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError, LedgerError
 from tinker_claw.files import write_private
 from tinker_claw.origin import is_loopback
 
-KEY_FILE: Final = "api-key"
+KEY_FILE = "api-key"
 """File name of the key in the data directory."""
-_PERSONS: Final = range(1000, 65534)
-_NO_LOGIN: Final = ("nologin", "false")
+_PERSONS = range(1000, 65534)
+_NO_LOGIN = ("nologin", "false")
 
 
 def accounts() -> Iterable[pwd.struct_passwd]:

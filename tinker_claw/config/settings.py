@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
     BaseModel,
@@ -26,17 +26,17 @@ from pydantic import (
 
 from tinker_claw.privacy.rules import KINDS, SECRETS
 
-ENV_PREFIX: Final = "TINKER_CLAW_"
-USERS: Final = "users"
+ENV_PREFIX = "TINKER_CLAW_"
+USERS = "users"
 """The setting that is no section: a list, without flags."""
-VARIABLES: Final = {
+VARIABLES = {
     "gpus": "NUM_GPUS",
     "rollout_gpus": "ROLLOUT_GPUS",
 }
 """OpenClaw-RL's variables, by the fields of `Local` that they set where nothing else does."""
-NEEDS_GPU: Final = ("gpus", "rollout_gpus", "rollout_tp", "base_quantization")
+NEEDS_GPU = ("gpus", "rollout_gpus", "rollout_tp", "base_quantization")
 """Fields of `Local` that ask for GPUs."""
-DEFAULT_USER: Final = "default"
+DEFAULT_USER = "default"
 """Who calls without a key, or with the gateway's `api_key`."""
 _NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 
@@ -555,11 +555,11 @@ class Settings(Section):
     @property
     def bound(self) -> dict[str, str]:
         """Return the settings that a ledger is bound to, which a run cannot change."""
-        run = self.run
-        rank = str(self.training.lora_rank)
         return {
-            **{"model": run.model_name, "method": run.method},
-            **{"backend": run.backend, "lora_rank": rank},
+            "model": self.run.model_name,
+            "method": self.run.method,
+            "backend": self.run.backend,
+            "lora_rank": str(self.training.lora_rank),
         }
 
 

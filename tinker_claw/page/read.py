@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any
 
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import RequestError
@@ -31,19 +32,19 @@ from tinker_claw.sinks.base import figures_of
 from tinker_claw.types import Kind, StopReason, Tokens
 from tinker_claw.words import plural, practised, run_fields, turn_fields
 
-ROWS: Final = 50
+ROWS = 50
 """Rows of a table."""
-STEPS: Final = 300
+STEPS = 300
 """Newest steps of a curve."""
-LONGEST: Final = 20_000
+LONGEST = 20_000
 """Most characters of a text, and most tokens of a reply, that are shown."""
-_WORDS: Final = 80
+_WORDS = 80
 """Characters of what a turn was asked that a table shows."""
-_NAMED: Final = 8
+_NAMED = 8
 """Versions that a rollback names."""
-_STRONG: Final = (0.05, 0.3, 1.0)
+_STRONG = (0.05, 0.3, 1.0)
 """Advantages from which on a token's colour is light, plain and strong; a reward is about 1."""
-_CURVES: Final = (
+_CURVES = (
     ("mean reward", "of a step's samples", "step/reward_mean", "reward"),
     (
         "agreement",
@@ -235,7 +236,7 @@ def _drops(line: Line, versions: Sequence[Record], to: int) -> str:
     left_behind = [version for version in versions if version["live"] and version["id"] not in kept]
     sentence = "no version is left behind"
     if left_behind:
-        learned = plural(sum(version["samples"] for version in left_behind), "sample")
+        learned = plural(sum(map(itemgetter("samples"), left_behind)), "sample")
         named = ", ".join(f"v{version['id']}" for version in left_behind[-_NAMED:])
         more = f"{len(left_behind) - _NAMED} earlier ones, " if len(left_behind) > _NAMED else ""
         sentence = f"{more}{named} will be left behind, with what {learned} taught"

@@ -20,7 +20,7 @@ from http import HTTPStatus
 from pathlib import Path
 from shlex import quote
 from time import monotonic
-from typing import Any, Final, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 from urllib.parse import parse_qsl
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -46,14 +46,14 @@ from tinker_claw.telemetry import log
 from tinker_claw.types import Kind
 from tinker_claw.words import moment
 
-ROOT: Final = "/ui"
-_STATIC: Final = Path(__file__).parent / "static"
-_FILES: Final = {
+ROOT = "/ui"
+_STATIC = Path(__file__).parent / "static"
+_FILES = {
     "page.css": "text/css",
     "htmx-2.0.11.min.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
-_HEADERS: Final = {
+_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; "
     "base-uri 'none'",
@@ -64,21 +64,21 @@ _HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-_MOST_BYTES: Final = 65_536
+_MOST_BYTES = 65_536
 """Most bytes of a form: room for the longest reason, however it is written."""
-_FORM: Final = "This form cannot be read: load the page again, and send it once more."
-_PAUSE: Final = 3.0
+_FORM = "This form cannot be read: load the page again, and send it once more."
+_PAUSE = 3.0
 """Pause after a page, as a multiple of the time it took to make: frequent reloads delay only
 themselves, and serving keeps the rest of the processor."""
-_LONGEST_PAUSE_S: Final = 0.5
-_PAGES: Final = (
+_LONGEST_PAUSE_S = 0.5
+_PAGES = (
     ("overview", "", False),
     ("turns", "/turns", False),
     ("versions", "/versions", True),
 )
 """Name, address, and whether it is for admins only."""
-_ASKS: Final = {"www-authenticate": 'Basic realm="tinker-claw", charset="UTF-8"'}
-_WORDS: Final = {
+_ASKS = {"www-authenticate": 'Basic realm="tinker-claw", charset="UTF-8"'}
+_WORDS = {
     # of health
     "ok": "All is well",
     "degraded": "Something is wrong",

@@ -15,9 +15,9 @@ from difflib import SequenceMatcher
 from enum import IntEnum
 from typing import Final
 
-LINE: Final = "/private"
-_OFF: Final = "/private off"
-NEAR_MISS: Final = (
+LINE = "/private"
+_OFF = "/private off"
+NEAR_MISS = (
     "a line near /private counts as it: the session is neither recorded nor learned from until a "
     "message begins with the line /private off"
 )

@@ -17,18 +17,18 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kingfisher_sdk import Scanner
 
 
-_PIECE: Final = 65_536
+_PIECE = 65_536
 """Characters of a text searched at once."""
-_OVERLAP: Final = 4_096
+_OVERLAP = 4_096
 """Characters that consecutive pieces share; no secret is longer, except private keys, which our own
 rules find."""
-_SHORTEST: Final = 20
+_SHORTEST = 20
 """Shortest text in characters that can hold a secret by these rules."""
 
 
@@ -62,12 +62,12 @@ def scanner() -> Scanner:
     return Scanner(Rules(confidence="high"), base64=False)
 
 
-SECRETS: Final = "secrets"
-EMAIL: Final = "email"
-PHONE: Final = "phone"
-CARD: Final = "card"
-IBAN: Final = "iban"
-KINDS: Final = (SECRETS, EMAIL, PHONE, CARD, IBAN)
+SECRETS = "secrets"
+EMAIL = "email"
+PHONE = "phone"
+CARD = "card"
+IBAN = "iban"
+KINDS = (SECRETS, EMAIL, PHONE, CARD, IBAN)
 
 Match = re.Match[str]
 
@@ -83,17 +83,11 @@ class Rule:
     """Pattern whose group `cut` is removed; without that group, the whole match."""
     begins: tuple[str, ...] = ()
     """Lower-case literals with which every match begins; (): every position is tried."""
-    valid: Callable[[Match], bool] | None = None
-    """Checks whether a match is genuine; None: always."""
-
-    def holds(self, match: Match) -> bool:
-        """Return whether a match of the pattern is genuine."""
-        return self.valid is None or self.valid(match)
+    holds: Callable[[Match], bool] = bool
+    """Returns whether a match of the pattern is genuine; every match is true."""
 
 
-def _secret(
-    name: str, pattern: str, *begins: str, valid: Callable[[Match], bool] | None = None
-) -> Rule:
+def _secret(name: str, pattern: str, *begins: str, valid: Callable[[Match], bool] = bool) -> Rule:
     """Return a rule of a secret; see `Rule`."""
     return Rule(SECRETS, name, re.compile(pattern), begins, valid)
 
@@ -223,7 +217,7 @@ _ASSIGNMENT = _secret(
     *_BEGINS,
     valid=_assigned,
 )
-_GIVEN_TO: Final = {
+_GIVEN_TO = {
     "-u": re.compile(r"\b(?:curl|http|smb\w*|rpcclient)\b"),
     "--user": re.compile(r"\bcurl\b"),
     "-p": re.compile(r"\b(?:my\w*|maria\w*|sshpass|login|mongo\w*|7z|unzip|zip|ldap\w*)\b"),
@@ -278,7 +272,7 @@ def _cookies(match: Match) -> bool:
     )
 
 
-_PREFIXES: Final = (
+_PREFIXES = (
     "sk-",
     "sk_",
     "rk_live_",
@@ -426,7 +420,7 @@ _PERSONAL = (
         re.compile(
             r"(?<![A-Za-z0-9])[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?(?!\w)"
         ),
-        valid=_iban,
+        holds=_iban,
     ),
     Rule(
         CARD,
@@ -436,7 +430,7 @@ _PERSONAL = (
             r"(?<![\w.+/-])(?:[3-6]\d{12,18}|[3-6]\d{3}(?:[ -]\d{4}){3}|3\d{3}[ -]\d{6}[ -]\d{5})"
             r"(?![\w/-]|\.\d)"
         ),
-        valid=_luhn,
+        holds=_luhn,
     ),
     Rule(
         PHONE,
@@ -447,8 +441,8 @@ _PERSONAL = (
             r"(?:[ ./-]?\(?\d{1,5}\)?){2,6}"
             r"|\(0?\d{2,5}\) ?\d{3,4}[ -]?\d{3,5}|0\d{2,5}[ /-]\d{3,4}[ -]?\d{3,5})(?![\w/-]|\.\d)"
         ),
-        valid=_phone,
+        holds=_phone,
     ),
 )
 
-RULES: Final = (*_SECRETS, *_PERSONAL)
+RULES = (*_SECRETS, *_PERSONAL)

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from tinker_claw import plugins, sinks
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import Rows
 
-FOLDER: Final = "sinks"
+FOLDER = "sinks"
 """Folder in the data directory for files of sinks and output of their libraries."""
-PROJECT: Final = "tinker-claw"
+PROJECT = "tinker-claw"
 """Project name of our runs, where a tracker's own variable names no other."""
-NO_SINKS: Final = ("base", "follow")
+NO_SINKS = ("base", "follow")
 """Modules of this package that are no sinks."""
-PAGE: Final = 100
+PAGE = 100
 """Steps that are read at once."""
 
 

@@ -18,14 +18,13 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 from tinker_claw.ledger.database import FILE, Outside, open_read_only
 from tinker_claw.sinks.base import Sink, read_reports, read_run, sink
 
-LOOK_S: Final = 1.0
+LOOK_S = 1.0
 """Seconds between two looks for new steps."""
-ANSWER_S: Final = 120
+ANSWER_S = 120
 """Seconds after which a sink has hung: the alarm ends the process, wherever it is."""
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from tinker_claw.sinks.base import Report, TrackedRun
 
-PACKAGE: Final = "tensorboard>=2.20"
+PACKAGE = "tensorboard>=2.20"
 
 
 class TensorBoardRun:
@@ -33,4 +33,4 @@ class TensorBoardRun:
         self._writer.close()
 
 
-SINK: Final = TensorBoardRun
+SINK = TensorBoardRun

@@ -11,11 +11,10 @@ errors) is switched off.
 from __future__ import annotations
 
 import os
-from typing import Final
 
 from tinker_claw.sinks.base import PROJECT, Report, TrackedRun
 
-PACKAGE: Final = "wandb>=0.23"
+PACKAGE = "wandb>=0.23"
 
 
 class WandbRun:
@@ -52,4 +51,4 @@ class WandbRun:
         self._run.finish()
 
 
-SINK: Final = WandbRun
+SINK = WandbRun

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final
 
 import tinker
 from tinker import types as sdk
@@ -25,16 +24,16 @@ from tinker_claw.backends.tinker.failures import (
     ask_what_it_has,
     reason,
 )
-from tinker_claw.backends.tinker.session import Address, in_daemon_thread
+from tinker_claw.backends.tinker.session import Address, rest_client
 from tinker_claw.errors import ConfigError
 
-KEY_VARIABLE: Final = "TINKER_API_KEY"
-URL_VARIABLE: Final = "TINKER_BASE_URL"
-_COMMAND_VARIABLE: Final = "TINKER_CREDENTIAL_CMD"
-_KEPT_AS: Final = "tinker-claw"
-_KEY: Final = re.compile(r"(tml-|eyJ)[!-~]*")
+KEY_VARIABLE = "TINKER_API_KEY"
+URL_VARIABLE = "TINKER_BASE_URL"
+_COMMAND_VARIABLE = "TINKER_CREDENTIAL_CMD"
+_KEPT_AS = "tinker-claw"
+_KEY = re.compile(r"(tml-|eyJ)[!-~]*")
 """An API key, or a short-lived token that an organisation may issue instead; sent in a header."""
-CONSOLE: Final = "https://tinker-console.thinkingmachines.ai"
+CONSOLE = "https://tinker-console.thinkingmachines.ai"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +99,7 @@ async def served_models(where: Address, deadline_s: float) -> list[ServedModel]:
 async def _served_to_the_sdk(where: Address, deadline_s: float) -> list[ServedModel]:
     try:
         async with asyncio.timeout(deadline_s):
-            client = await in_daemon_thread(
-                lambda: tinker.RestClient(base_url=where.base_url, api_key=where.key)
-            )
+            client = await rest_client(where)
             return _served(await client.get_server_capabilities().result_async())
     except TimeoutError as error:
         raise ConfigError(f"no answer from {where.base_url} within {deadline_s:g} s") from error

@@ -11,7 +11,8 @@ is zero.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +31,12 @@ from tinker_claw.types import (
 )
 
 Array = NDArray[Any]
-_ARRAYS: Final = {
+_ARRAYS = {
     "ppo": ("logprobs", "advantages"),
     "importance_sampling": ("logprobs", "advantages"),
     "cross_entropy": ("weights",),
 }
-_EMPTY_CELL: Final = -99999.0
+_EMPTY_CELL = -99999.0
 """Padding value on the wire where there are fewer candidates than were asked for."""
 
 
@@ -68,9 +69,9 @@ def to_sdk(loss_pass: LossPass, *, sparse: bool) -> list[sdk.Datum]:
         for name in wanted:
             if not getattr(datum, name):
                 raise StepError(f"loss {loss_pass.loss}: the datum has no {name}.")
-    if loss_pass.loss == "cross_entropy":
-        return [_cross_entropy(datum, sparse=sparse) for datum in loss_pass.datums]
-    return [_reinforcement(datum) for datum in loss_pass.datums]
+    table = partial(_cross_entropy, sparse=sparse)
+    convert = table if loss_pass.loss == "cross_entropy" else _reinforcement
+    return list(map(convert, loss_pass.datums))
 
 
 def rows_of(datum: Datum, logprobs: sdk.TensorData) -> tuple[float, ...]:

@@ -13,7 +13,6 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from http import HTTPStatus
-from typing import Final
 
 import httpx
 import tinker
@@ -21,16 +20,16 @@ from tinker.types import RequestErrorCategory
 
 from tinker_claw.errors import BackendError, OutageError
 
-DEFAULT_URL: Final = "https://tinker.thinkingmachines.dev/services/tinker-prod"
-_LOST: Final = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE)
-_REFUSED: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-_BUSY: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+DEFAULT_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
+_LOST = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.GONE)
+_REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+_BUSY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
-BILLING: Final = (
+BILLING = (
     "it says that billing is not in order (HTTP 402): look at the account's balance and payment "
     "method in the Tinker console"
 )
-_PATIENCE_S: Final = 10.0
+_PATIENCE_S = 10.0
 """Timeout of asking the service whether it answers."""
 
 
@@ -230,8 +229,8 @@ def _abandoned(record: logging.LogRecord) -> bool:
 
 
 logging.getLogger("asyncio").addFilter(_abandoned)
-NOTICES: Final = Notices()
-_SDK_LOG: Final = logging.getLogger("tinker")
+NOTICES = Notices()
+_SDK_LOG = logging.getLogger("tinker")
 _SDK_LOG.addHandler(NOTICES)
 # Its lines are about single requests, and repeat; what matters is raised, or is a notice.
 _SDK_LOG.propagate = False

@@ -10,12 +10,11 @@ not, and is raised.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from base64 import b64decode
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import tinker
@@ -40,22 +39,23 @@ from tinker_claw.backends.tinker.failures import (
 )
 from tinker_claw.backends.tinker.sampler import Scoring
 from tinker_claw.backends.tinker.session import ServiceSession
-from tinker_claw.errors import AlignmentError, SamplerError, first_cause
+from tinker_claw.errors import AlignmentError, SamplerError
+from tinker_claw.tasks import together
 from tinker_claw.types import Capabilities, Datum, LossName, LossPass, PlacedImage
 
 T = TypeVar("T")
 
-_TOKENS: Final = (1, 2, 3, 4)
-_WIDE: Final = (1, 2)
-_K: Final = len(_WIDE)
-_IDS: Final = np.asarray([_WIDE] * (len(_TOKENS) - 2), dtype=np.int64)
+_TOKENS = (1, 2, 3, 4)
+_WIDE = (1, 2)
+_K = len(_WIDE)
+_IDS = np.asarray([_WIDE] * (len(_TOKENS) - 2), dtype=np.int64)
 # A white square of 32 x 32 pixels, as PNG.
-_IMAGE: Final = b64decode(
+_IMAGE = b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAIAAAD8GO2jAAAAKUlEQVR4nO3NMQEAAAjDMMC/52ECvlRA00nqs3m9"
     "AwAAAAAAAAAAgMMWx/EDPS4YA2MAAAAASUVORK5CYII="
 )
-_TABLE: Final = Datum(_TOKENS, start=2, targets=(_WIDE,) * 2, weights=((0.5, -0.5),) * 2)
-_PLAIN: Final = Datum(_TOKENS, start=2, logprobs=(-1.0,) * 2, advantages=(1.0,) * 2)
+_TABLE = Datum(_TOKENS, start=2, targets=(_WIDE,) * 2, weights=((0.5, -0.5),) * 2)
+_PLAIN = Datum(_TOKENS, start=2, logprobs=(-1.0,) * 2, advantages=(1.0,) * 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +88,11 @@ async def probe(
         OutageError: the service does not answer.
         BackendError: it cannot sample.
     """
-    server = _Server(training, sampling, session, deadline_s)
-    try:
-        async with asyncio.TaskGroup() as group:
-            training_task = group.create_task(server.trains())
-            sampling_task = group.create_task(server.samples())
-            image_task = group.create_task(server.sees()) if images else None
-    except ExceptionGroup as failed:
-        raise first_cause(failed) from failed
-    trains, table, sparse_table = training_task.result()
-    answer, sparse = sampling_task.result()
-    sees, trains_images = image_task.result() if image_task else (False, False)
+    server = _Server(training, sampling, session, deadline_s, images)
+    questions: list[Coroutine[Any, Any, Any]] = [server.trains(), server.samples(), server.sees()]
+    (trains, table, sparse_table), (answer, sparse), (sees, trains_images) = await together(
+        questions
+    )
     can = Capabilities(
         model=model,
         losses=frozenset(get_args(LossName)) if trains else frozenset(),
@@ -121,6 +115,7 @@ class _Server:
     sampling: tinker.SamplingClient
     session: ServiceSession
     deadline_s: float
+    images: bool
 
     async def trains(self) -> tuple[bool, bool, bool]:
         """Return whether it trains, takes [N, K] targets, and takes them as sparse rows."""
@@ -151,6 +146,8 @@ class _Server:
 
     async def sees(self) -> tuple[bool, bool]:
         """Return whether it takes images in samples, and in what it trains on."""
+        if not self.images:
+            return False, False
         answer = await self._sample(sdk.ImageChunk(data=_IMAGE, format="png"))
         # How many tokens the image takes here is known only from this answer.
         count = len(answer.prompt_logprobs or ()) - len(_TOKENS) if answer else 0

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import numpy as np
 import tinker
 from tinker import types as sdk
-from tinker.lib.public_interfaces import APIFuture
 
 from tinker_claw.backends.tinker.convert import (
     candidates,
@@ -91,8 +90,8 @@ class TinkerSampler:
         *,
         context_tokens: int,
         timeout_s: float,
-        scoring: Callable[[], Scoring] = Scoring,
-        closed: Callable[[str], None] = lambda ref: None,
+        scoring: Callable[[], Scoring],
+        closed: Callable[[str], None],
     ) -> None:
         self.ref = ref
         self._base_model = base_model
@@ -220,15 +219,10 @@ class TinkerSampler:
         try:
             return await waiting
         except asyncio.CancelledError:
-            if self._cancels:
+            client = self._client
+            if client and client.holder.get_client_dynamic_config().sample_cancel_enabled:
                 asking.cancel()
             raise
-
-    @property
-    def _cancels(self) -> bool:
-        """The service ends what is cancelled here, by its present settings."""
-        client = self._client
-        return bool(client and client.holder.get_client_dynamic_config().sample_cancel_enabled)
 
     async def _billed(self, ask: _Ask) -> sdk.SampleResponse:
         tokens = ask.prompt.length
@@ -283,9 +277,9 @@ class TinkerSampler:
         async with self._checking:
             if not self._weights_gone:
                 self._client = None  # a new one may find them
-                own = None if self.ref == BASE_REF else self.ref
-                self._weights_gone = await self._refuses(own, charge)
-                if self._weights_gone and own and await self._refuses(None, charge):
+                self._weights_gone = await self._refuses(self.ref, charge)
+                published = self.ref != BASE_REF
+                if self._weights_gone and published and await self._refuses(BASE_REF, charge):
                     self._weights_gone = False
                     raise SamplerError(
                         f"Tinker refuses the base model {self._base_model!r} and the sampler "
@@ -299,14 +293,10 @@ class TinkerSampler:
         what = base if self.ref == BASE_REF else f"the sampler {self.ref!r}"
         return GoneError(f"Tinker no longer has {what}: {reason(refusal)}.")
 
-    async def _refuses(self, path: str | None, charge: Charge) -> bool:
-        """Return whether the service refuses the smallest request to these weights.
-
-        Args:
-            path: None: the base's weights.
-        """
+    async def _refuses(self, ref: str, charge: Charge) -> bool:
+        """Return whether the service refuses the smallest request to these weights."""
         try:
-            client = await self._session.ask(self._make(path), self._timeout_s)
+            client = await self._new_client(ref)
             smallest = client.sample(model_input(_SMALLEST, ()), 1, _ONE)
             await self._session.wait(smallest, self._timeout_s)
         except Exception as error:
@@ -339,10 +329,7 @@ class TinkerSampler:
     async def _lives(self) -> bool:
         """Return whether the session still serves the base model."""
         try:
-            await self._session.ask(
-                self._make(None),
-                self._timeout_s,
-            )
+            await self._new_client(BASE_REF)
         except Exception as error:
             if fault_of(error) is Fault.AWAY:
                 raise
@@ -359,15 +346,14 @@ class TinkerSampler:
         async with self._opening:
             if self._client is None or self._client_of is not self._session.service:
                 service = self._session.service
-                path = None if self.ref == BASE_REF else self.ref
-                self._client = await self._session.ask(self._make(path), self._timeout_s)
+                self._client = await self._new_client(self.ref)
                 self._client_of = service
             return self._client
 
-    def _make(
-        self, path: str | None
-    ) -> Callable[[tinker.ServiceClient], APIFuture[tinker.SamplingClient]]:
-        """Return a function that makes a client of the weights at this path; None: of the
-        base's."""
-        base = self._base_model if path is None else None
-        return lambda service: service.create_sampling_client(model_path=path, base_model=base)
+    async def _new_client(self, ref: str) -> tinker.SamplingClient:
+        """Make a client of these weights."""
+        path, base = (None, self._base_model) if ref == BASE_REF else (ref, None)
+        return await self._session.ask(
+            lambda service: service.create_sampling_client(model_path=path, base_model=base),
+            self._timeout_s,
+        )

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import tinker
 from tinker.lib.public_interfaces import APIFuture
@@ -21,13 +21,12 @@ from tinker_claw.backends.tinker.failures import BILLING, NOTICES, Deadline, unw
 
 T = TypeVar("T")
 
-CLOSE_S: Final = 5.0
+CLOSE_S = 5.0
 """Longest wait for closing a session; Ctrl-C waits for it where the service hangs."""
-QUESTION_S: Final = 15.0
+QUESTION_S = 15.0
 """Interval at which the service's health is checked while a request takes long."""
-_LOOK_S: Final = 1.0
+_LOOK_S = 1.0
 """Interval at which a wait checks the deadline and the notices."""
-Ending = Literal["success", "errored", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +63,14 @@ class ServiceSession:
         async def opened() -> T:
             return await (await in_daemon_thread(lambda: make(service)))
 
-        return await self._result(asyncio.ensure_future(opened()), deadline_s)
+        return await self._result(opened(), deadline_s)
 
     async def wait(self, future: APIFuture[T], deadline_s: float) -> T:
         """The result of one request. Raises like `ask`."""
-        return await self._result(_awaiting(future), deadline_s)
+        return await self._result(future.result_async(), deadline_s)
 
-    async def _result(self, task: asyncio.Task[T], deadline_s: float) -> T:
-        (result,) = await self.settle([task], deadline_s)
+    async def _result(self, answer: Awaitable[T], deadline_s: float) -> T:
+        (result,) = await self._settled([answer], deadline_s)
         if isinstance(result, BaseException):
             raise result
         return result
@@ -80,22 +79,25 @@ class ServiceSession:
         self, futures: Mapping[str, APIFuture[Any]], deadline_s: float
     ) -> dict[str, Any]:
         """The results of all requests; that of a failed one is its exception."""
-        tasks = [_awaiting(future) for future in futures.values()]
-        return dict(zip(futures, await self.settle(tasks, deadline_s), strict=True))
+        answers = [future.result_async() for future in futures.values()]
+        return dict(zip(futures, await self._settled(answers, deadline_s), strict=True))
 
-    async def settle(
-        self, tasks: Sequence[asyncio.Task[T]], deadline_s: float
+    async def _settled(
+        self, answers: Iterable[Awaitable[T]], deadline_s: float
     ) -> list[T | BaseException]:
-        """Wait for all tasks, or until the deadline, or until the service is found to be away."""
+        """Wait for all answers, or until the deadline, or until the service is found to be away."""
+        tasks = [asyncio.ensure_future(answer) for answer in answers]
         try:
-            late = await self._deadline(set(tasks), deadline_s)
+            late = await self._deadline({*tasks}, deadline_s)
             self._doubtful = late is not None
         finally:
             for task in tasks:
                 task.cancel()
         return [_outcome(task, late) for task in tasks]
 
-    async def _deadline(self, waiting: set[asyncio.Task[T]], deadline_s: float) -> Deadline | None:
+    async def _deadline(
+        self, waiting: set[asyncio.Future[T]], deadline_s: float
+    ) -> Deadline | None:
         """Return why tasks are waited for no longer; None: all have ended.
 
         The SDK retries for minutes before it reports that a service is gone. Here two plain
@@ -121,11 +123,11 @@ class ServiceSession:
                 unwell_before = trouble is not None
         return None
 
-    async def renew(self, broken: tinker.ServiceClient, ending: Ending = "errored") -> None:
+    async def renew(self, broken: tinker.ServiceClient) -> None:
         """Begin a new session, unless that was done since `broken` was looked up."""
         if self.service is broken:
             self.service = self._new()
-            await _close(broken, ending)
+            await _close(broken, "errored")
 
     async def aclose(self) -> None:
         """Finish the session, so that the service frees what it holds for us."""
@@ -139,17 +141,13 @@ class ServiceSession:
         )
 
 
-def _awaiting(future: APIFuture[T]) -> asyncio.Task[T]:
-    return asyncio.ensure_future(future.result_async())
-
-
-def _outcome(task: asyncio.Task[T], late: Deadline | None) -> T | BaseException:
+def _outcome(task: asyncio.Future[T], late: Deadline | None) -> T | BaseException:
     if not task.done() or task.cancelled():
         return late or Deadline("the request was cancelled")
     return task.exception() or task.result()
 
 
-async def _close(service: tinker.ServiceClient, ending: Ending) -> None:
+async def _close(service: tinker.ServiceClient, ending: Literal["success", "errored"]) -> None:
     """Close the session at the service, which times it out if that fails."""
     try:
         async with asyncio.timeout(CLOSE_S):
@@ -158,6 +156,13 @@ async def _close(service: tinker.ServiceClient, ending: Ending) -> None:
             await closing.result_async()
     except (TimeoutError, tinker.TinkerError, RuntimeError):
         return
+
+
+async def rest_client(address: Address) -> tinker.RestClient:
+    """Return a client for requests that need no session."""
+    return await in_daemon_thread(
+        lambda: tinker.RestClient(base_url=address.base_url, api_key=address.key)
+    )
 
 
 async def in_daemon_thread(call: Callable[[], T]) -> T:

@@ -13,21 +13,20 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
-from typing import Final
 from urllib.parse import quote
 
 import httpx
 import tinker
 
-from tinker_claw.backends.tinker.session import Address, in_daemon_thread
+from tinker_claw.backends.tinker.session import Address, rest_client
 from tinker_claw.errors import BackendError
 from tinker_claw.policy import to_keep
 from tinker_claw.telemetry import log
 
-_DELETE_S: Final = 30.0
-_REST_S: Final = 60.0
+_DELETE_S = 30.0
+_REST_S = 60.0
 """Timeout of one request."""
-_DOWNLOAD_S: Final = 1800.0
+_DOWNLOAD_S = 1800.0
 """Timeout of downloading all files of an export."""
 
 
@@ -43,15 +42,8 @@ class Shelf:
     Storage is billed by the month, and a state with its optimizer is three times its weights.
     """
 
-    def __init__(
-        self,
-        address: Address,
-        keep: int,
-        spare: Callable[[str], bool],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, address: Address, keep: int, spare: Callable[[str], bool]) -> None:
         """`keep`: how many of the newest stay."""
-        self._clock = clock
         self._address = address
         self._keep = keep
         self._spare = spare
@@ -71,7 +63,7 @@ class Shelf:
                 f"Tinker gave the path {path!r} to two checkpoints; a version could change while "
                 "it serves, so this server cannot be used."
             )
-        self._runs[path], self._written[path] = run, self._clock()
+        self._runs[path], self._written[path] = run, time.time()
         stays = to_keep(self._written, self._keep)
         await self.drop([stored for stored in self._runs if stored not in stays])
 
@@ -85,7 +77,7 @@ class Shelf:
     async def _delete(self, run: str, path: str) -> None:
         try:
             async with asyncio.timeout(_DELETE_S):
-                client = await _rest(self._address)
+                client = await rest_client(self._address)
                 listed = (await client.list_checkpoints(run).result_async()).checkpoints
                 # Take the id from the service: one that we made out of a path could be another
                 # checkpoint's.
@@ -113,7 +105,7 @@ async def download(address: Address, path: str, folder: Path) -> None:
         BackendError: the service names no files, or one of them cannot be downloaded.
     """
     async with asyncio.timeout(_REST_S):
-        client = await _rest(address)
+        client = await rest_client(address)
         archive = await client.get_external_weights_urls(path).result_async()
     if not archive.urls:
         raise BackendError(f"Tinker exported no files for {path}.")
@@ -149,9 +141,3 @@ async def _fetch(web: httpx.AsyncClient, url: str, file: Path) -> None:
         raise BackendError(
             f"A file of the export cannot be downloaded: {type(error).__name__}."
         ) from error
-
-
-async def _rest(address: Address) -> tinker.RestClient:
-    return await in_daemon_thread(
-        lambda: tinker.RestClient(base_url=address.base_url, api_key=address.key)
-    )

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import tinker
 from tinker import types as sdk
@@ -53,11 +53,11 @@ from tinker_claw.types import (
 
 T = TypeVar("T")
 
-FALLBACK_CONTEXT: Final = 32_768
+FALLBACK_CONTEXT = 32_768
 """Context length in tokens where neither the service nor the settings give one."""
-_EXPORT_S: Final = 86_400
+_EXPORT_S = 86_400
 """Seconds that the service keeps an export, which is downloaded at once."""
-_NORM: Final = "unclipped_grad_l2:mean"
+_NORM = "unclipped_grad_l2:mean"
 """The gradient's norm before clipping, where a server reports it."""
 
 
