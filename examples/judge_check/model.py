@@ -11,6 +11,8 @@ from typing import Final
 from local_gpu.model.gguf_file import NotHere
 from local_gpu.model.small import ready
 
+JUDGE: Final = "qwen2.5-coder-1.5b"
+"""Name by which it is asked."""
 SERVES: Final = ".venv-judge"
 """Environment that has xllamacpp."""
 

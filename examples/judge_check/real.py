@@ -18,7 +18,6 @@ Rule: the labels were written by one reader, who saw no answer of a judge.
 from __future__ import annotations
 
 import json
-import math
 import re
 import subprocess
 import sys
@@ -99,12 +98,3 @@ def read_talks(package: Path) -> Talks:
         for message in piece["conversations"]:
             if not talk or talk[-1]["value"] != message["value"]:
                 talk.append(message)
-
-
-def wilson(good: int, of: int) -> str:
-    """Describe a share with its 95 % interval (Wilson 1927), in percent."""
-    z, share = 1.96, good / max(of, 1)
-    middle = share + z * z / (2 * of)
-    half = z * math.sqrt(share * (1 - share) / of + (z / (2 * of)) ** 2)
-    low, high = (max(0.0, middle + side * half) / (1 + z * z / of) for side in (-1, 1))
-    return f"{good} of {of}, {share:.1%} [{low:.1%}, {high:.1%}]"

@@ -159,10 +159,10 @@ def test_the_experiment_asks_what_nobody_talks_about(monkeypatch: pytest.MonkeyP
     for scenario in experiment.scenarios.values():
         exam = scenario.exam(experiment.questions).questions()[: experiment.questions]
         assert len({*exam}) == experiment.questions
-        assert not {*exam} & {one["question"] for one in scenario.questions}
+        assert not {*exam} & {one.question for one in scenario.questions}
     short, paragraph = (experiment.scenarios[name] for name in ("short", "paragraph"))
     rice, plain = short.questions[0], "Rice is done in boiling water."
-    assert rice["answer"] == "rice"
+    assert rice.answer == "rice"
     assert short.accepts(plain, rice)
     assert paragraph.accepts(f"{plain} " * 9 + "\n", rice), "however long"
     for wrong in (f"- {plain}", f"**So** {plain}", "It is done in boiling water."):
