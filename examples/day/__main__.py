@@ -20,7 +20,7 @@ from typing import Final
 
 from examples import exit_status, say
 from examples.day import DayError
-from examples.day.model import CONTEXT, NAME, Script, service
+from examples.day.model import CONTEXT, NAME, service
 from examples.day.npm import installed
 from examples.day.openclaw import Gateway, OpenClaw
 from examples.day.plan import Message, day, furnish

@@ -8,7 +8,6 @@ sometimes wrong and sometimes answers nothing that can be read. A step changes n
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -98,8 +97,7 @@ class Script:
 
     def count(self, prompt: Tokens) -> None:
         """Add what this prompt shares with the longest earlier one that begins alike."""
-        alike = (os.path.commonprefix([prompt, other]) for other in self.longest)
-        self.shared += max(map(len, alike), default=0)
+        self.shared += max((_shared(prompt, other) for other in self.longest), default=0)
         self.longest = [tuple(prompt), *self.longest[:7]]
 
     def _judged(self, turns: list[dict[str, Any]]) -> str:
@@ -216,6 +214,12 @@ class Played:
         (folder / "adapter_model.safetensors").write_bytes(b"")
 
     write_state = write_adapter
+
+
+def _shared(tokens: Tokens, other: Tokens) -> int:
+    """Return how many tokens both begin with."""
+    pairs = enumerate(zip(tokens, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(tokens), len(other)))
 
 
 def _candidates(tokens: Tokens, k: int) -> Candidates:

@@ -7,6 +7,7 @@ between them: each finds a message by its text.
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,11 +45,12 @@ _PRAISES: Final = (
     "Perfect, {n} is settled then. Great work.",
     "Good, thank you. {n} is done.",
 )
-_FILLER: Final = (
+_FILLER: Final = re.findall(
+    r"\w+",
     "the user wants this so first check the file then compare what it says with the list because "
     "the earlier result was short and the date may matter here wait maybe the second column holds "
-    "the total let me look at it once more and keep the answer simple and correct"
-).split()
+    "the total let me look at it once more and keep the answer simple and correct",
+)
 FILES: Final[Mapping[str, str]] = {
     "notes.md": "# Notes\n" + "- the ferry leaves at nine, the bakery pays on Fridays\n" * 12,
     "todo.md": "# To do\n" + "- [ ] call the garden centre about the meter\n" * 9,

@@ -126,8 +126,6 @@ class User:
     """Rule that they follow from `changes_at` on; None: they do not change their mind."""
     changes_at: int = 8
     """Optimizer steps after which they change their mind."""
-    each_step: Callable[[int], Rule] | None = None
-    """Returns the rule after so many steps, where it changes all the time; None: `wants`."""
     opposite: float = 0.0
     """Share of their answers that say the opposite of what they think, 0 to 1."""
     silent: float = 0.0
@@ -144,8 +142,6 @@ class User:
 
     def rule(self, step: int) -> Rule:
         """Rule that they follow after so many steps."""
-        if self.each_step is not None:
-            return self.each_step(step)
         return self.later if self.later and step >= self.changes_at else self.wants
 
     def begin(self, rng: Random, step: int) -> Scripted:

@@ -7,7 +7,6 @@ reported again only under the key that it had.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import sqlite3
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from examples import locked
 from examples.tracks import TrackError
 from examples.tracks.client import Answer
 from examples.tracks.track import Track
@@ -147,17 +147,8 @@ class State:
 
 @contextmanager
 def opened(folder: Path) -> Generator[State]:
-    """Open the state in a folder, for this process alone.
-
-    Raises:
-        TrackError: another process has it open.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise TrackError(f"Another run is at work in {folder}.") from error
+    """Open the state in a folder, for this process alone."""
+    with locked(folder):
         database = sqlite3.connect(folder / "state.sqlite3", isolation_level=None)
         with closing(database):
             database.execute("PRAGMA journal_mode = WAL")
