@@ -59,15 +59,15 @@ async def live(
     days = list[Day]()
     async with claw.gateway() as gateway:
         for seed in seeds:
-            here, said = out / str(seed), day(seed, messages)
+            here, plan = out / str(seed), day(seed, messages)
             here.mkdir()
-            async with service(here / "tinker", words, said, seed) as (url, script):
+            async with service(here / "tinker", words, plan, seed) as (url, script):
                 settings = {"model-name": NAME, "tokenizer": words, "backend": "tinker"}
                 settings |= {"base-url": url, "prices": PRICES, "method": "combine"}
                 named = (f"--{name}={value}" for name, value in settings.items())
                 key = {"TINKER_API_KEY": "tml-a-day-of-a-script"}
                 async with running(Launch(here, (*named, *flags), key, port=port)) as product:
-                    for message in said:
+                    for message in plan:
                         await _say(gateway, message)
                     await _settled(product.client)
             days.append(read(here / "run", seed, script))

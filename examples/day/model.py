@@ -90,10 +90,10 @@ class Script:
         turns = [{"role": role, "content": content} for role, content in _TURN.findall(text)]
         thinks = not text.endswith(_THOUGHT)
         try:
-            thought, said = " ".join(["so"] * 100), self._judged(turns)
+            thought, words = " ".join(["so"] * 100), self._judged(turns)
         except ValueError:  # no question to the judge
-            thought, said = self._spoken(text)
-        return f"<think>\n{thought}{_THOUGHT}{said}" if thinks and thought else said
+            thought, words = self._spoken(text)
+        return f"<think>\n{thought}{_THOUGHT}{words}" if thinks and thought else words
 
     def count(self, prompt: Tokens) -> None:
         """Add what this prompt shares with the longest earlier one that begins alike."""
@@ -104,8 +104,8 @@ class Script:
         """Answer as the judge. Raises ValueError where this is no question to it."""
         draw = self.rng.random()
         wrong = UNREAD <= draw < UNREAD + WRONG
-        said = answer(turns, self.rng, partial(self._opinion, wrong=wrong))
-        return "It is hard to tell from what came next." if draw < UNREAD else said
+        judgement = answer(turns, self.rng, partial(self._opinion, wrong=wrong))
+        return "It is hard to tell from what came next." if draw < UNREAD else judgement
 
     def _opinion(self, case: Case, rng: random.Random, *, wrong: bool) -> Opinion:
         position = spoken_in(case.text, self.messages) if case.role == "user" else None

@@ -40,10 +40,12 @@ async def _run(settings: JudgeSettings, own: argparse.Namespace) -> None:
     prompts = Prompts.read(settings.judge_prompts) if settings.judge_prompts else INCLUDED
     temperature, at_once = (0.0, 1) if own.real else (0.6, 8)
     by = f"{prompts.version} {settings.asked_model} m{settings.prm_m} T{temperature:g}"
-    sets = [drawn(_read(name, own.cache))[not own.third] for name in own.sets.split(",")]
-    cases = [case for some in sets for case in first(some, own.each)[: own.most or None]]
+    cases = list[Case]()
+    for name in own.sets.split(","):
+        third, rest = drawn(_read(name, own.cache))
+        cases += first(third if own.third else rest, own.each)[: own.most or None]
     bases = {case.base for case in cases}
-    work = [*cases, *(case for case in read_own() if case.id in bases)]
+    work = cases + [case for case in read_own() if case.id in bases]
     async with HttpEndpoint(settings.judge_url, settings, temperature=temperature) as endpoint:
         judge = Judge(endpoint, settings, most_hints=1, prompts=prompts)
         rows = await ask_all(judge, by, work, own.cache / "answers.jsonl", at_once)

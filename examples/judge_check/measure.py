@@ -112,12 +112,12 @@ def table(cases: Sequence[Case], rows: Rows) -> Iterator[str]:
     by_set: dict[str, list[Case]] = {}
     for case in cases:
         by_set.setdefault(case.set, []).append(case)
-    found = [
+    lines = [
         (name, what, tables.share(sum(hits), len(hits)))
         for name, some in by_set.items()
         for what, hits in _count(name, some, rows).items()
     ]
-    yield from tables.table(("set", "measured", "found"), found)
+    yield from tables.table(("set", "measured", "found"), lines)
 
 
 def _count(name: str, cases: Sequence[Case], rows: Rows) -> Hits:
@@ -153,8 +153,8 @@ def _moved(case: Case, rows: Rows, hits: Hits) -> None:
 
 
 def _wish(case: Case, rows: Rows, hits: Hits) -> None:
-    found = zip(("lasts", "repeats", "contradicts"), rows[case.key].answers, strict=True)
-    for name, answer in found:
+    answers = zip(("lasts", "repeats", "contradicts"), rows[case.key].answers, strict=True)
+    for name, answer in answers:
         wanted = getattr(case, name)
         what = f"{name}: found" if wanted else f"{name}: found where it is not"
         hits[what].append(answer == wanted if wanted else bool(answer))

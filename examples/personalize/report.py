@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -86,7 +87,7 @@ def _write_scores(experiment: Experiment, out: Path, path: Path) -> None:
 
 def _markdown(experiment: Experiment, kinds: Rows) -> Iterator[str]:
     """Markdown lines: what ran where, and a table."""
-    ended = [run for runs in kinds.values() for run in runs]
+    ended = [*chain.from_iterable(kinds.values())]
     usd = sum(run["usd"] for run in ended)
     where = dict.fromkeys(f"commit {run['commit']}, {run['date']}" for run in ended)
     served = experiment.settings.served_name
@@ -116,9 +117,10 @@ def table(experiment: Experiment, kinds: Rows) -> Iterator[str]:
             for kind, runs in kinds.items()
         ),
     )
-    for run in (run for runs in kinds.values() for run in runs if "by_rule" in run):
-        exam = experiment.scenarios[run["settings"]["user"]].exam(experiment.questions)
-        yield from _judged(run, len(exam.subjects))
+    for run in chain.from_iterable(kinds.values()):
+        if "by_rule" in run:
+            exam = experiment.scenarios[run["settings"]["user"]].exam(experiment.questions)
+            yield from _judged(run, len(exam.subjects))
 
 
 def _judged(run: Results, questions: int) -> Iterator[str]:
@@ -150,20 +152,19 @@ def _judged(run: Results, questions: int) -> Iterator[str]:
 
 def _others(runs: Sequence[Results], steps: int) -> list[str]:
     """Cells on what else became of the replies."""
-    lasts = [point_at(run, steps) for run in runs]
-    skills = [last[name] for last in lasts for name in last if name not in _NO_SKILL]
-    firsts = [run["curve"][0]["characters"] for run in runs]
-    lengths = [last["characters"] / max(1, n) for last, n in zip(lasts, firsts, strict=True)]
-    right = [until_right(run["firsts"]) for run in runs]
-    never = right.count(None)
+    skills, lengths, right = list[float](), list[float](), list[int | None]()
+    for run in runs:
+        last = point_at(run, steps)
+        skills += [last[name] for name in last if name not in _NO_SKILL]
+        lengths.append(last["characters"] / max(1, run["curve"][0]["characters"]))
+        right.append(until_right(run["firsts"]))
     cell = spread([float(count) for count in right if count is not None], digits=0)
-    early = sum(run["learner"] == "held" for run in runs)
     return [
-        cell + (f" ({never} never)" if never else ""),
+        f"{cell} ({right.count(None)} never)" if None in right else cell,
         f"{min(skills):.2f}" if skills else "-",
-        spread([last["work"] for last in lasts if "work" in last]),
+        spread(at_step(runs, steps, "work")),
         spread(lengths),
-        str(early),
+        str([run["learner"] for run in runs].count("held")),
     ]
 
 

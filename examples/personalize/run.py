@@ -97,29 +97,24 @@ async def _stage(
 ) -> AsyncGenerator[tuple[Cast, Watch]]:
     """Set up the clients, users and server of a run, from the moment that the server answers."""
     scenario = experiment.scenarios[run.scenario]
-    people = [f"user-{number}" for number in range(experiment.users)]
-    keys: dict[str, str] = {}
+    everybody = ["admin", *(f"user-{number}" for number in range(experiment.users))]
+    keys = {name: token_hex(16) for name in everybody if experiment.users > 1}
     passed = {name: os.environ[name] for name in os.environ if name.startswith(_PASSED)}
-    if len(people) > 1:
-        keys = {name: token_hex(16) for name in ("admin", *people)}
-        users = [
-            {"name": name, "key": key, "role": "admin" if name == "admin" else "user"}
-            for name, key in keys.items()
-        ]
+    if keys:
+        roles = {"admin": "admin"}
+        users = [{"name": n, "key": k, "role": roles.get(n, "user")} for n, k in keys.items()]
         passed["TINKER_CLAW_USERS"] = json.dumps(users)
+    flags = [f"--config={experiment.config}", f"--method={run.method}", f"--seed={run.seed}"]
+    judged, model, most = experiment.judged, experiment.settings.served_name, experiment.max_tokens
     async with AsyncExitStack() as stack:
-        flags = [f"--config={experiment.config}", f"--method={run.method}", f"--seed={run.seed}"]
-        flags += experiment.flags
-        if not experiment.judged and (think := _judge(run, scenario)) is not None:
-            judge = await stack.enter_async_context(in_background(create_app(run.seed, think)))
-            flags += [f"--judge-url={judge}"]
+        enter = stack.enter_async_context
+        flags.extend(experiment.flags)
+        if not judged and (think := _judge(run, scenario)) is not None:
+            flags.append(f"--judge-url={await enter(in_background(create_app(run.seed, think)))}")
         launch = server.Launch(folder, tuple(flags), passed, keys.get("admin"))
-        child = await stack.enter_async_context(server.running(launch))
-        model, most = experiment.settings.served_name, experiment.max_tokens
-        judged = experiment.judged
+        child = await enter(server.running(launch))
         clients = [
-            await stack.enter_async_context(connected(child.url, keys.get(name), model, most))
-            for name in ("admin", *people)
+            await enter(connected(child.url, keys.get(person), model, most)) for person in everybody
         ]
         speaker = _speaker(scenario, player)
         cast = Cast(

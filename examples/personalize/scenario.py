@@ -39,7 +39,7 @@ from tinker_claw.config.load import read_toml
 
 
 class Record(BaseModel):
-    """What a file says; anything else in it is refused."""
+    """Contents of a file; anything else in it is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

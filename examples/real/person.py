@@ -38,10 +38,10 @@ class Question(NamedTuple):
 def exam(wish: Wish) -> Iterator[Question]:
     """Yield unseen questions, half as many with a request for the opposite, and the facts."""
     for number, text in enumerate(EXAM):
-        asked = text + wish.suffix
-        yield Question("follow", number, asked, lambda reply: is_accepted(wish, reply))
+        question = text + wish.suffix
+        yield Question("follow", number, question, lambda reply: is_accepted(wish, reply))
         if number % 2 == 0:
-            contrary = f"{asked} {wish.opposite}"
+            contrary = f"{question} {wish.opposite}"
             yield Question("contrary", number // 2, contrary, lambda reply: wish.obeys(reply.text))
     for number, (fact, rule) in enumerate(FACTS):
         yield Question("facts", number, fact, lambda reply, rule=rule: _holds(rule, reply))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -52,20 +53,23 @@ def report(cells: Cells) -> Iterator[str]:
     """Yield the lines of the tables."""
     bases = [figures for figures in cells if figures["arm"] == "base"]
     heads = ("the base", "wish", "contrary obeyed", "facts", "replies that end")
-    yield from table(heads, (row for figures in bases for row in _base(figures)))
+    yield from table(heads, chain.from_iterable(map(_base, bases)))
     for figures in bases:
         yield f"\n*{figures['wish']}*: {WISHES[figures['wish']].text}"
     yield ""
     others = [figures for figures in cells if figures["arm"] != "base"]
     yield from table(("", "wish", "seed", *_SESSIONS, *_EXAM, *_COST), map(_cell, others))
     yield ""
-    for figures in cells:
-        for run in figures["practice"]:
-            whose = f"- practised, {figures['wish']}, seed {figures['seed']}: "
-            yield whose + ("passed" if run["passed"] else f"not kept: {run['because']}")
+    yield from chain.from_iterable(map(_practice, cells))
     yield ""
     heads = ("", "wish", "seeds", "later sessions accepted", "untold exam", "contrary obeyed")
     yield from table(heads, _means(cells))
+
+
+def _practice(figures: Mapping[str, Any]) -> Iterator[str]:
+    for run in figures["practice"]:
+        end = "passed" if run["passed"] else f"not kept: {run['because']}"
+        yield f"- practised, {figures['wish']}, seed {figures['seed']}: {end}"
 
 
 def _base(figures: Mapping[str, Any]) -> Iterator[Sequence[object]]:
@@ -81,7 +85,9 @@ def _cell(figures: Mapping[str, Any]) -> Sequence[object]:
         *(figures[name] for name in ("arm", "wish", "seed")),
         *(_of([sum(some), len(some)]) for some in (firsts[:1], firsts[1:2], later)),
         figures["steps"],
-        *(follow, _of(exams.get("told", {}).get("follow")), *others),
+        follow,
+        _of(exams.get("told", {}).get("follow")),
+        *others,
         *(f"{figures[name]:.0f}" for name in ("wall_minutes", "cpu_minutes")),
         f"{figures['usd']:.2f}",
     )
