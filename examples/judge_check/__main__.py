@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
-from subprocess import CalledProcessError
 
-from examples import exit_status
+from examples import StoppedError, exit_status
 from examples.judge_check import real
 from examples.judge_check.cases import Case, drawn, first, read_injections, read_lessons, read_own
 from examples.judge_check.measure import ask_all, table, wrong
@@ -59,9 +58,9 @@ def _read(name: str, own: argparse.Namespace) -> list[Case]:
     """Return a set by its name. One of real messages is empty where they cannot be had."""
     if name in ("real", "wishes"):
         try:
-            return real.read_cases(real.read_talks(real.fetched(own.cache)), name)
-        except CalledProcessError:
-            print(f"Left out: {name}. {real.PACKAGE} could not be fetched.", file=sys.stderr)
+            return real.read_cases(real.read_talks(real.fetched(cache)), name)
+        except StoppedError as error:
+            print(f"Left out: {name}. {error}", file=sys.stderr)
             return []
     if name == uss.NAME:
         if own.uss is not None:

