@@ -160,11 +160,11 @@ class Scorer:
         self._client = client
         self._exam = exam
         self._scores = scores
-        self._added: set[int] = set()
+        self._added = set(scores)
         self._queue: asyncio.Queue[int | None] = asyncio.Queue()
 
     def add(self, version: int) -> None:
-        """Queue a version for scoring, once."""
+        """Queue a version for scoring, unless that is done."""
         if version not in self._added:
             self._added.add(version)
             self._queue.put_nowait(version)
