@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
+from openai import APIStatusError, AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 from prometheus_client.parser import text_string_to_metric_families
 
 from examples.demo import DemoError
@@ -128,6 +128,9 @@ class Client:
         try:
             answer: Any = await self._sdk.chat.completions.create(**fields)
             return await _streamed(answer) if request.stream else _whole(answer)
+        except APIStatusError as error:
+            answered = f"{error.status_code}: {error.response.text[:300]}"
+            raise DemoError(f"the gateway answered with {answered}") from error
         except (OpenAIError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise DemoError(f"the gateway gave no reply: {error}") from error
 

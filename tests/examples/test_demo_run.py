@@ -296,8 +296,8 @@ def test_figures_are_read_from_the_exposition_and_are_zero_where_there_are_none(
 @pytest.mark.parametrize(
     ("status", "text", "stream", "complaint"),
     [
-        (400, '{"error": {"message": "no such version"}}', False, "400 .*no such version"),
-        (500, "broken", True, "broken"),
+        (400, '{"error": {"message": "no such version"}}', False, "400: .*no such version"),
+        (500, "broken", True, "500: broken"),
         (200, '{"choices": 3}', False, "gave no reply"),
         (200, 'data: {"choices": [{"delta": {"content": "half"}}]}\n\n', True, "broke off"),
     ],
