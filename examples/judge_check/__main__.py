@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 
 from examples import StoppedError, exit_status
-from examples.judge_check import real
+from examples.judge_check import real, uss
 from examples.judge_check.cases import Case, drawn, first, read_injections, read_lessons, read_own
 from examples.judge_check.measure import ask_all, table, wrong
 from examples.judge_check.model import JUDGE, served
@@ -41,7 +41,7 @@ async def _run(settings: JudgeSettings, own: argparse.Namespace) -> None:
     by = f"{prompts.version} {settings.asked_model} m{settings.prm_m} T{temperature:g}"
     cases = list[Case]()
     for name in own.sets.split(","):
-        third, rest = drawn(_read(name, own.cache))
+        third, rest = drawn(_read(name, own))
         cases += first(third if own.third else rest, own.each)[: own.most or None]
     bases = {case.base for case in cases}
     work = cases + [case for case in read_own() if case.id in bases]
@@ -58,7 +58,7 @@ def _read(name: str, own: argparse.Namespace) -> list[Case]:
     """Return a set by its name. One of real messages is empty where they cannot be had."""
     if name in ("real", "wishes"):
         try:
-            return real.read_cases(real.read_talks(real.fetched(cache)), name)
+            return real.read_cases(real.read_talks(real.fetched(own.cache)), name)
         except StoppedError as error:
             print(f"Left out: {name}. {error}", file=sys.stderr)
             return []
@@ -78,7 +78,8 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = own.add_argument
-    add("--sets", default="own,injections,real", help="also: lessons, wishes")
+    add("--sets", default="own,injections,real", help="also: lessons, wishes, uss")
+    add("--uss", type=Path, help="file of the set uss, such as SGD.txt")
     add("--most", type=int, default=40, help="cases of each set; 0: all (40)")
     add("--each", type=int, help="most cases of each class of messages")
     add("--third", action="store_true", help="those on which prompts are chosen")
