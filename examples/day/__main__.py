@@ -53,8 +53,10 @@ async def live(
     person = out / "person"
     person.mkdir(parents=True)
     port, words = free_port(), await asyncio.to_thread(tokenizer, out / "tokenizer")
-    address, size = f"http://127.0.0.1:{port}/v1", {"contextWindow": CONTEXT, "maxTokens": 4096}
-    claw = OpenClaw.create(person, address, NAME, thinks="medium", **size)
+    address = f"http://127.0.0.1:{port}/v1"
+    claw = OpenClaw.create(
+        person, address, NAME, thinks="medium", contextWindow=CONTEXT, maxTokens=4096
+    )
     furnish(person / "workspace")
     days = list[Day]()
     async with claw.gateway() as gateway:

@@ -25,7 +25,8 @@ THINKS: Final = 40, 260
 """Fewest and most words of thinking before a call or a reply."""
 SAYS: Final = 25, 140
 """Fewest and most words of a reply to the person."""
-_CHANCES: Final[Mapping[Stance, float]] = {"corrects": 0.35, "praises": 0.25, "moves on": 0.4}
+_STANCES: Final[Sequence[Stance]] = ("corrects", "praises", "moves on")
+_CHANCES: Final = 0.35, 0.25, 0.4
 _NEW: Final = 0.1
 """Chance that the person starts a new session, and leaves the last reply without a word."""
 _ASKS: Final = (
@@ -116,8 +117,8 @@ def day(seed: int, messages: int) -> tuple[Message, ...]:
     for n in range(messages):
         new = n == 0 or n == messages // 2 or rng.random() < _NEW
         looks = n == messages // 3
-        (drawn_stance,) = rng.choices([*_CHANCES], [*_CHANCES.values()])
-        stance = "asks" if new else "moves on" if looks else drawn_stance
+        (usual,) = rng.choices(_STANCES, _CHANCES)
+        stance = "asks" if new else "moves on" if looks else usual
         drawn.append(_message(rng, 100 * (seed + 1) + n, stance, new, looks=looks))
     return tuple(drawn)
 

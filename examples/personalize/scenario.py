@@ -163,8 +163,7 @@ class Scenario(Record):
         """
         user = self.speaker()
         if with_rule:
-            opens, rule = user.opens, self.rule
-            user = replace(user, opens=lambda subject: f"{opens(subject)}\n\n{rule}")
+            user = replace(user, opens=self._opens_with_rule)
         skills = self._skills if self.skills else demo_skills
         homework = self.user is not None or not self.questions
         drawn = RuleExam.draw(user, prompts, skills, shows_work if homework else None)
@@ -177,6 +176,9 @@ class Scenario(Record):
 
     def opens(self, subject: Any) -> str:
         return self.opening.replace("{question}", subject.question)
+
+    def _opens_with_rule(self, subject: Any) -> str:
+        return f"{self.speaker().opens(subject)}\n\n{self.rule}"
 
     def accepts(self, reply: str, subject: Any) -> bool:
         """Return whether a reply is what the user wants."""

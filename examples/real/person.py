@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from re import search
 from typing import Final, NamedTuple
@@ -38,13 +39,16 @@ class Question(NamedTuple):
 def exam(wish: Wish) -> Iterator[Question]:
     """Yield unseen questions, half as many with a request for the opposite, and the facts."""
     for number, text in enumerate(EXAM):
-        question = text + wish.suffix
-        yield Question("follow", number, question, lambda reply: is_accepted(wish, reply))
-        if number % 2 == 0:
-            contrary = f"{question} {wish.opposite}"
-            yield Question("contrary", number // 2, contrary, lambda reply: wish.obeys(reply.text))
+        yield Question("follow", number, text + wish.suffix, partial(is_accepted, wish))
+    for at, unseen in enumerate(EXAM[::2]):
+        contrary = f"{unseen}{wish.suffix} {wish.opposite}"
+        yield Question("contrary", at, contrary, partial(_obeys, wish))
     for number, (fact, rule) in enumerate(FACTS):
-        yield Question("facts", number, fact, lambda reply, rule=rule: _holds(rule, reply))
+        yield Question("facts", number, fact, partial(_holds, rule))
+
+
+def _obeys(wish: Wish, reply: Reply) -> bool:
+    return wish.obeys(reply.text)
 
 
 def _holds(rule: str, reply: Reply) -> bool:
