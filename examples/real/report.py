@@ -54,8 +54,8 @@ def report(cells: Cells) -> Iterator[str]:
     bases = [figures for figures in cells if figures["arm"] == "base"]
     heads = ("the base", "wish", "contrary obeyed", "facts", "replies that end")
     yield from table(heads, chain.from_iterable(map(_base, bases)))
-    for figures in bases:
-        yield f"\n*{figures['wish']}*: {WISHES[figures['wish']].text}"
+    for base in bases:
+        yield f"\n*{base['wish']}*: {WISHES[base['wish']].text}"
     yield ""
     others = [figures for figures in cells if figures["arm"] != "base"]
     yield from table(("", "wish", "seed", *_SESSIONS, *_EXAM, *_COST), map(_cell, others))
@@ -99,8 +99,8 @@ def _means(cells: Cells) -> Iterator[Sequence[object]]:
     for figures in cells:
         groups.setdefault((figures["arm"], figures["wish"]), []).append(figures)
     for whose, some in groups.items():
-        later = [first for figures in some for first in figures["firsts"][1:]]
-        exams = [figures["exams"].get("untold", {}) for figures in some]
+        later = [first for cell in some for first in cell["firsts"][1:]]
+        exams = [cell["exams"].get("untold", {}) for cell in some]
         parts = [
             [exam[part][0] / exam[part][1] for exam in exams if part in exam]
             for part in ("follow", "contrary")
