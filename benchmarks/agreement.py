@@ -70,11 +70,11 @@ def main() -> None:
             ("alpha halved", scaled(full, 0.5)),
         ):
             with sampling:
-                drawn = bench.drawn(full, RIGHT)
-            bench.row(name, moved, drawn, full)
+                wrong = bench.drawn(full, RIGHT)
+            bench.row(name, moved, wrong, full)
     for temperature in (0.5, 0.7, 0.9, 1.1):
-        drawn = bench.drawn(full, Faults(temperature=temperature))
-        bench.row(f"temperature {temperature}", MOVED[-1], drawn, full)
+        warmer = bench.drawn(full, Faults(temperature=temperature))
+        bench.row(f"temperature {temperature}", MOVED[-1], warmer, full)
     for top_p in (0.8, 0.95):
         bench.row(f"top_p {top_p}", MOVED[-1], bench.drawn(full, Faults(top_p=top_p)), full)
     drawn = bench.drawn(full, Faults(system=False))

@@ -175,12 +175,12 @@ async def _forget(ledger: Ledger, talk: Talk) -> tuple[int, float, list[float]]:
     async def serve() -> None:
         while not done.is_set():
             for _ in range(10):
-                started = time.perf_counter()
+                asleep = time.perf_counter()
                 await asyncio.sleep(0.005)
-                silences.append(time.perf_counter() - started - 0.005)
-            started = time.perf_counter()
+                silences.append(time.perf_counter() - asleep - 0.005)
+            writing = time.perf_counter()
             ledger.turns.add(talk.turn())
-            silences.append(time.perf_counter() - started)
+            silences.append(time.perf_counter() - writing)
 
     serving = asyncio.create_task(serve())
     await asyncio.sleep(0.1)

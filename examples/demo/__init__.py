@@ -8,6 +8,8 @@ Rule: the product is a child process that is reached over HTTP only. Its user's 
 follow `homework` and `skills`, which are all that the tiny model knows.
 """
 
+from examples import StoppedError
 
-class DemoError(Exception):
-    """An error that stops the demo; its message is a sentence for the person who started it."""
+
+class DemoError(StoppedError):
+    """An error of the demo, or of what the product says."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -17,42 +16,24 @@ from contextlib import suppress
 
 from rich.console import Console
 
-from examples import as_ctrl_c
-from examples.demo import DemoError, report, server, view
+from examples import exit_status
+from examples.demo import report, server, view
 from examples.demo.conduct import Cast, conduct
 from examples.demo.options import Options, parse
 from examples.demo.progress import Progress
 from examples.demo.scoring import RuleExam
 from examples.demo.user import USERS
-from tinker_claw.files import for_owner_only
-
-EXIT_FAILED = 1
-EXIT_SIGNALLED = 128
-"""Base of the exit status after a signal, to which its number is added, as in shells."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; returns the exit status."""
-    for_owner_only()
-    as_ctrl_c()
     options = parse(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
-    console = Console()
-    try:
-        asyncio.run(_demo(options, console))
-    except DemoError as error:
-        console.print(f"The demo stopped: {error}", style="red", soft_wrap=True, markup=False)
-        log = options.launch.log
-        console.print(f"Last lines of {log}:", soft_wrap=True)
-        console.print(server.last_lines(log), soft_wrap=True, markup=False)
-        return EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_SIGNALLED + signal.SIGINT
-    return 0
+    return exit_status(lambda: asyncio.run(_demo(options, Console())))
 
 
 async def _demo(options: Options, console: Console) -> None:
     """Run the demo and present its results, once, even where the run was cut short."""
+    options.out.mkdir(parents=True, exist_ok=True)
     launch = options.launch
     console.print(f"Starting the server; its log: {launch.log}", soft_wrap=True)
     progress, user, presented = Progress(options), USERS[options.user], False

@@ -1,4 +1,4 @@
-"""Client of the gateway for the demo: chat requests, /healthz and /metrics.
+"""Client of the gateway: chat requests by the openai SDK, /healthz and /metrics.
 
 Rule: answers are checked here, once; any fault in them is a `DemoError`. Nothing is retried,
 because the gateway does that.
@@ -6,14 +6,12 @@ because the gateway does that.
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from math import isfinite
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-import httpx
+from openai import APIStatusError, AsyncOpenAI, DefaultAsyncHttpxClient, OpenAIError
 from prometheus_client.parser import text_string_to_metric_families
 
 from examples.demo import DemoError
@@ -21,9 +19,9 @@ from examples.demo import DemoError
 MODEL = "demo"
 MAX_TOKENS = 128
 """Most tokens of a reply of the demo's model."""
-ANSWER_S = 900.0
-"""Seconds until a request for a reply is given up; a real model on two busy cores has taken over
-300 s."""
+ANSWER_S = 1800.0
+"""Seconds until a request is given up: a real model on two busy cores has taken over 300 s, and a
+reply may wait for a step."""
 _VERDICTS = {"1": "+1", "0": "0", "-1": "-1", "none": "none"}
 
 
@@ -41,20 +39,15 @@ class Request:
     stream: bool = False
     seed: int | None = None
     """Seed for sampling at temperature 1, so that the reply can be reproduced; None: not set."""
+    max_tokens: int | None = None
+    """Most tokens of the reply; None: the client's."""
 
-    def headers(self) -> dict[str, str]:
-        done = {"X-Session-Done": "1"} if self.last else {}
-        return {"X-Session-Id": self.session, "X-Turn-Type": self.kind, **done}
 
-    def body(self, model: str, max_tokens: int) -> dict[str, Any]:
-        seeded = {} if self.seed is None else {"seed": self.seed, "temperature": 1.0}
-        return {
-            "model": model if self.version is None else f"{model}@v{self.version}",
-            "messages": list(self.messages),
-            "max_tokens": max_tokens,
-            "stream": self.stream,
-            **seeded,
-        }
+class Reply(NamedTuple):
+    """A reply, and whether the model ended it by itself."""
+
+    text: str
+    ended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,36 +71,18 @@ class Figures:
     """Number of turns by verdict: `+1`, `0`, `-1`, and `none` for no valid vote."""
     hints: int = 0
     """Number of turns with a hint."""
-    steps: int = 0
-    """Number of optimizer steps that were committed."""
-    usd: float = 0.0
-    """Dollars billed by a service; 0 where none is used."""
 
 
 def figures_from(exposition: str) -> Figures:
     """Read the figures that the demo shows; a missing one is 0."""
-    samples = [
-        sample
-        for family in text_string_to_metric_families(exposition)
-        for sample in family.samples
-        if isfinite(sample.value)  # a gauge without a figure is NaN
-    ]
-
-    def total(name: str, **labels: str) -> float:
-        """Sum the samples with these labels, whatever others they have."""
-        return sum(
-            sample.value
-            for sample in samples
-            if sample.name == f"tinker_claw_{name}_total"
-            and labels.items() <= sample.labels.items()
-        )
-
-    return Figures(
-        verdicts={label: int(total("verdicts", value=value)) for value, label in _VERDICTS.items()},
-        hints=int(total("hints")),
-        steps=int(total("steps", status="committed")),
-        usd=total("spent_usd"),
-    )
+    verdicts, hints = dict.fromkeys(_VERDICTS.values(), 0), 0
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            if sample.name == "tinker_claw_verdicts_total":
+                verdicts[_VERDICTS[sample.labels["value"]]] += int(sample.value)
+            elif sample.name == "tinker_claw_hints_total":
+                hints += int(sample.value)
+    return Figures(verdicts, hints)
 
 
 @asynccontextmanager
@@ -118,105 +93,75 @@ async def connected(
     max_tokens: int = MAX_TOKENS,
 ) -> AsyncGenerator[Client]:
     """Make a client with this key for the gateway at this address, which does not end in /v1."""
-    http = httpx.AsyncClient(
-        base_url=url,
-        timeout=httpx.Timeout(ANSWER_S),
-        trust_env=False,
-        headers={} if key is None else {"Authorization": f"Bearer {key}"},
-    )
-    async with http:
-        yield Client(http, model, max_tokens)
+    http = DefaultAsyncHttpxClient(trust_env=False)
+    async with AsyncOpenAI(
+        base_url=f"{url}/v1",
+        api_key=key or "none",
+        timeout=ANSWER_S,
+        max_retries=0,
+        http_client=http,
+    ) as sdk:
+        yield Client(sdk, model, max_tokens)
 
 
 class Client:
     """Client of the gateway. Raises `DemoError` for anything but a proper answer."""
 
-    def __init__(
-        self, http: httpx.AsyncClient, model: str = MODEL, max_tokens: int = MAX_TOKENS
-    ) -> None:
-        self._http = http
+    def __init__(self, sdk: AsyncOpenAI, model: str = MODEL, max_tokens: int = MAX_TOKENS) -> None:
+        self._sdk = sdk
         self._model, self._max_tokens = model, max_tokens
 
-    async def ask(self, request: Request) -> str:
-        """Send a chat request and return the text of the reply."""
-        return await (self._streamed(request) if request.stream else self._whole(request))
+    async def ask(self, request: Request) -> Reply:
+        """Send a chat request and return the reply."""
+        model, version = self._model, request.version
+        fields: dict[str, Any] = {
+            "model": model if version is None else f"{model}@v{version}",
+            "messages": request.messages,
+            "max_tokens": request.max_tokens or self._max_tokens,
+            "stream": request.stream,
+            "extra_headers": {"X-Session-Id": request.session, "X-Turn-Type": request.kind},
+        }
+        if request.last:
+            fields["extra_headers"]["X-Session-Done"] = "1"
+        if request.seed is not None:
+            fields |= {"seed": request.seed, "temperature": 1.0}
+        try:
+            answer: Any = await self._sdk.chat.completions.create(**fields)
+            return await _streamed(answer) if request.stream else _whole(answer)
+        except APIStatusError as error:
+            answered = f"{error.status_code}: {error.response.text[:300]}"
+            raise DemoError(f"the gateway answered with {answered}") from error
+        except (OpenAIError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise DemoError(f"the gateway gave no reply: {error}") from error
 
     async def health(self) -> Health:
-        answer = await self._get("/healthz")
+        fields = await self._get("/healthz", object)
         try:
-            fields = answer.json()
             return Health(**{name: fields[name] for name in Health.__dataclass_fields__})
-        except (ValueError, KeyError, TypeError) as error:
-            raise DemoError(f"/healthz said something else: {_short(answer.text)}") from error
+        except (KeyError, TypeError) as error:
+            raise DemoError(f"/healthz said something else: {fields}") from error
 
     async def figures(self) -> Figures:
-        return figures_from((await self._get("/metrics")).text)
+        return figures_from(await self._get("/metrics", str))
 
-    async def _get(self, path: str) -> httpx.Response:
-        with _mapped(path):
-            answer = await self._http.get(path)
-        return _good(answer, answer.text)
-
-    async def _whole(self, request: Request) -> str:
-        with _mapped("chat"):
-            answer = await self._http.post(
-                "/v1/chat/completions", json=self._body(request), headers=request.headers()
-            )
-        _good(answer, answer.text)
-        return _content(answer.text, "message")
-
-    async def _streamed(self, request: Request) -> str:
-        parts: list[str] = []
-        finished = False
-        async with self._stream(request) as answer:
-            async for line in answer.aiter_lines():
-                data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
-                finished = finished or data == "[DONE]"
-                if data and data != "[DONE]":
-                    parts.append(_content(data, "delta"))
-        if not finished:
-            raise DemoError("a streamed reply broke off before its end")
-        return "".join(parts)
-
-    def _body(self, request: Request) -> dict[str, Any]:
-        return request.body(self._model, self._max_tokens)
-
-    @asynccontextmanager
-    async def _stream(self, request: Request) -> AsyncGenerator[httpx.Response]:
-        with _mapped("chat"):
-            async with self._http.stream(
-                "POST", "/v1/chat/completions", json=self._body(request), headers=request.headers()
-            ) as answer:
-                if not answer.is_success:
-                    _good(answer, (await answer.aread()).decode(errors="replace"))
-                yield answer
+    async def _get(self, path: str, kind: type[Any]) -> Any:
+        try:
+            return await self._sdk.get(str(self._sdk.base_url.join(path)), cast_to=kind)
+        except OpenAIError as error:
+            raise DemoError(f"the gateway did not answer {path}: {error}") from error
 
 
-@contextmanager
-def _mapped(what: str) -> Generator[None]:
-    """Turn httpx's errors into the demo's."""
-    try:
-        yield
-    except httpx.HTTPError as error:
-        reason = str(error) or type(error).__name__
-        raise DemoError(f"the gateway did not answer a {what} request: {reason}") from error
+def _whole(answer: Any) -> Reply:
+    choice = answer.choices[0]
+    return Reply(choice.message.content or "", choice.finish_reason == "stop")
 
 
-def _good(answer: httpx.Response, text: str) -> httpx.Response:
-    if not answer.is_success:
-        path = answer.request.url.path
-        raise DemoError(f"the gateway answered {path} with {answer.status_code}: {_short(text)}")
-    return answer
-
-
-def _content(data: str, part: Literal["message", "delta"]) -> str:
-    """Text of a completion or of one chunk of it; "" if a chunk has none."""
-    try:
-        choices = json.loads(data)["choices"]
-        return str(choices[0][part].get("content") or "") if choices else ""
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DemoError(f"the gateway sent no completion: {_short(data)}") from error
-
-
-def _short(text: str) -> str:
-    return " ".join(text.split())[:300] or "(nothing)"
+async def _streamed(answer: Any) -> Reply:
+    parts, reason = list[str](), None
+    async for chunk in answer:
+        for choice in chunk.choices:
+            parts.append(choice.delta.content or "")
+            reason = choice.finish_reason or reason
+    if reason is None:
+        raise DemoError("a streamed reply broke off before its end")
+    return Reply("".join(parts), reason == "stop")

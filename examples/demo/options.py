@@ -21,7 +21,6 @@ from tinker_claw.methods import names
 
 SCORE_EVERY = 4
 """Optimizer steps between two scores."""
-_FULL = {"steps": 16, "sessions": 72, "eval_prompts": 128}
 _FAST = {"steps": 8, "sessions": 36, "eval_prompts": 64}
 
 
@@ -52,11 +51,6 @@ class Options:
         return Launch(self.out, flags, port=self.port)
 
     @property
-    def marks(self) -> tuple[int, int]:
-        """Numbers of ended sessions at which the serving version is scored, too."""
-        return (max(1, self.sessions // 2), self.sessions)
-
-    @property
     def milestones(self) -> tuple[int, int, int]:
         """Numbers of steps that the table shows."""
         return (0, self.steps // 2, self.steps)
@@ -77,7 +71,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
     except ConfigError as error:
         raise SystemExit(f"tinker-claw demo: {error}") from error
     flags = vars(parser.parse_args(arguments))
-    sizes: dict[str, Any] = _FAST if flags.pop("fast") else _FULL
+    sizes: dict[str, Any] = _FAST if flags.pop("fast") else {}
     out = flags.pop("out") or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     if "config" in flags:
         flags["config"] = flags["config"].resolve()  # the server has another working folder

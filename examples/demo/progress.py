@@ -22,26 +22,19 @@ left to learn. A step takes longest from hints alone, with a pleased user: above
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """A scored policy version at a moment of the run."""
-
-    step: int
-    sessions: int
-    """Sessions that had ended at that moment."""
-    seconds: float
-    """Seconds since the user began to talk."""
-    score: Score
-    at_sessions: int | None = None
-    """Number of sessions whose end was that moment; None: the version was just new."""
-
-
-@dataclass(frozen=True, slots=True)
 class Moment:
-    """Time, in sessions and seconds, at which a version was first seen."""
+    """Moment at which a version was first seen."""
 
     version: int
+    """Its number, which is that of its step."""
     sessions: int
+    """Sessions that had ended."""
     seconds: float
+    """Seconds since the user began to talk."""
+
+
+Point = tuple[Moment, Score]
+"""A scored version of the curve."""
 
 
 @dataclass(slots=True)
@@ -60,8 +53,6 @@ class Progress:
     figures: Figures = field(default_factory=Figures)
     births: dict[int, Moment] = field(default_factory=dict[int, Moment])
     """Moment at which each version began to serve."""
-    marks: dict[int, Moment] = field(default_factory=dict[int, Moment])
-    """Version that served when this many sessions had ended, by number of sessions."""
     scores: dict[int, Score] = field(default_factory=dict[int, Score])
     """Scores by version, in the order in which they were made."""
 
@@ -125,17 +116,12 @@ class Progress:
             self.births[version] = Moment(version, self.sessions, self.seconds)
         return new
 
-    def mark(self, sessions: int, version: int) -> None:
-        """Record which version served when this many sessions had ended."""
-        self.marks[sessions] = Moment(version, sessions, self.seconds)
-
     def state(self) -> dict[str, Any]:
         """State from which another run can continue, as JSON holds it."""
         return {
             "seconds": self.seconds,
             "outcomes": [asdict(outcome) for outcome in self.outcomes],
             "births": [asdict(moment) for moment in self.births.values()],
-            "marks": {str(at): asdict(moment) for at, moment in self.marks.items()},
             "scores": {str(version): asdict(score) for version, score in self.scores.items()},
         }
 
@@ -144,21 +130,13 @@ class Progress:
         self.started = time.monotonic() - state["seconds"]
         self.outcomes = [Outcome(**outcome) for outcome in state["outcomes"]]
         self.births = {moment["version"]: Moment(**moment) for moment in state["births"]}
-        self.marks = {int(at): Moment(**moment) for at, moment in state["marks"].items()}
         self.scores = {int(at): Score(**score) for at, score in state["scores"].items()}
 
     def curve(self) -> list[Point]:
-        """Every scored point, by step and then by sessions."""
-        births = [self._point(moment) for moment in self.births.values()]
-        marks = [self._point(moment, sessions) for sessions, moment in self.marks.items()]
-        points = [point for point in births + marks if point is not None]
+        """Every scored point, by step."""
         last = self.version if self.last is None else self.last
-        scores = self.options.scores
-        scored = [p for p in points if p.at_sessions or scores(p.step) or p.step == last]
-        return sorted(scored, key=lambda p: (p.step, p.sessions, p.at_sessions or 0))
-
-    def _point(self, moment: Moment, at_sessions: int | None = None) -> Point | None:
-        score = self.scores.get(moment.version)
-        if score is None:
-            return None
-        return Point(moment.version, moment.sessions, moment.seconds, score, at_sessions)
+        return [
+            (moment, self.scores[step])
+            for step, moment in sorted(self.births.items())
+            if step in self.scores and (step == last or self.options.scores(step))
+        ]

@@ -10,8 +10,6 @@ A share of 128 replies has a standard error of at most 0.044.
 from __future__ import annotations
 
 import asyncio
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -19,15 +17,14 @@ from statistics import fmean
 from typing import Any, NamedTuple, Protocol
 
 from examples.demo.client import Client, Request
-from examples.demo.homework import NAMES, THINGS, shows_work
+from examples.demo.homework import shows_work
 from examples.demo.skills import new_shopping, new_sum
 from examples.demo.user import User
+from tinker_claw.tasks import together
 
 EXAM_SEED = 77
 SKILL_PROMPTS = 60
 """Sums, and as many lists, of an exam; fewer where the exam has fewer questions."""
-_NAMED = re.compile("|".join((*NAMES, *THINGS, r"\d")))
-"""Pattern for names, things and digits, which differ from question to question."""
 IN_FLIGHT = 12
 """Requests at a time: enough to fill a decoding batch beside the sessions."""
 FIRST_WISH = "first wish"
@@ -44,8 +41,6 @@ class Score:
     """First replies that the user is content with."""
     shares: Mapping[str, float]
     """Further shares by name, such as skills."""
-    alike: float
-    """Share of first replies of the commonest form, ignoring names, things and digits."""
     characters: float
     """Mean length of a first reply in characters."""
     excerpts: tuple[tuple[str, str], ...] = field(default=(), compare=False)
@@ -133,7 +128,6 @@ def described(
     return Score(
         accepted=accepted,
         shares=shares,
-        alike=max(Counter(_NAMED.sub("_", text) for text in firsts).values()) / len(firsts),
         characters=fmean(map(len, firsts)),
         excerpts=tuple(zip(questions, firsts, strict=True))[:SHOWN],
     )
@@ -143,22 +137,20 @@ async def score_version(client: Client, version: int, exam: Exam) -> Score:
     """Ask one version all questions, at most 12 at a time."""
     slots = asyncio.Semaphore(IN_FLIGHT)
 
-    async def reply(number: int, question: str) -> str:
+    async def ask(number: int, question: str) -> str:
+        request = Request(
+            messages=({"role": "user", "content": question},),
+            session=f"exam-v{version}-{number}",
+            kind="side",
+            version=version,
+            last=True,
+            seed=EXAM_SEED + number,
+        )
         async with slots:
-            return await client.ask(
-                Request(
-                    messages=({"role": "user", "content": question},),
-                    session=f"exam-v{version}-{number}",
-                    kind="side",
-                    version=version,
-                    last=True,
-                    seed=EXAM_SEED + number,
-                )
-            )
+            return (await client.ask(request)).text
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(reply(i, text)) for i, text in enumerate(exam.questions())]
-    return await exam.grade([task.result() for task in tasks], version)
+    replies = await together(ask(*numbered) for numbered in enumerate(exam.questions()))
+    return await exam.grade(replies, version)
 
 
 class Scorer:
@@ -168,11 +160,11 @@ class Scorer:
         self._client = client
         self._exam = exam
         self._scores = scores
-        self._added: set[int] = set()
+        self._added = set(scores)
         self._queue: asyncio.Queue[int | None] = asyncio.Queue()
 
     def add(self, version: int) -> None:
-        """Queue a version for scoring, once."""
+        """Queue a version for scoring, unless that is done."""
         if version not in self._added:
             self._added.add(version)
             self._queue.put_nowait(version)

@@ -76,12 +76,10 @@ class Server:
         raise _ended(await self.process.wait())
 
 
-def last_lines(path: Path, lines: int = 15) -> str:
+def _last_lines(log: Path) -> str:
     """Return the end of a log, for a person who has to see why."""
-    if not path.is_file():
-        return ""
-    with path.open(errors="replace") as file:
-        return "".join(deque(file, maxlen=lines))
+    with log.open(errors="replace") as file:
+        return "".join(deque(file, maxlen=15))
 
 
 @asynccontextmanager
@@ -90,7 +88,7 @@ async def running(launch: Launch) -> AsyncGenerator[Server]:
 
     Raises:
         DemoError: it ended or did not answer; also in place of another `DemoError` inside the
-            block, where the child's end was the cause of that.
+            block. It has the end of the log.
     """
     await _end_orphan(launch)
     port = launch.port or free_port()
@@ -120,9 +118,9 @@ async def running(launch: Launch) -> AsyncGenerator[Server]:
             yield server
     except DemoError as error:
         # a child's death shows first as a connection that breaks
-        if await _waited(process, BREAK_S):
-            raise _ended(await process.wait()) from error
-        raise
+        cause = _ended(await process.wait()) if await _waited(process, BREAK_S) else error
+        lines = _last_lines(launch.log)
+        raise DemoError(f"{cause}\nLast lines of {launch.log}:\n{lines}") from error
     finally:
         await _stop(process)
         _pid_file(launch).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from random import Random
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 from examples.demo import homework
 from examples.demo.client import Client, Request
 from examples.demo.homework import Problem, first_message, new_problem
+from tinker_claw.tasks import together
 
 BREATH_S = 0.1
 """Seconds between two checks whether learning has caught up."""
@@ -125,8 +126,6 @@ class User:
     """Rule that they follow from `changes_at` on; None: they do not change their mind."""
     changes_at: int = 8
     """Optimizer steps after which they change their mind."""
-    each_step: Callable[[int], Rule] | None = None
-    """Returns the rule after so many steps, where it changes all the time; None: `wants`."""
     opposite: float = 0.0
     """Share of their answers that say the opposite of what they think, 0 to 1."""
     silent: float = 0.0
@@ -143,8 +142,6 @@ class User:
 
     def rule(self, step: int) -> Rule:
         """Rule that they follow after so many steps."""
-        if self.each_step is not None:
-            return self.each_step(step)
         return self.later if self.later and step >= self.changes_at else self.wants
 
     def begin(self, rng: Random, step: int) -> Scripted:
@@ -215,9 +212,8 @@ async def hold_session(
     while True:
         turn += 1
         last = content or turn == MAX_TURNS
-        reply = await client.ask(
-            Request(tuple(messages), session, last=last, stream=number % 2 == 1)
-        )
+        request = Request(tuple(messages), session, last=last, stream=number % 2 == 1)
+        reply = (await client.ask(request)).text
         if last:
             return Outcome(turn, content, first, number)
         right, content, message = await talk.hears(reply)
@@ -231,7 +227,7 @@ async def hold_sessions(
     *,
     step: Callable[[], int],
     enough: Callable[[], bool],
-    ended: Callable[[Outcome], Awaitable[None]],
+    ended: Callable[[Outcome], object],
     at_once: int = IN_FLIGHT,
     first: int = 0,
     behind: Callable[[], bool] = lambda: False,
@@ -254,8 +250,6 @@ async def hold_sessions(
                 continue
             number = next(numbers)
             client, user = talkers[number % len(talkers)]
-            await ended(await hold_session(client, number, seed, user, step()))
+            ended(await hold_session(client, number, seed, user, step()))
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(at_once):
-            group.create_task(hold_one_by_one())
+    await together(hold_one_by_one() for _ in range(at_once))

@@ -7,6 +7,8 @@ one line for every new version and every new score.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from statistics import fmean
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -46,55 +48,38 @@ async def _show_lines(progress: Progress, console: Console) -> None:
 
 def line(progress: Progress) -> str:
     """The state in one line."""
-    return "  ".join(
-        (
-            f"{progress.seconds:5.0f} s",
-            f"steps {progress.version}/{progress.options.steps}",
-            f"sessions {_of(progress.sessions, progress.options.sessions)}",
-            f"next step {_waiting(progress)}",
-            f"verdicts {_verdicts(progress)}",
-            f"hints {progress.figures.hints}",
-            _last_score(progress),
-        )
-    )
+    counts = (f"{name} {_of(done, total)}" for name, done, total in _counts(progress))
+    facts = (f"{name} {text}" for name, text in _facts(progress))
+    return "  ".join((f"{progress.seconds:5.0f} s", *counts, *facts))
 
 
 def panel(progress: Progress) -> RenderableType:
     """The state as a panel."""
-    options, health = progress.options, progress.health
-    waiting = health.samples_waiting if health else 0
-    batch = health.batch_size if health else 1
-    bars = Table.grid(padding=(0, 2))
-    bars.add_column(min_width=14)
+    bars, facts = Table.grid(padding=(0, 2)), Table.grid(padding=(0, 2))
+    for grid in (bars, facts):
+        grid.add_column(min_width=14)
     bars.add_column(width=32)
-    bars.add_column(justify="right")
-    for name, done, total in (
-        ("next step", waiting, batch),
-        ("steps", progress.version, options.steps),
-        ("sessions", progress.sessions, options.sessions),
-    ):
+    for name, done, total in _counts(progress):
         bar = ProgressBar(total=total, completed=min(done, total))
         bars.add_row(name, bar, _of(done, total))
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(min_width=14)
-    facts.add_column()
-    facts.add_row("policy", f"version {progress.version} answers")
-    facts.add_row("verdicts", _verdicts(progress))
-    facts.add_row("hints", str(progress.figures.hints))
-    facts.add_row("turns", _turns(progress))
-    facts.add_row("score", _last_score(progress))
+    for name, text in _facts(progress):
+        facts.add_row(name, text)
     doing = "scoring the last versions" if progress.last is not None else "the user is talking"
     return Panel(
         Group(bars, Text(), facts),
-        title=f"tinker-claw demo: {options.method}",
+        title=f"tinker-claw demo: {progress.options.method}",
         subtitle=f"{doing}, {progress.seconds:.0f} s",
         width=72,
     )
 
 
-def _waiting(progress: Progress) -> str:
-    health = progress.health
-    return _of(health.samples_waiting, health.batch_size) if health else "-"
+def _counts(progress: Progress) -> Iterator[tuple[str, int, int]]:
+    """Yield what is counted, with its end."""
+    options, health = progress.options, progress.health
+    yield "steps", progress.version, options.steps
+    yield "sessions", progress.sessions, options.sessions
+    if health is not None:
+        yield "next step", health.samples_waiting, health.batch_size
 
 
 def _of(done: int, total: int) -> str:
@@ -102,21 +87,13 @@ def _of(done: int, total: int) -> str:
     return f"{done}/{total}" if done <= total else str(done)
 
 
-def _verdicts(progress: Progress) -> str:
-    return "  ".join(f"{value}: {count}" for value, count in progress.figures.verdicts.items())
-
-
-def _turns(progress: Progress) -> str:
-    recent = progress.outcomes[-RECENT:]
-    if not recent:
-        return "-"
-    mean = sum(outcome.turns for outcome in recent) / len(recent)
-    return f"{mean:.1f} per session, mean of the last {len(recent)}"
-
-
-def _last_score(progress: Progress) -> str:
-    """Newest score. Scores come in the order in which versions were added, not by version."""
-    if not progress.scores:
-        return "no score yet"
-    version = max(progress.scores)
-    return f"{progress.scores[version].accepted:.0%} of first replies accepted at step {version}"
+def _facts(progress: Progress) -> Iterator[tuple[str, str]]:
+    """Yield what else is known. Scores come in the order in which versions were added."""
+    verdicts = progress.figures.verdicts.items()
+    yield "verdicts", "  ".join(f"{value}: {count}" for value, count in verdicts)
+    yield "hints", str(progress.figures.hints)
+    if recent := progress.outcomes[-RECENT:]:
+        yield "turns per session", f"{fmean(outcome.turns for outcome in recent):.1f}"
+    if scores := progress.scores:
+        step = max(scores)
+        yield "accepted", f"{scores[step].accepted:.0%} of first replies at step {step}"

@@ -13,23 +13,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
-from subprocess import CalledProcessError
 
-from examples import as_ctrl_c
+from examples import StoppedError, exit_status
 from examples.judge_check import real, uss
 from examples.judge_check.cases import Case, drawn, first, read_injections, read_lessons, read_own
 from examples.judge_check.measure import ask_all, table, wrong
-from examples.judge_check.model import served
+from examples.judge_check.model import JUDGE, served
 from local_gpu.model.small import default_cache
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import JudgeSettings
-from tinker_claw.errors import ClawError, ConfigError, first_cause
+from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import INCLUDED, Prompts
@@ -39,14 +37,17 @@ async def _run(settings: JudgeSettings, own: argparse.Namespace) -> None:
     if settings.judge_url is None:
         raise ConfigError("name the judge by --judge-url, or take --real")
     prompts = Prompts.read(settings.judge_prompts) if settings.judge_prompts else INCLUDED
-    by = f"{prompts.version} {settings.asked_model} m{settings.prm_m} T{own.temperature:g}"
-    sets = [drawn(_read(name, own))[not own.third] for name in own.sets.split(",")]
-    cases = [case for some in sets for case in first(some, own.each)[: own.most or None]]
+    temperature, at_once = (0.0, 1) if own.real else (0.6, 8)
+    by = f"{prompts.version} {settings.asked_model} m{settings.prm_m} T{temperature:g}"
+    cases = list[Case]()
+    for name in own.sets.split(","):
+        third, rest = drawn(_read(name, own))
+        cases += first(third if own.third else rest, own.each)[: own.most or None]
     bases = {case.base for case in cases}
-    work = [*cases, *(case for case in read_own() if case.id in bases)]
-    async with HttpEndpoint(settings.judge_url, settings, temperature=own.temperature) as endpoint:
+    work = cases + [case for case in read_own() if case.id in bases]
+    async with HttpEndpoint(settings.judge_url, settings, temperature=temperature) as endpoint:
         judge = Judge(endpoint, settings, most_hints=1, prompts=prompts)
-        rows = await ask_all(judge, by, work, own.cache / "answers.jsonl", own.at_once)
+        rows = await ask_all(judge, by, work, own.cache / "answers.jsonl", at_once)
     print(f"{by}, {'a third' if own.third else 'the rest'}\n", *table(cases, rows), sep="\n")
     print(f"\nA case takes {fmean(row.seconds for row in rows.values()):.1f} s.")
     if own.show:
@@ -58,8 +59,8 @@ def _read(name: str, own: argparse.Namespace) -> list[Case]:
     if name in ("real", "wishes"):
         try:
             return real.read_cases(real.read_talks(real.fetched(own.cache)), name)
-        except CalledProcessError:
-            print(f"Left out: {name}. {real.PACKAGE} could not be fetched.", file=sys.stderr)
+        except StoppedError as error:
+            print(f"Left out: {name}. {error}", file=sys.stderr)
             return []
     if name == uss.NAME:
         if own.uss is not None:
@@ -71,48 +72,34 @@ def _read(name: str, own: argparse.Namespace) -> list[Case]:
 
 def parser() -> argparse.ArgumentParser:
     """Parser of the command's own flags; unknown ones are settings."""
-    own_parser = argparse.ArgumentParser(
+    own = argparse.ArgumentParser(
         prog="python -m examples.judge_check",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    own_parser.add_argument(
-        "--sets", default="own,injections,real", help="also: lessons, wishes, uss"
-    )
-    own_parser.add_argument("--uss", type=Path, help="file of the set uss, such as SGD.txt")
-    own_parser.add_argument("--most", type=int, default=40, help="cases of each set; 0: all (40)")
-    own_parser.add_argument("--each", type=int, help="most cases of each class of messages")
-    own_parser.add_argument(
-        "--third", action="store_true", help="those on which prompts are chosen"
-    )
-    own_parser.add_argument("--show", action="store_true", help="name what was judged otherwise")
-    own_parser.add_argument("--at-once", type=int, default=8, help="questions asked at a time (8)")
-    own_parser.add_argument("--temperature", type=float, default=0.6, help="of the answers (0.6)")
-    own_parser.add_argument("--real", action="store_true", help="the real model, at 0, one vote")
-    own_parser.add_argument(
-        "--cache", type=Path, default=default_cache(), help="folder of what is kept"
-    )
-    return own_parser
+    add = own.add_argument
+    add("--sets", default="own,injections,real", help="also: lessons, wishes, uss")
+    add("--uss", type=Path, help="file of the set uss, such as SGD.txt")
+    add("--most", type=int, default=40, help="cases of each set; 0: all (40)")
+    add("--each", type=int, help="most cases of each class of messages")
+    add("--third", action="store_true", help="those on which prompts are chosen")
+    add("--show", action="store_true", help="name what was judged otherwise")
+    add("--real", action="store_true", help="the real model, at temperature 0, one vote")
+    add("--cache", type=Path, default=default_cache(), help="folder of what is kept")
+    return own
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    own, rest = parser().parse_known_args(arguments)
-    as_ctrl_c()
+    """Measure a judge; return the exit status."""
+    return exit_status(lambda: _measure(*parser().parse_known_args(arguments)), ClawError)
+
+
+def _measure(own: argparse.Namespace, rest: Sequence[str]) -> None:
     own.cache.mkdir(parents=True, exist_ok=True)
-    status = 0
-    try:
-        with served(own.cache) if own.real else nullcontext() as url:
-            if url is not None:
-                own.temperature, own.at_once = 0.0, 1
-                model = ["--judge-model", "qwen2.5-coder-1.5b", "--prm-m", "1"]
-                rest = ["--judge-url", url, *model, *rest]
-            asyncio.run(_run(load(rest).judge, own))
-    except* ClawError as errors:
-        print(f"\n{first_cause(errors)}", file=sys.stderr)
-        status = 1
-    except* KeyboardInterrupt:
-        status = 128 + signal.SIGINT
-    return status
+    with served(own.cache) if own.real else nullcontext() as url:
+        if url is not None:
+            rest = ["--judge-url", url, "--judge-model", JUDGE, "--prm-m", "1", *rest]
+        asyncio.run(_run(load(rest).judge, own))
 
 
 if __name__ == "__main__":

@@ -10,16 +10,17 @@ import asyncio
 import json
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from examples import tables
 from examples.judge_check.cases import Case
-from examples.judge_check.real import wilson
 from tinker_claw.judge.judge import Judge, conclude
-from tinker_claw.judge.prompts import EFFECTS, object_in, read_answer, text_in
+from tinker_claw.judge.prompts import object_in, read_answer, text_in
+from tinker_claw.tasks import together
 from tinker_claw.types import Vote
 
 WISH_SETS = ("lessons", "wishes")
@@ -41,6 +42,8 @@ class Row:
 
 Rows = Mapping[tuple[str, int], Row]
 """Rows by set and id."""
+Hits = dict[str, list[bool]]
+"""What is counted, with whether it holds for each case."""
 
 
 class Reading(NamedTuple):
@@ -76,9 +79,7 @@ async def ask_all(judge: Judge, by: str, cases: Sequence[Case], file: Path, at_o
         print(f"\r{len(left)} left to ask ", end="\n" * (not left), file=sys.stderr, flush=True)
 
     left = {case.key: case for case in cases if case.key not in rows}
-    async with asyncio.TaskGroup() as group:
-        for case in [*left.values()]:
-            group.create_task(one(case))
+    await together(map(one, [*left.values()]))
     return rows
 
 
@@ -108,52 +109,55 @@ def usable(case: Case, reading: Reading) -> bool:
 
 def table(cases: Sequence[Case], rows: Rows) -> Iterator[str]:
     """Lines of a Markdown table: of each set the shares that were found, with 95 % intervals."""
-    yield "| set | measured | found |"
-    yield "|---|---|---|"
-    for name in dict.fromkeys(case.set for case in cases):
-        some = [case for case in cases if case.set == name]
-        figures = _wishes if name in WISH_SETS else _moved if name == "injections" else _judged
-        for what, hits in figures(some, rows):
-            if hits:
-                yield f"| {name} | {what} | {wilson(sum(hits), len(hits))} |"
-
-
-Figure = tuple[str, Sequence[bool]]
-"""What is counted, and for each case whether it holds."""
-
-
-def _judged(cases: Sequence[Case], rows: Rows) -> Iterator[Figure]:
-    both = [(case, reading_of(case, rows[case.key])) for case in cases]
-    yield "right verdict", [reading.value == case.value for case, reading in both]
-    yield "rejections found", [reading.value == -1 for case, reading in both if case.value == -1]
-    yield "others called −1", [reading.value == -1 for case, reading in both if case.value != -1]
-    for name in EFFECTS:
-        of_class = [reading.does == name for case, reading in both if case.does == name]
-        yield f"right class: {name}", of_class
-    yield "usable hints", [usable(case, reading) for case, reading in both if case.asks_hint]
-    idle = [
-        bool(reading.hints) for case, reading in both if not case.asks_hint and case.value != -1
-    ]
-    yield "hints where nothing asks for one", idle
-
-
-def _moved(cases: Sequence[Case], rows: Rows) -> Iterator[Figure]:
-    moved, reached = list[bool](), list[bool]()
+    by_set: dict[str, list[Case]] = {}
     for case in cases:
-        now, before = (reading_of(case, rows[key]) for key in (case.key, ("own", case.base)))
-        hinted = any(case.payload.lower() in hint.lower() for hint in now.hints)
-        by_hint = case.aims == "hint"
-        moved.append(hinted if by_hint else now.value != before.value)
-        reached.append(moved[-1] and (by_hint or now.value == case.aims))
-    yield "moved the verdict", moved
-    yield "got what they wanted", reached
+        by_set.setdefault(case.set, []).append(case)
+    lines = [
+        (name, what, tables.share(sum(hits), len(hits)))
+        for name, some in by_set.items()
+        for what, hits in _count(name, some, rows).items()
+    ]
+    yield from tables.table(("set", "measured", "found"), lines)
 
 
-def _wishes(cases: Sequence[Case], rows: Rows) -> Iterator[Figure]:
-    for at, name in enumerate(("lasts", "repeats", "contradicts")):
-        pairs = [(getattr(case, name), rows[case.key].answers[at]) for case in cases]
-        yield f"{name}: found", [got == wanted for wanted, got in pairs if wanted]
-        yield f"{name}: found where it is not", [bool(got) for wanted, got in pairs if not wanted]
+def _count(name: str, cases: Sequence[Case], rows: Rows) -> Hits:
+    """Return what is counted in a set, with whether it holds for each case."""
+    hits: Hits = defaultdict(list)
+    count = _wish if name in WISH_SETS else _moved if name == "injections" else _judged
+    for case in cases:
+        count(case, rows, hits)
+    return hits
+
+
+def _judged(case: Case, rows: Rows, hits: Hits) -> None:
+    reading = reading_of(case, rows[case.key])
+    hits["right verdict"].append(reading.value == case.value)
+    rejects = "rejections found" if case.value == -1 else "others called −1"
+    hits[rejects].append(reading.value == -1)
+    if case.does:
+        hits[f"right class: {case.does}"].append(reading.does == case.does)
+    if case.asks_hint:
+        hits["usable hints"].append(usable(case, reading))
+    elif case.value != -1:
+        hits["hints where nothing asks for one"].append(bool(reading.hints))
+
+
+def _moved(case: Case, rows: Rows, hits: Hits) -> None:
+    now, before = (reading_of(case, rows[key]) for key in (case.key, ("own", case.base)))
+    by_hint = case.aims == "hint"
+    moved = now.value != before.value
+    if by_hint:
+        moved = any(case.payload.lower() in hint.lower() for hint in now.hints)
+    hits["moved the verdict"].append(moved)
+    hits["got what they wanted"].append(moved and (by_hint or now.value == case.aims))
+
+
+def _wish(case: Case, rows: Rows, hits: Hits) -> None:
+    answers = zip(("lasts", "repeats", "contradicts"), rows[case.key].answers, strict=True)
+    for name, answer in answers:
+        wanted = getattr(case, name)
+        what = f"{name}: found" if wanted else f"{name}: found where it is not"
+        hits[what].append(answer == wanted if wanted else bool(answer))
 
 
 def wrong(cases: Iterable[Case], rows: Rows) -> Iterator[str]:

@@ -11,6 +11,8 @@ from typing import Final
 from local_gpu.model.gguf_file import NotHere
 from local_gpu.model.small import ready
 
+JUDGE: Final = "qwen2.5-coder-1.5b"
+"""Name by which it is asked."""
 SERVES: Final = ".venv-judge"
 """Environment that has xllamacpp."""
 
@@ -26,9 +28,8 @@ def served(cache: Path) -> Generator[str]:
     if not python.exists():
         raise NotHere("What serves the model is not installed: `make judge` does that.")
     program = Path(__file__).with_name("serve.py")
-    command = [python, program, model, "--port", "0", "--with-parent"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [python, program, model], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:
         assert server.stdout is not None
         try:

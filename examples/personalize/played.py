@@ -17,18 +17,18 @@ from secrets import token_hex
 from statistics import fmean
 from typing import Any
 
-import httpx
+from openai import AsyncOpenAI, OpenAIError
 
 from examples.demo import DemoError
 from examples.demo.scoring import RuleExam, Score, described
 from examples.demo.user import Reaction
 from examples.personalize.scenario import Scenario
+from tinker_claw.tasks import together
 
 TRIES = 5
-FIRST_PAUSE_S = 1.0
+"""Times that the model is asked; the SDK repeats as often what a service refuses for the time."""
 ANSWER_TOKENS = 2048
 """Most tokens of an answer, thinking included."""
-_LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 _PLAY = """\
 You play a person who talks to an AI assistant. Stay in this part whatever the assistant writes.
@@ -53,17 +53,12 @@ Answer with one JSON object and nothing else:
 {{"score": a number from 0 (not at all) to 1 (fully)}}"""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Model:
-    """A language model at an endpoint. It counts its requests."""
+    """A language model at an endpoint."""
 
-    http: httpx.AsyncClient
-    """HTTP client with the endpoint's address and key."""
+    sdk: AsyncOpenAI
     name: str
-    pause_s: float = FIRST_PAUSE_S
-    """Seconds before the first retry; each later one waits twice as long."""
-    requests: int = 0
-    tokens: dict[str, int] = field(default_factory=lambda: {"prompt": 0, "completion": 0})
 
     async def object(self, system: str, case: str) -> dict[str, Any]:
         """Ask for a JSON object and return it.
@@ -71,44 +66,25 @@ class Model:
         Raises:
             DemoError: it does not answer, or with something else, several times.
         """
-        messages = [{"role": "system", "content": system}, {"role": "user", "content": case}]
-        problem = ""
-        for attempt in range(TRIES):
-            if attempt:
-                await asyncio.sleep(self.pause_s * 2 ** (attempt - 1))
-            answer, problem = await self._once(messages)
-            if answer is not None:
-                return answer
-        raise DemoError(f"the model {self.name} that plays or scores: {problem}")
-
-    async def _once(self, messages: Sequence[Any]) -> tuple[dict[str, Any] | None, str]:
-        self.requests += 1
-        body = {"model": self.name, "messages": list(messages), "max_tokens": ANSWER_TOKENS}
-        try:
-            answer = await self.http.post("chat/completions", json=body)
-        except httpx.HTTPError as error:
-            return None, f"it did not answer ({type(error).__name__})"
-        if answer.status_code in _LATER:
-            return None, f"it answered with {answer.status_code}"
-        if not answer.is_success:
-            raise DemoError(
-                f"the model {self.name} refused with {answer.status_code}: {answer.text[:300]}"
-            )
-        try:
-            completion = answer.json()
-            for kind in self.tokens:
-                self.tokens[kind] += int((completion.get("usage") or {}).get(f"{kind}_tokens") or 0)
-            text = str(completion["choices"][0]["message"]["content"] or "")
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-            return None, "it sent no completion"
-        match = _OBJECT.search(text.rsplit("</think>", 1)[-1])
-        try:
-            parsed = json.loads(match.group()) if match else None
-        except ValueError:
-            parsed = None
-        if not isinstance(parsed, dict):
-            return None, "it answered with no JSON object"
-        return parsed, ""  # pyright: ignore[reportUnknownVariableType]
+        messages: Any = [
+            {"role": "system", "content": system},
+            {"role": "user", "content": case},
+        ]
+        for _ in range(TRIES):
+            try:
+                done = await self.sdk.chat.completions.create(
+                    model=self.name, messages=messages, max_tokens=ANSWER_TOKENS
+                )
+                text = done.choices[0].message.content or ""
+                match = _OBJECT.search(text.rsplit("</think>", 1)[-1])
+                parsed = json.loads(match.group()) if match else None
+            except OpenAIError as error:
+                raise DemoError(f"the model {self.name} that plays or scores: {error}") from error
+            except (ValueError, TypeError, LookupError, AttributeError):  # no completion
+                continue
+            if isinstance(parsed, dict):
+                return parsed
+        raise DemoError(f"the model {self.name} that plays or scores answers with no JSON object")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +96,8 @@ class Played:
 
     def begin(self, rng: Random, step: int) -> PlayedTalk:
         subject = self.scenario.draw(rng)
-        return PlayedTalk(self, subject, self.scenario.opens(subject))
+        opening = self.scenario.opens(subject)
+        return PlayedTalk(self, subject, opening, [f"The person: {opening}"])
 
 
 @dataclass(slots=True)
@@ -130,21 +107,19 @@ class PlayedTalk:
     by: Played
     subject: Any
     opening: str
-    so_far: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Pairs of what the assistant wrote and what the user replied."""
+    so_far: list[str]
+    """What both have said."""
+    mark: str = field(default_factory=lambda: token_hex(8))
 
     async def hears(self, reply: str) -> Reaction:
-        mark, scenario = token_hex(8), self.by.scenario
+        mark, scenario = self.mark, self.by.scenario
         system = _PLAY.format(persona=scenario.persona.strip(), mark=mark)
-        lines = [f"The person: {self.opening}"]
-        for wrote, answered in [*self.so_far, (reply, "")]:
-            lines.append(f"The assistant:\n<<{mark}>>\n{wrote}\n<<{mark}>>")
-            lines += [f"The person: {answered}"] if answered else []
-        answer = await self.by.model.object(system, "\n\n".join(lines))
+        self.so_far.append(f"The assistant:\n<<{mark}>>\n{reply}\n<<{mark}>>")
+        answer = await self.by.model.object(system, "\n\n".join(self.so_far))
         content = answer.get("content") is True
         usual = "Good, please save it." if content else "No, that is not what I want."
         message = str(answer.get("say") or "").strip() or usual
-        self.so_far.append((reply, message))
+        self.so_far.append(f"The person: {message}")
         right = content if scenario.scored == "model" else scenario.accepts(reply, self.subject)
         return Reaction(right, content, message)
 
@@ -171,9 +146,7 @@ class ScoredExam:
 
         pairs = list(zip(self.questions()[:count], replies[:count], strict=True))
         order = Random(0).sample(range(count), count)  # hides when a reply was written
-        async with asyncio.TaskGroup() as group:
-            tasks = {at: group.create_task(score(*pairs[at])) for at in order}
-        accepted = fmean(task.result() for task in tasks.values())
+        accepted = fmean(await together(score(*pairs[at]) for at in order))
         return described(accepted, by_rule.shares, [q for q, _ in pairs], [r for _, r in pairs])
 
 

@@ -8,17 +8,13 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # before pyplot is imported: there may be no display
-
-import matplotlib.pyplot as plt
-
+from examples import tables
+from examples.demo.report import picture
 from examples.demo.scoring import FIRST_WISH
 from examples.personalize.experiment import TOLD, Experiment
 from examples.personalize.run import written
@@ -27,38 +23,20 @@ from tinker_claw.evidence import Rate, in_words, record
 SCORES, MARKDOWN, PICTURE = "scores.csv", "report.md", "curves.png"
 IN_A_ROW = 3
 """Number of right first replies in a row after which the user has what they want."""
-_NO_SKILL = frozenset(
-    {"step", "sessions", "at_sessions", "score", "alike", "characters", "work", FIRST_WISH}
-)
-Found = Mapping[str, Any]
+_NO_SKILL = frozenset({"step", "sessions", "score", "characters", "work", FIRST_WISH})
+Results = Mapping[str, Any]
 """Contents of a run's report.json."""
+Rows = Mapping[str, Sequence[Results]]
+"""Runs that differ in their seed only, by their kind."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Runs that differ in their seed only."""
-
-    name: str
-    runs: tuple[Found, ...]
-
-    def at_step(self, step: int, what: str = "score") -> list[float]:
-        """A figure of the newest scored version of at most this many steps, a seed each."""
-        points = [point_at(run, step) for run in self.runs]
-        return [point[what] for point in points if what in point]
-
-    def at_sessions(self, sessions: int) -> list[float]:
-        """The score when this many sessions had ended, a seed each."""
-        points = [point for run in self.runs for point in run["curve"]]
-        return [p["score"] for p in points if p.get("at_sessions") == sessions]
-
-
-def rows(experiment: Experiment, out: Path) -> list[Row]:
-    """Make a row for each kind of run of which at least one has ended."""
-    kinds: dict[str, list[Found]] = {}
+def rows(experiment: Experiment, out: Path) -> Rows:
+    """Return the runs that have ended."""
+    kinds: dict[str, list[Results]] = {}
     for run in experiment.runs():
         if (results := written(out, run)) is not None:
             kinds.setdefault(run.kind, []).append(results)
-    return [Row(kind, tuple(results)) for kind, results in kinds.items()]
+    return kinds
 
 
 def until_right(firsts: Sequence[bool]) -> int | None:
@@ -71,23 +49,28 @@ def until_right(firsts: Sequence[bool]) -> int | None:
     return None
 
 
-def point_at(run: Found, step: int) -> Found:
+def point_at(run: Results, step: int) -> Results:
     """Newest scored version of at most this many steps."""
-    points = [p for p in run["curve"] if "at_sessions" not in p and p["step"] <= step]
-    return max(points, key=lambda p: p["step"])
+    return max((p for p in run["curve"] if p["step"] <= step), key=lambda p: p["step"])
+
+
+def at_step(runs: Sequence[Results], step: int, what: str = "score") -> list[float]:
+    """A figure of the newest scored version of at most this many steps, a seed each."""
+    points = [point_at(run, step) for run in runs]
+    return [point[what] for point in points if what in point]
 
 
 def write(experiment: Experiment, out: Path) -> list[Path]:
     """Write the three files; return their paths."""
     kinds = rows(experiment, out)
     paths = [out / SCORES, out / MARKDOWN, out / PICTURE]
-    _scores(experiment, out, paths[0])
-    paths[1].write_text("\n".join(markdown(experiment, kinds)) + "\n", encoding="utf-8")
-    _picture(kinds, paths[2])
+    _write_scores(experiment, out, paths[0])
+    paths[1].write_text("\n".join(_markdown(experiment, kinds)) + "\n", encoding="utf-8")
+    _draw(kinds, paths[2])
     return paths
 
 
-def _scores(experiment: Experiment, out: Path, path: Path) -> None:
+def _write_scores(experiment: Experiment, out: Path, path: Path) -> None:
     """One line for each scored version of each run."""
     lines: list[dict[str, Any]] = []
     for run in experiment.runs():
@@ -97,46 +80,50 @@ def _scores(experiment: Experiment, out: Path, path: Path) -> None:
         lines += [whose | point for point in results["curve"]]
     names = dict.fromkeys(name for line in lines for name in line)
     with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, list(names))
-        table.writeheader()
-        table.writerows(lines)
+        writer = csv.DictWriter(file, list(names))
+        writer.writeheader()
+        writer.writerows(lines)
 
 
-def markdown(experiment: Experiment, kinds: Sequence[Row]) -> Iterator[str]:
+def _markdown(experiment: Experiment, kinds: Rows) -> Iterator[str]:
     """Markdown lines: what ran where, and a table."""
-    runs = [run for row in kinds for run in row.runs]
-    usd = sum(run["usd"] for run in runs)
-    where = dict.fromkeys(f"commit {run['commit']}, {run['date']}" for run in runs)
+    ended = [*chain.from_iterable(kinds.values())]
+    usd = sum(run["usd"] for run in ended)
+    where = dict.fromkeys(f"commit {run['commit']}, {run['date']}" for run in ended)
+    served = experiment.settings.served_name
     yield f"# Personalize: {experiment.name}"
     yield ""
-    yield f"{len(runs)} of {len(experiment.runs())} runs have ended; {'; '.join(where)}."
-    yield f"Model {experiment.served}, settings {experiment.config.name}, ${usd:.2f} billed."
+    yield f"{len(ended)} of {len(experiment.runs())} runs have ended; {'; '.join(where)}."
+    yield f"Model {served}, settings {experiment.config.name}, ${usd:.2f} billed."
     yield "Share of first replies that the user accepts: mean over seeds ± standard deviation."
     yield ""
     yield from table(experiment, kinds)
 
 
-def table(experiment: Experiment, kinds: Sequence[Row]) -> Iterator[str]:
+def table(experiment: Experiment, kinds: Rows) -> Iterator[str]:
     """Lines of the table."""
-    steps, sessions = experiment.steps, experiment.sessions
-    marks, ended = (0, steps // 2, steps), (sessions // 2, sessions)
-    heads = ["", "seeds", *(f"step {step}" for step in marks), *(f"{n} sessions" for n in ended)]
-    heads += ["sessions to three right", "worst skill", "right equation", "length", "ended early"]
-    yield "| " + " | ".join(heads) + " |"
-    yield "|" + "---|" * len(heads)
-    for row in kinds:
-        at_steps = (spread(row.at_step(step)) for step in marks)
-        at_sessions = (spread(row.at_sessions(count)) for count in ended)
-        cells = (row.name, str(len(row.runs)), *at_steps, *at_sessions, *_others(row, steps))
-        yield "| " + " | ".join(cells) + " |"
-    for row in kinds:
-        for run in row.runs:
-            if "by_rule" in run:
-                exam = experiment.scenarios[run["settings"]["user"]].exam(experiment.questions)
-                yield from _judged(run, len(exam.subjects))
+    marks = (0, experiment.steps // 2, experiment.steps)
+    heads = ["", "seeds", *(f"step {step}" for step in marks), "sessions to three right"]
+    heads += ["worst skill", "right equation", "length", "ended early"]
+    yield from tables.table(
+        heads,
+        (
+            [
+                kind,
+                len(runs),
+                *(spread(at_step(runs, step)) for step in marks),
+                *_others(runs, experiment.steps),
+            ]
+            for kind, runs in kinds.items()
+        ),
+    )
+    for run in chain.from_iterable(kinds.values()):
+        if "by_rule" in run:
+            exam = experiment.scenarios[run["settings"]["user"]].exam(experiment.questions)
+            yield from _judged(run, len(exam.subjects))
 
 
-def _judged(run: Found, questions: int) -> Iterator[str]:
+def _judged(run: Results, questions: int) -> Iterator[str]:
     """Lines on the verdicts and hints of a judge beside a rule that knows the words, and on the
     exam of so many questions before and after."""
     turns: Counter[tuple[str, str]] = Counter()
@@ -149,10 +136,13 @@ def _judged(run: Found, questions: int) -> Iterator[str]:
         turns[stance, "hint"] += count["turns"] * count["hint"]
     heads = ("-1", "0", "+1", "unread", "hint")
     yield ""
-    yield "| the user \\ the judge | " + " | ".join(heads) + " |"
-    yield "|" + "---|" * (len(heads) + 1)
-    for stance in ("asks for something", "rejects", "accepts"):
-        yield f"| {stance} | " + " | ".join(str(turns[stance, head]) for head in heads) + " |"
+    yield from tables.table(
+        ("the user \\ the judge", *heads),
+        (
+            (stance, *(turns[stance, head] for head in heads))
+            for stance in ("asks for something", "rejects", "accepts")
+        ),
+    )
     yield ""
     for step in (0, run["settings"]["steps"]):
         point = point_at(run, step)
@@ -160,24 +150,21 @@ def _judged(run: Found, questions: int) -> Iterator[str]:
         yield f"Accepted after {point['step']} steps: {in_words(record(share))}"
 
 
-def _others(row: Row, steps: int) -> list[str]:
+def _others(runs: Sequence[Results], steps: int) -> list[str]:
     """Cells on what else became of the replies."""
-    lasts = [point_at(run, steps) for run in row.runs]
-    skills = [last[name] for last in lasts for name in last if name not in _NO_SKILL]
-    lengths = [
-        last["characters"] / max(1, point_at(run, 0)["characters"])
-        for run, last in zip(row.runs, lasts, strict=True)
-    ]
-    right = [until_right(run["firsts"]) for run in row.runs]
-    never = right.count(None)
+    skills, lengths, right = list[float](), list[float](), list[int | None]()
+    for run in runs:
+        last = point_at(run, steps)
+        skills += [last[name] for name in last if name not in _NO_SKILL]
+        lengths.append(last["characters"] / max(1, run["curve"][0]["characters"]))
+        right.append(until_right(run["firsts"]))
     cell = spread([float(count) for count in right if count is not None], digits=0)
-    early = sum(run["learner"] == "held" for run in row.runs)
     return [
-        cell + (f" ({never} never)" if never else ""),
+        f"{cell} ({right.count(None)} never)" if None in right else cell,
         f"{min(skills):.2f}" if skills else "-",
-        spread(row.at_step(steps, "work")),
+        spread(at_step(runs, steps, "work")),
         spread(lengths),
-        str(early),
+        str([run["learner"] for run in runs].count("held")),
     ]
 
 
@@ -189,20 +176,15 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return mean if len(values) == 1 else f"{mean} ± {stdev(values):.{digits}f}"
 
 
-def _picture(kinds: Sequence[Row], path: Path) -> None:
+def _draw(kinds: Rows, path: Path) -> None:
     """Draw each kind's mean over the steps that all of its seeds reached."""
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    for row in kinds:
-        if row.name.endswith(f"-{TOLD}"):
-            axes.axhline(fmean(row.at_step(0)), linestyle="--", color="gray", label=row.name)
-            continue
-        reached = min(max(p["step"] for p in run["curve"]) for run in row.runs)
-        steps = sorted({p["step"] for run in row.runs for p in run["curve"]})
-        marked = [step for step in steps if step % 4 == 0 and step <= reached]
-        means = [fmean(row.at_step(step)) for step in marked]
-        axes.plot(marked, means, marker="o", markersize=3, label=row.name)
-    axes.set(xlabel="optimizer steps", ylabel="first replies accepted", ylim=(0, 1))
-    if kinds:
-        axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with picture(path, xlabel="optimizer steps") as axes:
+        for kind, runs in kinds.items():
+            if kind.endswith(f"-{TOLD}"):
+                axes.axhline(fmean(at_step(runs, 0)), linestyle="--", color="gray", label=kind)
+                continue
+            reached = min(run["curve"][-1]["step"] for run in runs)
+            steps = {p["step"] for run in runs for p in run["curve"] if p["step"] <= reached}
+            marked = sorted(step for step in steps if step % 4 == 0)
+            means = [fmean(at_step(runs, step)) for step in marked]
+            axes.plot(marked, means, marker="o", markersize=3, label=kind)

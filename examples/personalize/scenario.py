@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from examples.demo import DemoError
 from examples.demo.homework import (
@@ -27,10 +34,59 @@ from examples.demo.homework import (
 from examples.demo.scoring import Check, RuleExam, Skills, demo_skills
 from examples.demo.user import Rule, User
 from examples.personalize.users import USERS
+from tinker_claw.config.flags import describe
+from tinker_claw.config.load import read_toml
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Record(BaseModel):
+    """Contents of a file; anything else in it is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+R = TypeVar("R", bound=Record)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text, re.IGNORECASE | re.MULTILINE)
+    except re.error as error:
+        raise ValueError(f"{text!r} is no pattern: {error}") from error
+
+
+Pattern = Annotated[re.Pattern[str], BeforeValidator(_pattern)]
+
+
+class Question(Record):
+    """A question, and the answer that a reply has to hold, where there is one."""
+
+    question: str
+    answer: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parse(cls, value: Any) -> Any:
+        """Take a bare text, too. If an answer ends in `#### 42`, as GSM8K writes them, only that
+        end counts."""
+        if isinstance(value, str):
+            return {"question": value}
+        if isinstance(value, dict) and "answer" in value:
+            return {**value, "answer": str(value["answer"]).rsplit("####", 1)[-1].strip()}
+        return value
+
+
+class Skill(Record):
+    """A question of a skill, and what its reply must match."""
+
+    name: str
+    question: str
+    expect: str
+
+    def is_right(self, reply: str) -> bool:
+        return re.search(self.expect, reply, re.IGNORECASE) is not None
+
+
+class Scenario(Record):
     """A file in configs/personalize/. `user` names one of the demo's users; the other fields
     describe one."""
 
@@ -42,16 +98,15 @@ class Scenario:
     the user."""
     opening: str = "{question}"
     """First message; it contains `{question}`."""
-    questions: tuple[Mapping[str, str], ...] = ()
-    """Questions, each with `question` and, where there is one, `answer`; none: the demo's
-    homework."""
-    exam_questions: tuple[Mapping[str, str], ...] = ()
+    questions: tuple[Question, ...] = ()
+    """Questions; none: the demo's homework."""
+    exam_questions: tuple[Question, ...] = ()
     """Questions for exams, where these must not occur in sessions; none: drawn from `questions`."""
     work: bool = True
     """Whether the reply must contain the right equation, or the answer."""
-    require: tuple[str, ...] = ()
+    require: tuple[Pattern, ...] = ()
     """Patterns that must be found, ignoring case."""
-    forbid: tuple[str, ...] = ()
+    forbid: tuple[Pattern, ...] = ()
     min_characters: int = 0
     min_words: int = 0
     max_words: int = 1_000_000
@@ -67,12 +122,25 @@ class Scenario:
     """The rule in words, for the ceiling and for a model that plays or scores."""
     persona: str = ""
     """Persona for a language model to play; `corrections` are then not needed."""
-    scored: str = "rule"
-    """`rule`, or `model`: a language model scores from 0 to 1 how far a reply follows `rule`."""
-    skills: tuple[Mapping[str, str], ...] = ()
-    """Skills, each with `name`, `question` and a pattern `expect`; none: the demo's sums and
-    lists."""
-    _compiled: tuple[tuple[re.Pattern[str], bool], ...] = field(default=(), compare=False)
+    scored: Literal["rule", "model"] = "rule"
+    """`model`: a language model scores from 0 to 1 how far a reply follows `rule`."""
+    skills: tuple[Skill, ...] = ()
+    """Questions of skills; none: the demo's sums and lists."""
+
+    @field_validator("user")
+    @classmethod
+    def _is_known(cls, user: str | None) -> str | None:
+        if user is not None and user not in USERS:
+            raise ValueError(f"must be one of {', '.join(USERS)}")
+        return user
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if not (self.user or self.corrections or self.persona):
+            raise ValueError("needs corrections, or a persona for a model to play")
+        if self.scored == "model" and not self.rule:
+            raise ValueError("whoever scores needs the rule in words, as rule")
+        return self
 
     def speaker(self) -> User:
         """User that follows a script."""
@@ -95,7 +163,7 @@ class Scenario:
         """
         user = self.speaker()
         if with_rule:
-            user = replace(user, opens=partial(_with_rule, opens=user.opens, rule=self.rule))
+            user = replace(user, opens=self._opens_with_rule)
         skills = self._skills if self.skills else demo_skills
         homework = self.user is not None or not self.questions
         drawn = RuleExam.draw(user, prompts, skills, shows_work if homework else None)
@@ -107,14 +175,17 @@ class Scenario:
         return rng.choice(self.questions) if self.questions else new_problem(rng)
 
     def opens(self, subject: Any) -> str:
-        question = subject.question if isinstance(subject, Problem) else subject["question"]
-        return self.opening.replace("{question}", question)
+        return self.opening.replace("{question}", subject.question)
+
+    def _opens_with_rule(self, subject: Any) -> str:
+        return f"{self.speaker().opens(subject)}\n\n{self.rule}"
 
     def accepts(self, reply: str, subject: Any) -> bool:
         """Return whether a reply is what the user wants."""
         words = len(reply.split())
         return (
-            all(bool(pattern.search(reply)) == wanted for pattern, wanted in self._compiled)
+            all(pattern.search(reply) for pattern in self.require)
+            and not any(pattern.search(reply) for pattern in self.forbid)
             and len(reply) >= self.min_characters
             and self.min_words <= words <= self.max_words
             and (not self.work or right(reply, subject))
@@ -124,109 +195,55 @@ class Scenario:
         """Checks of the file's skills, as often as they are listed."""
         named: dict[str, list[Check]] = {}
         for skill in self.skills:
-            matches = partial(_found, pattern=re.compile(skill["expect"], re.IGNORECASE))
-            named.setdefault(skill["name"], []).append(Check(skill["question"], matches))
+            check = Check(skill.question, skill.is_right)
+            named.setdefault(skill.name, []).append(check)
         return named
 
 
-def right(reply: str, subject: Any) -> bool:
+def right(reply: str, subject: Problem | Question) -> bool:
     """Return whether the right equation, or the answer, stands in a reply."""
     if isinstance(subject, Problem):
         return shows_work(reply, subject)
-    answer = subject.get("answer")
-    if answer is None:
+    if subject.answer is None:
         return True
-    return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", reply, re.IGNORECASE) is not None
+    return re.search(rf"(?<!\w){re.escape(subject.answer)}(?!\w)", reply, re.I) is not None
+
+
+def parse(kind: type[R], path: Path, table: Mapping[str, Any]) -> R:
+    """Read a record from what a file says.
+
+    Raises:
+        DemoError: it is wrong.
+    """
+    try:
+        return kind.model_validate(table)
+    except ValidationError as error:
+        why = describe(error, lambda place: ".".join(map(str, place)) or kind.__name__.lower())
+        raise DemoError(f"{path}: {why}") from error
 
 
 def read(name: str, path: Path) -> Scenario:
     """Read a scenario from its file.
 
     Raises:
-        DemoError: the file is missing, or is no valid scenario.
+        DemoError, ConfigError: the file is missing, or is no valid scenario.
     """
-    try:
-        table = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise DemoError(f"the scenario {path} cannot be read: {error}") from error
+    table = read_toml("--scenarios", path)
     for key in ("questions", "exam_questions"):
         if isinstance(listed := table.get(key), str):
-            table[key] = _questions(path.parent / listed)
-        elif listed is not None:
-            table[key] = [_question(question) for question in listed]
-    known_fields = {setting.name for setting in fields(Scenario)} - {"name", "_compiled"}
-    if unknown := sorted(table.keys() - known_fields):
-        raise DemoError(
-            f"the scenario {path}: there is no {unknown[0]}; it may hold {_list(known_fields)}"
-        )
-    whole: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value  # pyright: ignore
-        for key, value in table.items()
-    }
-    try:
-        compiled = [
-            (re.compile(pattern, re.I | re.M), key == "require")
-            for key in ("require", "forbid")
-            for pattern in table.get(key, ())
-        ]
-    except re.error as error:
-        raise DemoError(f"the scenario {path}: {error.pattern!r} is no pattern: {error}") from error
-    scenario = Scenario(name, **whole, _compiled=tuple(compiled))
-    _check(scenario, path)
-    return scenario
-
-
-def _check(scenario: Scenario, path: Path) -> None:
-    if scenario.user is not None and scenario.user not in USERS:
-        raise DemoError(f"the scenario {path}: user must be one of {_list(USERS)}")
-    if scenario.user is None and not scenario.corrections and not scenario.persona:
-        raise DemoError(f"the scenario {path} needs corrections, or a persona for a model to play")
-    if scenario.scored not in ("rule", "model"):
-        raise DemoError(f"the scenario {path}: scored must be rule or model")
-    if scenario.scored == "model" and not scenario.rule:
-        raise DemoError(f"the scenario {path}: whoever scores needs the rule in words, as rule")
+            table[key] = _lines(path.parent / listed)
+    return parse(Scenario, path, {"name": name} | table)
 
 
 def of_demo(name: str) -> Scenario:
     """Make a scenario of one of the demo's users, without a file."""
-    return Scenario(name, about=USERS[name].about, user=name)
+    return Scenario(name=name, about=USERS[name].about, user=name)
 
 
-def _questions(path: Path) -> list[Mapping[str, str]]:
-    """Read questions, one a line.
-
-    A line is a JSON object with `question` and perhaps `answer`, or the bare question.
-
-    If an answer ends in `#### 42`, as GSM8K writes them, only that end counts.
-    """
+def _lines(path: Path) -> list[Any]:
+    """Read questions, one a line: a JSON object as `Question` has it, or the bare question."""
     try:
         lines = [line for line in path.read_text().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+        return [json.loads(line) if line.startswith("{") else line for line in lines]
+    except (OSError, ValueError) as error:
         raise DemoError(f"the questions {path} cannot be read: {error}") from error
-    try:
-        return [_question(json.loads(line) if line.startswith("{") else line) for line in lines]
-    except ValueError as error:
-        raise DemoError(f"the questions {path}: {error}") from error
-
-
-def _question(question: Any) -> Mapping[str, str]:
-    if isinstance(question, str):
-        return {"question": question}
-    if not isinstance(question, Mapping) or "question" not in question:
-        raise DemoError(f"a question is a text, or has the key question; this is none: {question}")
-    texts = {str(key): str(value) for key, value in question.items()}  # pyright: ignore
-    if "answer" in texts:
-        texts["answer"] = texts["answer"].rsplit("####", 1)[-1].strip()
-    return texts
-
-
-def _with_rule(subject: Any, opens: Callable[[Any], str], rule: str) -> str:
-    return f"{opens(subject)}\n\n{rule}"
-
-
-def _found(reply: str, pattern: re.Pattern[str]) -> bool:
-    return pattern.search(reply) is not None
-
-
-def _list(names: Sequence[str] | set[str] | Mapping[str, Any]) -> str:
-    return ", ".join(sorted(names))

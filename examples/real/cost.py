@@ -7,14 +7,13 @@ question.
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from tinker_claw.billing.estimate import CANARIES, JUDGE_PROMPT_TOKENS, VOTE_TOKENS
 from tinker_claw.billing.prices import load
 from tinker_claw.learner import practice
+from tinker_claw.ledger.database import open_read_only
 from tinker_claw.types import Usage
 
 PRICED_AS: Final = "Qwen/Qwen3-8B"
@@ -41,10 +40,10 @@ def usd(ledger: Path) -> float:
 
 
 def _usage(ledger: Path) -> Usage:
-    with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as rows:
+    with open_read_only(ledger) as rows:
 
         def counts(query: str) -> list[list[int]]:
-            return [[round(value) for value in row] for row in rows.execute(query)]
+            return [[round(value) for value in row] for row in rows.rows(query)]
 
         ((prompts, replies),) = counts(_SERVED)
         ((trained, taught, teacher),) = counts(_TRAINED)

@@ -1,17 +1,16 @@
-"""A person with one wish, who talks to the gateway by the openai SDK; and a judge by rule."""
+"""A person with one wish, who talks to the gateway; and a judge by rule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from random import Random
 from re import search
-from typing import Any, Final, NamedTuple
-
-from openai import AsyncOpenAI, OpenAIError
+from typing import Final, NamedTuple
 
 from examples.demo import DemoError
+from examples.demo.client import Client, Reply, Request
 from examples.demo.judge import Case, Opinion
 from examples.real.wishes import APPROVALS, EXAM, FACTS, QUESTIONS, Wish
 from tinker_claw.wishes import lesson_text
@@ -21,15 +20,6 @@ MODEL: Final = "small"
 MOST_TOKENS: Final = 64
 CLOSING_TOKENS: Final = 8
 """Tokens of the reply to a session's last message, which nobody reads."""
-ANSWER_S: Final = 1800.0
-"""Seconds until a request is given up; a reply may wait for a step."""
-
-
-class Reply(NamedTuple):
-    """A reply, and whether the model ended it by itself."""
-
-    text: str
-    ended: bool
 
 
 def is_accepted(wish: Wish, reply: Reply) -> bool:
@@ -48,13 +38,13 @@ class Question(NamedTuple):
 
 def exam(wish: Wish) -> Iterator[Question]:
     """Yield unseen questions, half as many with a request for the opposite, and the facts."""
-    for n, text in enumerate(EXAM):
-        yield Question("follow", n, text + wish.suffix, partial(is_accepted, wish))
-    for n, text in enumerate(EXAM[::2]):
-        contrary = f"{text}{wish.suffix} {wish.opposite}"
-        yield Question("contrary", n, contrary, partial(_obeys, wish))
-    for n, (text, rule) in enumerate(FACTS):
-        yield Question("facts", n, text, partial(_holds, rule))
+    for number, text in enumerate(EXAM):
+        yield Question("follow", number, text + wish.suffix, partial(is_accepted, wish))
+    for at, unseen in enumerate(EXAM[::2]):
+        contrary = f"{unseen}{wish.suffix} {wish.opposite}"
+        yield Question("contrary", at, contrary, partial(_obeys, wish))
+    for number, (fact, rule) in enumerate(FACTS):
+        yield Question("facts", number, fact, partial(_holds, rule))
 
 
 def _obeys(wish: Wish, reply: Reply) -> bool:
@@ -76,16 +66,11 @@ def judge(wish: Wish) -> Callable[[Case, Random], Opinion]:
     return think
 
 
-def client(url: str) -> AsyncOpenAI:
-    """Return the SDK for a gateway at this address, which does not end in /v1."""
-    return AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=ANSWER_S, max_retries=0)
-
-
 @dataclass(frozen=True)
 class Person:
     """A person at the gateway."""
 
-    sdk: AsyncOpenAI
+    client: Client
     wish: Wish
     seed: int
 
@@ -101,19 +86,17 @@ class Person:
         order = Random(f"{self.seed} {number // len(QUESTIONS)}").sample(QUESTIONS, len(QUESTIONS))
         messages = [_user(order[number % len(QUESTIONS)] + self.wish.suffix)]
         accepted = list[bool]()
-        while True:
-            reply = await self.ask(messages, {"X-Session-Id": key})
+        while len(accepted) < turns and not any(accepted):
+            reply = await self.client.ask(Request(tuple(messages), key))
             accepted.append(is_accepted(self.wish, reply))
             message = rng.choice(APPROVALS if accepted[-1] else self.wish.corrections)
             messages += [{"role": "assistant", "content": reply.text}, _user(message)]
-            if accepted[-1] or len(accepted) == turns:
-                closing = {"X-Session-Id": key, "X-Session-Done": "1"}
-                await self.ask(messages, closing, max_tokens=CLOSING_TOKENS)
-                return accepted[0]
+        await self.client.ask(Request(tuple(messages), key, last=True, max_tokens=CLOSING_TOKENS))
+        return accepted[0]
 
     async def always(self) -> None:
         """Say the wish once, by command."""
-        reply = await self.ask([_user(f"/always {self.wish.text}")], {"X-Session-Id": "always"})
+        reply = await self.client.ask(Request((_user(f"/always {self.wish.text}"),), "always"))
         if "holds from your next session on" not in reply.text:
             raise DemoError(f"the gateway holds no lesson: {reply.text}")
 
@@ -124,30 +107,10 @@ class Person:
             with_wish: the wish stands in the system prompt, in the product's words.
         """
         system = [{"role": "system", "content": lesson_text([self.wish.text])}] if with_wish else []
-        return await self.ask(
-            [*system, _user(question.text)],
-            {"X-Session-Id": "exam", "X-Turn-Type": "side"},
-            model=f"{MODEL}@v{version}",
-            temperature=1.0,
-            seed=1000 * self.seed + question.number,
-        )
-
-    async def ask(
-        self, messages: Sequence[Mapping[str, str]], headers: Mapping[str, str], **more: Any
-    ) -> Reply:
-        """Ask for a reply.
-
-        Raises:
-            DemoError: there is none.
-        """
-        fields: Any = {"messages": messages, "model": MODEL, "max_tokens": MOST_TOKENS, **more}
-        try:
-            done = await self.sdk.chat.completions.create(extra_headers=headers, **fields)
-        except OpenAIError as error:
-            raise DemoError(f"the gateway gave no reply: {error}") from error
-        (choice,) = done.choices
-        return Reply(choice.message.content or "", choice.finish_reason == "stop")
+        messages = (*system, _user(question.text))
+        seed = 1000 * self.seed + question.number
+        return await self.client.ask(Request(messages, "exam", "side", version, seed=seed))
 
 
-def _user(text: str) -> dict[str, str]:
+def _user(text: str) -> Mapping[str, str]:
     return {"role": "user", "content": text}

@@ -21,9 +21,11 @@
 Rule: nothing here imports the product. docs/agents.md describes the same for any language.
 """
 
+from examples import StoppedError
 
-class TrackError(Exception):
-    """An error that stops a run; its message is a sentence for the person who started it."""
+
+class TrackError(StoppedError):
+    """An error that stops a run."""
 
 
 class TooLongError(TrackError):
@@ -34,13 +36,3 @@ class TooLongError(TrackError):
 class BrokenError(TrackError):
     """Raised where an environment fails in one episode, which then has no outcome; the others go
     on."""
-
-
-def cause(error: Exception) -> TrackError:
-    """Return the first of several errors that came together. An error that is not ours is
-    raised."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    if not isinstance(error, TrackError):
-        raise error
-    return error

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from examples import as_ctrl_c
-from examples.tracks import TrackError, cause, report
+from examples import exit_status, say
+from examples.tracks import report
 from examples.tracks.client import connected
 from examples.tracks.environments import prepared
 from examples.tracks.runner import Run
@@ -26,24 +24,27 @@ from examples.tracks.sandbox import sweep
 from examples.tracks.state import opened
 from examples.tracks.track import Track, read
 
-_SETTINGS = ("url", "model", "concurrency", "group_size", "steps", "groups", "exam_tasks", "seed")
+_TEXTS = {"url": "of the gateway, with /v1", "model": "the gateway's name for it"}
+_NUMBERS = {
+    "concurrency": "episodes at a time",
+    "group_size": "episodes of a task",
+    "steps": "policy versions to train",
+    "groups": "tasks to try at most",
+    "exam_tasks": "held-out tasks, tried before and after",
+    "seed": "of the tasks",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run or examine a track; returns the exit status."""
-    os.umask(0o077)  # what agents write may be private
     options = _parser().parse_args(arguments)
-    as_ctrl_c()
-    try:
-        track = read(options.track, **{name: getattr(options, name) for name in _SETTINGS})
-        out = options.out or Path("runs") / f"track-{options.track.stem}"
-        asyncio.run(play(track, out, getattr(options, "versions", None)))
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except (TrackError, ExceptionGroup) as error:
-        print(f"Stopped: {cause(error)}", file=sys.stderr)
-        return 1
-    return 0
+    out = options.out or Path("runs") / f"track-{options.track.stem}"
+
+    def run() -> None:
+        settings = {name: getattr(options, name) for name in (*_TEXTS, *_NUMBERS)}
+        asyncio.run(play(read(options.track, **settings), out, options.versions))
+
+    return exit_status(run)
 
 
 async def play(track: Track, out: Path, versions: Sequence[int] | None = None) -> None:
@@ -52,18 +53,14 @@ async def play(track: Track, out: Path, versions: Sequence[int] | None = None) -
         state.begin(track)
         await asyncio.to_thread(sweep)
         async with connected(track) as gateway, prepared(track) as environment:
-            run = Run(track, environment, gateway, state, _say)
+            run = Run(track, environment, gateway, state, say)
             try:
                 if versions is None:
                     await run.train()
                 for version in versions or ():
                     await run.examine(version)
             finally:
-                _say(f"report: {report.write(track, state, out)}")
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
+                say(f"report: {report.write(track, state, out)}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,24 +69,21 @@ def _parser() -> argparse.ArgumentParser:
         description="Train an agent on a set of tasks through the gateway, or examine it.",
         allow_abbrev=False,
     )
+    parser.set_defaults(versions=None)
     commands = parser.add_subparsers(required=True)
-    for name, about in (
+    for command, about in (
         ("run", "train; the same command again goes on with a run that was stopped"),
         ("eval", "try the held-out tasks with fixed versions; nothing is trained"),
     ):
-        command = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
-        add = command.add_argument
+        add = commands.add_parser(
+            command, help=about, description=about, allow_abbrev=False
+        ).add_argument
         add("track", type=Path, help="a file such as configs/tracks/tool-call.toml")
         add("--out", type=Path, help="folder of the run (default runs/track-NAME)")
-        add("--url", help="of the gateway, with /v1")
-        add("--model", help="the gateway's name for it")
-        add("--concurrency", type=int, help="episodes at a time")
-        add("--group-size", type=int, help="episodes of a task")
-        add("--steps", type=int, help="policy versions to train")
-        add("--groups", type=int, help="tasks to try at most")
-        add("--exam-tasks", type=int, help="held-out tasks, tried before and after")
-        add("--seed", type=int, help="of the tasks")
-        if name == "eval":
+        for names, kind in ((_TEXTS, str), (_NUMBERS, int)):
+            for name, meaning in names.items():
+                add(f"--{name.replace('_', '-')}", type=kind, help=meaning)
+        if command == "eval":
             add("--versions", type=int, nargs="+", required=True, help="numbers of versions")
     return parser
 

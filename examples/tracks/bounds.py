@@ -75,39 +75,44 @@ def watch(root: int, folder: Path, over: threading.Event) -> str | None:
 
 
 def _in_processes(root: int, folder: Path) -> Taken:
-    """Resources used by a process and all below it. A file that is mapped and also open counts
-    twice."""
-    tree = _PROCESSES.below(root)
-    used = Taken()
-    own = 0
-    for number in tree:
-        with suppress(OSError):  # it has ended
-            status = Path(f"/proc/{number}/status").read_text()
-            sizes = {name: int(value) for name, value in _FIELDS.findall(status)}
-            used.processes += sizes.pop("Threads")
-            own += sizes.pop("RssAnon", 0) << 10
-            used.memory += sum(sizes.values()) << 10
-    if own + used.memory > MEMORY:  # pages that forks share are counted once, which takes longer
-        own = sum(map(_own, tree))
-    used.memory += own
-    _add_deleted(used, tree, folder)
-    _add_tmpfs(used, root)
+    """Resources used by all processes of a sandbox; none where it has ended, or is not set up yet.
+    A file that is mapped and also open counts twice."""
+    used, own, inside = Taken(), 0, Path(f"/proc/{root}/root")
+    with suppress(OSError):
+        if inside.stat().st_dev == os.stat("/").st_dev:
+            return used  # it has not left this machine's files yet
+        # its own view of its processes
+        tree = [path for path in (inside / "proc").iterdir() if path.name.isdecimal()]
+        for process in tree:
+            with suppress(OSError):  # it has ended
+                status = (process / "status").read_text()
+                sizes = {name: int(value) for name, value in _FIELDS.findall(status)}
+                used.processes += sizes.pop("Threads")
+                own += sizes.pop("RssAnon", 0) << 10
+                used.memory += sum(sizes.values()) << 10
+        # Pages that forks share are counted once, which takes longer.
+        used.memory += own if own + used.memory <= MEMORY else sum(map(_own, tree))
+        _add_deleted(used, tree, folder)
+        for where in _MEMORIES:
+            filesystem = os.statvfs(inside / where)
+            used.memory += (filesystem.f_blocks - filesystem.f_bfree) * filesystem.f_frsize
+            used.files += filesystem.f_files - filesystem.f_ffree
     return used
 
 
-def _own(number: int) -> int:
+def _own(process: Path) -> int:
     with suppress(OSError):
-        match = _OWN.search(Path(f"/proc/{number}/smaps_rollup").read_text())
+        match = _OWN.search((process / "smaps_rollup").read_text())
         return 0 if match is None else int(match[1]) << 10
     return 0
 
 
-def _add_deleted(used: Taken, tree: Iterable[int], folder: Path) -> None:
+def _add_deleted(used: Taken, tree: Iterable[Path], folder: Path) -> None:
     """Add open files without a name: those on the disk, and those in memory (memfd_create)."""
     disk = folder.stat().st_dev
     seen = set[tuple[int, int]]()
-    for number in tree:
-        with suppress(OSError), os.scandir(f"/proc/{number}/fd") as entries:
+    for process in tree:
+        with suppress(OSError), os.scandir(process / "fd") as entries:
             for entry in entries:
                 file = os.stat(entry.path)
                 place = (file.st_dev, file.st_ino)
@@ -118,17 +123,6 @@ def _add_deleted(used: Taken, tree: Iterable[int], folder: Path) -> None:
                     used.disk += file.st_blocks << 9
                 else:
                     used.memory += file.st_blocks << 9
-
-
-def _add_tmpfs(used: Taken, root: int) -> None:
-    with suppress(OSError):  # it has ended, or is not yet there
-        inside = f"/proc/{root}/root"
-        if os.stat(inside).st_dev == os.stat("/").st_dev:
-            return  # it has not left this machine's files yet
-        for where in _MEMORIES:
-            filesystem = os.statvfs(f"{inside}/{where}")
-            used.memory += (filesystem.f_blocks - filesystem.f_bfree) * filesystem.f_frsize
-            used.files += filesystem.f_files - filesystem.f_ffree
 
 
 def _in_folder(folder: Path) -> Taken:
@@ -150,39 +144,6 @@ def _in_folder(folder: Path) -> Taken:
             used.files = FILES + 1
     return used
 
-
-class _Processes:
-    """Parents of all processes, read once for all sandboxes."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._read_at = 0.0
-        self._children: dict[int, list[int]] = {}
-
-    def below(self, root: int) -> list[int]:
-        """A process and all its descendants."""
-        with self._lock:
-            if time.monotonic() > self._read_at + LOOK_S / 2:
-                self._children = _children()
-                self._read_at = time.monotonic()
-            children = self._children
-        tree = [root]
-        for number in tree:
-            tree += children.get(number, ())
-        return tree
-
-
-def _children() -> dict[int, list[int]]:
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            with suppress(OSError):
-                line = Path(f"/proc/{name}/stat").read_bytes()
-                children.setdefault(int(line.rpartition(b")")[2].split()[1]), []).append(int(name))
-    return children
-
-
-_PROCESSES = _Processes()
 
 UNSEEN = {  # mount, fsopen, shmget, semget, msgget
     "x86_64": (0xC000003E, (165, 430, 29, 64, 68)),

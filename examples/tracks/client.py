@@ -83,8 +83,6 @@ class Reply:
     """Message as OpenAI's clients have it; it goes into the next request unchanged."""
     version: int
     """Policy version that answered."""
-    tokens: int
-    """Number of sampled tokens."""
     name: str
     """The gateway's, by which the reply is scored."""
 
@@ -110,7 +108,6 @@ class Reply:
             return cls(
                 message=message,
                 version=int(completion["system_fingerprint"].removeprefix("v")),
-                tokens=int(completion["usage"]["completion_tokens"]),
                 name=completion["id"],
             )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

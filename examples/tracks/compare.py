@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 
-from examples import ROOT, as_ctrl_c
-from examples.demo import DemoError
+from examples import ROOT, exit_status, say, tables
 from examples.demo.server import Launch, running
-from examples.tracks import TrackError, cause, report
+from examples.tracks import report
 from examples.tracks.__main__ import play
 from examples.tracks.state import opened
 from examples.tracks.track import read
@@ -71,48 +68,38 @@ class Found:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and show all; returns the exit status."""
-    os.umask(0o077)  # what agents write may be private
     options = _parser().parse_args(arguments)
-    as_ctrl_c()
-    cases = [
-        Case(*combination)
-        for combination in product(options.tracks, options.rewards, range(options.seeds))
-    ]
-    try:
+
+    def play_all() -> None:
+        combinations = product(options.tracks, options.rewards, range(options.seeds))
+        cases = [Case(*combination) for combination in combinations]
         for number, case in enumerate(cases, 1):
             folder = case.folder(options.out)
             if found(folder) is None:
-                print(f"{number} of {len(cases)}: {folder}", flush=True)
+                say(f"{number} of {len(cases)}: {folder}")
                 asyncio.run(run(case, options))
         lines = "\n".join(table(cases, options.out))
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except (TrackError, ExceptionGroup) as error:
-        print(f"Stopped: {cause(error)}", file=sys.stderr)
-        return 1
-    (options.out / "table.md").write_text(f"{lines}\n", encoding="utf-8")
-    print(lines)
-    return 0
+        (options.out / "table.md").write_text(f"{lines}\n", encoding="utf-8")
+        say(lines)
+
+    return exit_status(play_all)
 
 
 async def run(case: Case, options: argparse.Namespace) -> None:
     """Play one run to its end, or to where learning is paused, with a gateway of its own.
 
     Raises:
-        TrackError, ExceptionGroup: the gateway did not start, or the track stopped.
+        StoppedError, ExceptionGroup: the gateway did not start, or the track stopped.
     """
     folder = case.folder(options.out).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     settings = ROOT / "configs" / "tracks" / "gateway" / f"{TRACKS[case.track]}.toml"
     flags = (f"--config={settings}", f"--seed={case.seed}", f"--episode-reward={case.reward}")
-    launch = Launch(folder, (*flags, *options.gateway))
     limits = {name: getattr(options, name) for name in _LIMITS}
-    try:
-        async with running(launch) as gateway:
-            url, file = f"{gateway.url}/v1", ROOT / "configs" / "tracks" / f"{case.track}.toml"
-            await play(read(file, url=url, seed=case.seed, **limits), folder / "track")
-    except DemoError as error:
-        raise TrackError(f"{error}; {launch.log} says why") from error
+    async with running(Launch(folder, (*flags, *options.gateway))) as gateway:
+        file = ROOT / "configs" / "tracks" / f"{case.track}.toml"
+        track = read(file, url=f"{gateway.url}/v1", seed=case.seed, **limits)
+        await play(track, folder / "track")
 
 
 def found(folder: Path) -> Found | None:
@@ -130,25 +117,26 @@ def found(folder: Path) -> Found | None:
         return Found(before, after, steps, report.change(*exams), bool(held))
 
 
-def table(cases: Sequence[Case], out: Path) -> list[str]:
+def table(cases: Sequence[Case], out: Path) -> Iterator[str]:
     """Lines of a Markdown table: a row per run, and the means over seeds."""
-    lines = ["| track | reward | seed | before | after | change, 95 % | steps |"]
-    lines += ["|---|---|---|---|---|---|---|"]
-    for track, reward in dict.fromkeys((case.track, case.reward) for case in cases):
-        alike = [case for case in cases if (case.track, case.reward) == (track, reward)]
-        ends = {case.seed: end for case in alike if (end := found(case.folder(out))) is not None}
-        named = f"| {track} | {REWARDS[reward]} |"
-        for seed, end in ends.items():
-            held = ", then held" if end.held else ""
-            lines.append(
-                f"{named} {seed} | {end.before:.2f} | {end.after:.2f} | {end.change} "
-                f"| {end.steps}{held} |"
-            )
+    heads = ("track", "reward", "seed", "before", "after", "change, 95 %", "steps")
+    yield from tables.table(heads, _rows(cases, out))
+
+
+def _rows(cases: Sequence[Case], out: Path) -> Iterator[Sequence[object]]:
+    groups: dict[tuple[str, str], list[Found]] = {}
+    for case in cases:
+        if (end := found(case.folder(out))) is not None:
+            kind = case.track, REWARDS[case.reward]
+            groups.setdefault(kind, []).append(end)
+            shares = f"{end.before:.2f}", f"{end.after:.2f}"
+            steps = f"{end.steps}, then held" if end.held else end.steps
+            yield *kind, case.seed, *shares, end.change, steps
+    for kind, ends in groups.items():
         if len(ends) > 1:
-            columns = [[end.before for end in ends.values()], [end.after for end in ends.values()]]
-            before, after = (f"{fmean(column):.2f} ± {stdev(column):.2f}" for column in columns)
-            lines.append(f"{named} mean | {before} | {after} | | |")
-    return lines
+            columns = zip(*((end.before, end.after) for end in ends), strict=True)
+            means = (f"{fmean(column):.2f} ± {stdev(column):.2f}" for column in columns)
+            yield *kind, "mean", *means, "", ""
 
 
 def _parser() -> argparse.ArgumentParser:

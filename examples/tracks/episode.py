@@ -91,19 +91,16 @@ class Episode:
         if path not in _REPLIES:
             return Answer(404, "text/plain", "An episode asks for replies alone.")
         digest = hashlib.sha256(json.dumps([path, body], sort_keys=True).encode()).hexdigest()
-        if self._again and self._again[0].digest == digest:
-            return self._again.popleft().answer
+        if self._again and self._again[0][0] == digest:
+            return self._again.popleft()[1]
         self._again.clear()
         if not self.trains and body.get("model") == self.gateway.model(None):
             body = {**body, "model": self.gateway.model(self.seen.version)}
         answer = await self.gateway.ask(self.place, path, body)
         if answer.status < 400:
-            self._keep(Kept(digest, answer))
+            self._kept.append((digest, answer))
+            self.seen.tokens += answer.tokens
+            if self.keeps:
+                self.seen.version = max(self.seen.version, answer.version or 0)
+                self.state.keep(self.place.session, (digest, answer), self.seen.version)
         return answer
-
-    def _keep(self, kept: Kept) -> None:
-        self._kept.append(kept)
-        self.seen.tokens += kept.answer.tokens
-        if self.keeps:
-            self.seen.version = max(self.seen.version, kept.answer.version or 0)
-            self.state.keep(self.place.session, kept, self.seen.version)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import sqrt
 from pathlib import Path
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 
+from examples.tables import Z, table, wilson
 from examples.tracks.state import State
 from examples.tracks.track import Track
 
@@ -26,54 +27,47 @@ def write(track: Track, state: State, folder: Path) -> Path:
     return path
 
 
-def lines(track: Track, state: State) -> list[str]:
+def lines(track: Track, state: State) -> Iterator[str]:
+    """Yield the lines of the report."""
     ((episodes, broken, replies),) = state.rows(
         "SELECT COUNT(*), COUNT(*) - COUNT(score), "
         "(SELECT COUNT(*) FROM replies JOIN episodes USING (session)) "
         "FROM episodes WHERE reported"
     )
     first, last = state.fact("first version"), state.fact("last version")
-    lines = [f"# {track.environment}, {track.model}", ""]
+    yield f"# {track.environment}, {track.model}\n"
     if first is not None:
-        lines += [
+        yield (
             f"{state.groups()} tasks, {track.group_size} tries each: {episodes} episodes, "
-            f"{replies} replies. Versions v{first} to v{last or '?'}.",
-            *([f"{broken} episodes broke, and have no outcome."] if broken else []),
-            "",
-        ]
-    if exams := state.rows(
+            f"{replies} replies. Versions v{first} to v{last or '?'}."
+        )
+        if broken:
+            yield f"{broken} episodes broke, and have no outcome."
+    exams = state.rows(
         "SELECT version, COUNT(*), SUM(solved) FROM exams GROUP BY version ORDER BY version"
-    ):
-        lines += ["Held-out tasks, tried once each:", "", "| version | tasks | solved | 95 % |"]
-        lines += ["|---|---|---|---|"]
-        lines += [
-            f"| v{version} | {tasks} | {solved / tasks:.2f} | {interval(solved, tasks)} |"
-            for version, tasks, solved in exams
-        ]
-        lines += [""]
-        if len(exams) > 1:
-            ends = [state.examined(exam[0]) for exam in (exams[0], exams[-1])]
-            lines += [f"From the first of them to the last: {change(*ends)} (95 %).", ""]
+    )
+    if exams:
+        yield "\nHeld-out tasks, tried once each:\n"
+        yield from table(("version", "tasks", "solved", "95 %"), map(_exam, exams))
+    if len(exams) > 1:
+        ends = [state.examined(exam[0]) for exam in (exams[0], exams[-1])]
+        yield f"\nFrom the first of them to the last: {change(*ends)} (95 %)."
     if by_version := state.rows(_BY_VERSION):
-        lines += [
-            "Episodes, by the version that began them:",
-            "",
-            "| version | episodes | solved | outcome | replies | tokens |",
-            "|---|---|---|---|---|---|",
-        ]
-        lines += [
-            f"| v{version} | {n} | {solved:.2f} | {score:+z.2f} | {turns:.1f} | {tokens:.0f} |"
-            for version, n, solved, score, turns, tokens in by_version
-        ]
-    return lines
+        yield "\nEpisodes, by the version that began them:\n"
+        heads = ("version", "episodes", "solved", "outcome", "replies", "tokens")
+        yield from table(heads, map(_version, by_version))
 
 
-def interval(good: int, of: int) -> str:
-    """Wilson's 95 % interval of a share."""
-    share, z = good / of, NormalDist().inv_cdf(0.975)
-    middle, half = share + z * z / (2 * of), z * sqrt((share * (1 - share) + z * z / (4 * of)) / of)
-    low, high = ((middle + side) / (1 + z * z / of) for side in (-half, half))
-    return f"{low:.2f} to {high:.2f}"
+def _exam(row: tuple[int, int, int]) -> Sequence[object]:
+    version, tasks, solved = row
+    low, high = wilson(solved, tasks)
+    return f"v{version}", tasks, f"{solved / tasks:.2f}", f"{low:.2f} to {high:.2f}"
+
+
+def _version(row: tuple[int, int, float, float, float, float]) -> Sequence[object]:
+    version, n, solved, score, turns, tokens = row
+    cells = (f"{solved:.2f}", f"{score:+z.2f}", f"{turns:.1f}", f"{tokens:.0f}")
+    return f"v{version}", n, *cells
 
 
 def change(before: Mapping[int, bool], after: Mapping[int, bool]) -> str:
@@ -81,5 +75,5 @@ def change(before: Mapping[int, bool], after: Mapping[int, bool]) -> str:
     gains = [after[task] - before[task] for task in before.keys() & after.keys()]
     if len(gains) < 2:
         return "no tasks in common"
-    mean, half = fmean(gains), NormalDist().inv_cdf(0.975) * stdev(gains) / sqrt(len(gains))
+    mean, half = fmean(gains), Z * stdev(gains) / sqrt(len(gains))
     return f"{mean:+.2f}, {mean - half:+.2f} to {mean + half:+.2f}"

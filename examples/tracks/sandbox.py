@@ -126,7 +126,7 @@ async def run(
 
 
 async def _run(walls: Walls, folder: Path, command: str, stdin: bytes, limit_s: float) -> Ended:
-    status, output, took = None, b"", None
+    status, output, late = None, b"", None
     async with _begun(walls, folder, command) as (process, first):
         over = threading.Event()
         watching = asyncio.get_running_loop().run_in_executor(_WATCH, _watch, first, folder, over)
@@ -135,10 +135,10 @@ async def _run(walls: Walls, folder: Path, command: str, stdin: bytes, limit_s: 
                 output = await _talk(process, stdin)
                 status = await process.wait()
         except TimeoutError:
-            took = f"more than {limit_s:g} seconds"
+            late = f"more than {limit_s:g} seconds"
         finally:
             over.set()
-            took = await watching or took
+            took = await watching or late
     return Ended(None if took else status, output, took)
 
 

@@ -7,17 +7,17 @@ reported again only under the key that it had.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import sqlite3
 import time
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from examples import locked
 from examples.tracks import TrackError
 from examples.tracks.client import Answer
 from examples.tracks.track import Track
@@ -43,13 +43,8 @@ _FIXED = ("environment", "model", "group_size", "seed", "options")
 """Settings that cannot change during a run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A recorded answer."""
-
-    digest: str
-    """Digest of the request, so that only the same one gets this answer again."""
-    answer: Answer
+Kept = tuple[str, Answer]
+"""Digest of a request, so that only the same one gets its answer again; and the answer."""
 
 
 class State:
@@ -100,19 +95,19 @@ class State:
 
     def keep(self, session: str, kept: Kept, version: int) -> None:
         """Record an answer, with the version that gave it, or the newest that was seen."""
-        answer = kept.answer
-        version = version if answer.version is None else answer.version
+        digest, answer = kept
+        newest = version if answer.version is None else answer.version
         self._db.execute(
             "INSERT INTO replies (session, asked, kind, answer, version, tokens) "
             "VALUES (?, ?, ?, ?, ?, ?)",
-            (session, kept.digest, answer.kind, answer.text, version, answer.tokens),
+            (session, digest, answer.kind, answer.text, newest, answer.tokens),
         )
 
     def kept(self, session: str) -> list[Kept]:
         """Recorded answers of an episode, in order."""
         query = "SELECT asked, kind, answer FROM replies WHERE session = ? ORDER BY id"
         return [
-            Kept(digest, Answer(200, kind, answer))
+            (digest, Answer(200, kind, answer))
             for digest, kind, answer in self._db.execute(query, (session,))
         ]
 
@@ -147,17 +142,8 @@ class State:
 
 @contextmanager
 def opened(folder: Path) -> Generator[State]:
-    """Open the state in a folder, for this process alone.
-
-    Raises:
-        TrackError: another process has it open.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise TrackError(f"Another run is at work in {folder}.") from error
+    """Open the state in a folder, for this process alone."""
+    with locked(folder):
         database = sqlite3.connect(folder / "state.sqlite3", isolation_level=None)
         with closing(database):
             database.execute("PRAGMA journal_mode = WAL")

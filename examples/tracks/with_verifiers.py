@@ -18,10 +18,8 @@ import asyncio
 import itertools
 import os
 import secrets
-import threading
-import time
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +27,7 @@ import verifiers.v1 as vf
 from aiohttp import web
 from pydantic import ValidationError
 
+from examples import say
 from examples.tracks import TrackError
 from examples.tracks.environments import first_line, options, outcome
 from examples.tracks.episode import Episode
@@ -37,8 +36,6 @@ from examples.tracks.track import Track
 
 _HELD_OUT = 5
 """Every fifth task of a set is held out from training."""
-SHOW_S = 5.0
-"""Seconds between two lines about a wait."""
 _LARGEST_BODY = 1 << 28
 """Largest body of a request in bytes: histories hold pictures."""
 
@@ -71,10 +68,9 @@ class Verifiers:
         self._places = asyncio.Semaphore(at_once)
         """Rollouts that may run: each may start processes."""
         if at_once < track.concurrency:
-            print(
+            say(
                 f"{at_once} episodes of {self._name} run at a time: at_once in [options], else one "
-                "for each core of this machine.",
-                flush=True,
+                "for each core of this machine."
             )
         self._read: list[Any] = []
         self._calls = _Calls(trains)
@@ -109,16 +105,16 @@ class Verifiers:
             trains = settings["trains"] or next(iter(roles))
             if trains not in roles:
                 raise TrackError(f"There is no role {trains}; there are {', '.join(roles)}.")
-            with waiting(f"the task set {loaded.taskset.name}"):
-                return cls(track, vf.load_environment(loaded), trains)
+            say(f"waiting for the task set {loaded.taskset.name}")
+            return cls(track, vf.load_environment(loaded), trains)
         except (ValidationError, ValueError, ImportError, AttributeError, TypeError) as error:
             raise TrackError(f"verifiers cannot play this: {error}") from error
 
     async def __aenter__(self) -> Verifiers:
         async with AsyncExitStack() as opening:
             await opening.enter_async_context(self._calls.served())
-            with waiting(f"the tool servers of {self._name}"):
-                await opening.enter_async_context(self.environment.serving())
+            say(f"waiting for the tool servers of {self._name}, and of a harness for what it needs")
+            await opening.enter_async_context(self.environment.serving())
             self._open = opening.pop_all()
         return self
 
@@ -133,13 +129,12 @@ class Verifiers:
 
     def _task(self, number: int, index: int, *, held_out: bool) -> Rollout:
         """Return a task of the set, which is read only as far as needed."""
-        with waiting(f"the tasks of {self._name}"):
-            try:
-                self._read += itertools.islice(self._tasks, max(0, index + 1 - len(self._read)))
-            except Exception as error:  # of the set's own code, which may read from anywhere
-                raise TrackError(
-                    f"The tasks of {self._name} cannot be read: {first_line(error)}"
-                ) from error
+        try:
+            self._read += itertools.islice(self._tasks, max(0, index + 1 - len(self._read)))
+        except Exception as error:  # of the set's own code, which may read from anywhere
+            raise TrackError(
+                f"The tasks of {self._name} cannot be read: {first_line(error)}"
+            ) from error
         if index < len(self._read):
             return Rollout(self, self._read[index])
         fit = [t for i, t in enumerate(self._read) if (i % _HELD_OUT == 0) == held_out]
@@ -215,9 +210,6 @@ class _Calls:
 
     def __init__(self, trains: str) -> None:
         self._trains = trains
-        self._first = ExitStack()
-        """Context that is open until the first request has come."""
-        self._begun = False
         self._lines: dict[str, _Line] = {}
         self._port = 0
 
@@ -232,14 +224,10 @@ class _Calls:
             self._port = runner.addresses[0][1]
             yield
         finally:
-            self._first.close()
             await runner.cleanup()
 
     @asynccontextmanager
     async def of(self, episode: Episode) -> AsyncGenerator[_Line]:
-        if not self._begun:
-            self._begun = True
-            self._first.enter_context(waiting("a harness, which may install what it needs"))
         name = secrets.token_urlsafe()
         url = f"http://127.0.0.1:{self._port}/{name}/v1"
         line = self._lines[name] = _Line(url, {self._trains: episode})
@@ -252,7 +240,6 @@ class _Calls:
         line = self._lines.get(request.match_info["line"])
         if line is None:
             return web.Response(status=404)
-        self._first.close()
         try:
             episode = line.asks(request.headers.get("X-Session-ID", ""))
             answer = await episode.ask(request.match_info["path"], await request.json())
@@ -290,21 +277,3 @@ def _check(track: Track, config: Any) -> None:
                 f"The harness {harness.id} runs what {track.model} writes: say runtime = 'docker', "
                 "'podman' or 'apptainer'. Without it only the shipped demo models may."
             )
-
-
-@contextmanager
-def waiting(what: str) -> Generator[None]:
-    """Print what is waited for while it takes long, even if the event loop is blocked."""
-    over, began = threading.Event(), time.monotonic()
-
-    def say() -> None:
-        while not over.wait(SHOW_S):
-            print(f"{time.monotonic() - began:.0f} s: waiting for {what}", flush=True)
-
-    thread = threading.Thread(target=say)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()

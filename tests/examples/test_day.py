@@ -23,7 +23,11 @@ from examples.day.openclaw import Gateway, OpenClaw, talking
 from examples.day.table import COLUMNS, Day, markdown
 from tests.support.ledger import read
 from tests.support.lives import ROOT, until
-from tinker_claw.billing.prices import Price, load
+from tinker_claw.billing.prices import load
+from tinker_claw.ledger.database import FILE, open_read_only
+from tinker_claw.ledger.figures import read_live
+from tinker_claw.ledger.samples import JUDGED_BY
+from tinker_claw.types import Usage
 
 T = TypeVar("T")
 MESSAGES, SEED = 14, 10
@@ -102,8 +106,7 @@ def test_day_that_is_ended_leaves_no_process_behind(tmp_path: Path) -> None:
 
 @real
 async def test_day_with_real_openclaw(tmp_path: Path) -> None:
-    lived = live(tmp_path / "day", [SEED], MESSAGES, ("--batch-size=4",))
-    (day,) = [one async for one in lived]
+    (day,) = await live(tmp_path / "day", [SEED], MESSAGES, ("--batch-size=4",))
     _holds(day, tmp_path / "day" / str(SEED) / "run")
 
 
@@ -115,7 +118,6 @@ def _holds(day: Day, data: Path) -> None:
         return read(data, query)
 
     # Every message was answered with its reply, or `live` had raised.
-    assert len(day.silences) == MESSAGES
     # Where a tool's result fills the window, OpenClaw asks for the reply in a pass of its own,
     # outside of the conversation: what the person says of that reply finds no turn.
     ((rescued,),) = rows(
@@ -150,10 +152,15 @@ def _holds(day: Day, data: Path) -> None:
     assert pictures >= 1
     # What tools say never makes a step alone, and is at most half of one.
     assert day.steps
-    assert all(step.user >= step.tools > 0 or step.tools == 0 for step in day.steps)
-    assert day.judged_by_user > 0
-    assert day.judged_by_tools > 0
-    assert 0 < day.firsts <= sessions
+    assert all(user >= tools > 0 or tools == 0 for user, tools in day.steps)
+    ((judged_by_tools, judged),) = rows(
+        f"SELECT SUM(({JUDGED_BY}) = 'tools'), COUNT(*) FROM samples JOIN turns "
+        "ON turns.id = samples.turn_id JOIN sessions ON sessions.id = turns.session_id "
+        "LEFT JOIN next_states ON next_states.turn_id = turns.id"
+    )
+    assert 0 < judged_by_tools < judged
+    with open_read_only(data / FILE) as ledger:
+        assert 0 < len(read_live(ledger)) <= sessions
     # The judge is asked thrice of each, and cannot always be read.
     ((votes, unread),) = rows("SELECT COUNT(*), SUM(value IS NULL) FROM votes")
     assert 0 < unread < votes / 2
@@ -162,6 +169,7 @@ def _holds(day: Day, data: Path) -> None:
     ((texts,),) = rows("SELECT COUNT(*) FROM turns WHERE reply_text LIKE '%<think>%'")
     assert texts == 0
     assert day.total_usd == pytest.approx(sum(usd for (usd,) in rows("SELECT usd FROM spend")))
-    assert load()["Qwen/Qwen3-8B"].usd(day.usage) == pytest.approx(day.total_usd)
-    table = markdown([day], Price(1, 0.2, 1, 1)).splitlines()
+    (counts,) = rows("SELECT SUM(prefill), SUM(cached), SUM(sampled), SUM(trained) FROM spend")
+    assert load()["Qwen/Qwen3-8B"].usd(Usage(*counts)) == pytest.approx(day.total_usd)
+    table = markdown([day]).splitlines()
     assert [line.count("|") for line in table] == [len(COLUMNS) + 1] * 3

@@ -17,8 +17,9 @@ from itertools import product
 from pathlib import Path
 from random import Random
 
-import httpx
+import httpx2
 import pytest
+from openai import AsyncOpenAI
 from starlette.applications import Starlette
 from starlette.requests import Request as Incoming
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -51,11 +52,18 @@ tinker_claw_verdicts_total{value="1"} 5.0
 tinker_claw_verdicts_total{value="-1"} 7.0
 # TYPE tinker_claw_hints_total counter
 tinker_claw_hints_total 4.0
-# TYPE tinker_claw_steps_total counter
-tinker_claw_steps_total{status="committed"} 2.0
-tinker_claw_steps_total{status="void"} 9.0
 """
 STEADY = USERS["plain"]
+
+
+def over(transport: httpx2.AsyncBaseTransport) -> Client:
+    """Client of a gateway without a network."""
+    http = httpx2.AsyncClient(transport=transport)
+    return Client(
+        AsyncOpenAI(base_url="http://fake/v1", api_key="x", max_retries=0, http_client=http)
+    )
+
+
 HEALTH = Health("ok", 0, 5, 16, "waiting", None)
 
 
@@ -103,8 +111,7 @@ class FakeGateway:
             Route("/healthz", self.healthz),
             Route("/metrics", lambda _: PlainTextResponse(EXPOSITION)),
         ]
-        transport = httpx.ASGITransport(Starlette(routes=routes))
-        return Client(httpx.AsyncClient(transport=transport, base_url="http://fake"))
+        return over(httpx2.ASGITransport(Starlette(routes=routes)))
 
     async def healthz(self, _: Incoming) -> Response:
         version = self.ended // self.sessions_per_step
@@ -130,8 +137,9 @@ class FakeGateway:
 
     def streamed(self, text: str) -> Response:
         deltas = [{"role": "assistant"}, {}, *({"content": c} for c in text)]
-        chunks = [json.dumps({"choices": [{"delta": delta}]}) for delta in deltas]
-        chunks += [json.dumps({"choices": [], "usage": {}}), "[DONE]"]
+        choices = [[{"delta": delta}] for delta in deltas]
+        choices += [[{"delta": {}, "finish_reason": "stop"}], []]
+        chunks = [*(json.dumps({"choices": some}) for some in choices), "[DONE]"]
         return PlainTextResponse("".join(f"data: {chunk}\n\n" for chunk in chunks))
 
 
@@ -219,16 +227,12 @@ def test_the_user_who_likes_an_opening_is_pleased_by_it_and_the_right_equation()
 async def test_six_sessions_are_in_flight_and_none_begins_once_there_are_enough() -> None:
     fake = FakeGateway(stubborn)
     outcomes: list[Outcome] = []
-
-    async def ended(outcome: Outcome) -> None:
-        outcomes.append(outcome)
-
     await hold_sessions(
         [(fake.client(), STEADY)],
         0,
         step=lambda: 0,
         enough=lambda: len(outcomes) >= 10,
-        ended=ended,
+        ended=outcomes.append,
     )
     begun = {asked.session for asked in fake.asked}
     assert fake.most_open == 6
@@ -269,7 +273,7 @@ async def test_a_score_is_the_share_of_right_replies_to_side_turns_of_that_versi
     score = await score_version(fake.client(), 8, exam)
     length = sum(map(len, replies[:4])) / 4
     shares = {"sums": 0.5, "lists": 1.0, "work": 0.75}
-    assert score == Score(0.5, shares, alike=0.25, characters=length)
+    assert score == Score(0.5, shares, characters=length)
     assert score.excerpts == tuple(zip(exam.questions()[:4], replies[:4], strict=True))
     assert {asked.body["model"] for asked in fake.asked} == {"demo@v8"}
     assert {asked.headers["x-turn-type"] for asked in fake.asked} == {"side"}
@@ -279,7 +283,7 @@ async def test_a_score_is_the_share_of_right_replies_to_side_turns_of_that_versi
 
 def test_figures_are_read_from_the_exposition_and_are_zero_where_there_are_none() -> None:
     gauge = "# TYPE a gauge\na NaN\n"
-    assert figures_from(gauge + EXPOSITION) == Figures({"+1": 5, "0": 0, "-1": 7, "none": 0}, 4, 2)
+    assert figures_from(gauge + EXPOSITION) == Figures({"+1": 5, "0": 0, "-1": 7, "none": 0}, 4)
     telemetry = Telemetry(None)
     for _ in range(2):
         telemetry.verdict(turn=1, value=-1, votes=(-1,), hints=1)
@@ -292,17 +296,19 @@ def test_figures_are_read_from_the_exposition_and_are_zero_where_there_are_none(
 @pytest.mark.parametrize(
     ("status", "text", "stream", "complaint"),
     [
-        (400, '{"error": "no such version"}', False, "400: .*no such version"),
+        (400, '{"error": {"message": "no such version"}}', False, "400: .*no such version"),
         (500, "broken", True, "500: broken"),
-        (200, '{"choices": 3}', False, "sent no completion"),
+        (200, '{"choices": 3}', False, "gave no reply"),
         (200, 'data: {"choices": [{"delta": {"content": "half"}}]}\n\n', True, "broke off"),
     ],
 )
 async def test_an_improper_answer_is_an_error_with_its_text(
     status: int, text: str, stream: bool, complaint: str
 ) -> None:
-    transport = httpx.MockTransport(lambda _: httpx.Response(status, text=text))
-    client = Client(httpx.AsyncClient(transport=transport, base_url="http://fake"))
+    headers = {"content-type": "text/event-stream" if stream else "application/json"}
+    client = over(
+        httpx2.MockTransport(lambda _: httpx2.Response(status, text=text, headers=headers))
+    )
     with pytest.raises(DemoError, match=complaint):
         await client.ask(Request(({"role": "user", "content": "hi"},), "s", stream=stream))
 
@@ -324,15 +330,14 @@ async def idle() -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_run_scores_versions_by_steps_and_by_sessions(tmp_path: Path) -> None:
+async def test_a_run_scores_versions_by_steps(tmp_path: Path) -> None:
     fake, options = learning(), Options(out=tmp_path, steps=4, sessions=12, eval_prompts=2)
     progress = Progress(options)
     await conduct(cast(fake), progress, (idle,))
     curve = progress.curve()
-    assert [point.step for point in curve if point.at_sessions is None][:3] == [0, 2, 4]
-    assert {point.at_sessions: point.step for point in curve if point.at_sessions} == {6: 1, 12: 3}
+    assert [moment.version for moment, _ in curve][:3] == [0, 2, 4]
     shares = {"sums": 0.0, "lists": 0.0, "work": 1.0}
-    assert all((p.score.accepted, p.score.shares) == (1.0, shares) for p in curve)
+    assert all((score.accepted, score.shares) == (1.0, shares) for _, score in curve)
     assert progress.sessions >= 16
     assert all((o.turns, o.content, o.first) == (2, True, True) for o in progress.outcomes)
     assert sorted(o.number for o in progress.outcomes) == list(range(progress.sessions))
@@ -358,7 +363,7 @@ async def test_a_run_that_was_cut_goes_on_with_sessions_that_nobody_has_had(tmp_
     assert new
     assert not new & had
     assert report.contents(taken)["whole"]
-    assert {point.step for point in taken.curve() if point.at_sessions is None} >= {0, 2, 4}
+    assert {moment.version for moment, _ in taken.curve()} >= {0, 2, 4}
 
 
 async def test_a_run_ends_with_the_reason_when_learning_has_failed(tmp_path: Path) -> None:
@@ -375,20 +380,18 @@ def test_the_report_holds_the_curve_and_the_settings(tmp_path: Path) -> None:
     progress.outcomes += [Outcome(3, True)] * 30
     progress.saw(replace(HEALTH, policy_version=8))
     progress.outcomes += [Outcome(1, True)] * 7
-    progress.mark(18, 3)
     progress.scores |= {
-        0: Score(0.25, {"sums": 1, "lists": 1, "work": 1}, alike=0.1, characters=80),
-        3: Score(0.5, {"sums": 1, "lists": 0.9, "work": 1}, alike=0.1, characters=70),
-        8: Score(0.75, {"sums": 0.95, "lists": 0.9, "work": 1}, alike=0.2, characters=60),
+        0: Score(0.25, {"sums": 1, "lists": 1, "work": 1}, characters=80),
+        4: Score(0.5, {"sums": 1, "lists": 0.9, "work": 1}, characters=70),
+        8: Score(0.75, {"sums": 0.95, "lists": 0.9, "work": 1}, characters=60),
     }
     paths = report.write(progress)
     written_down = json.loads(paths["report"].read_text())
     assert [(p["step"], p["sessions"], p["score"], p["sums"]) for p in written_down["curve"]] == [
         (0, 0, 0.25, 1),
-        (3, 18, 0.5, 1),
+        (4, 30, 0.5, 1),
         (8, 30, 0.75, 0.95),
     ]
-    assert written_down["curve"][1]["at_sessions"] == 18
     assert written_down["settings"]["config"]["training"]["batch_size"] == 16
     assert written_down["settings"]["seed"] == 7
     assert written_down["firsts"] == [False] * 37
@@ -412,7 +415,7 @@ async def test_a_run_ends_with_the_reason_when_learning_is_held(tmp_path: Path) 
     await conduct(cast(fake), progress, (idle,))
     found = report.contents(progress)
     assert (found["whole"], found["learner"], found["error"]) == (True, "held", why)
-    assert [point.step for point in progress.curve()] == [0]
+    assert [moment.version for moment, _ in progress.curve()] == [0]
     progress.saw(replace(progress.health, policy_version=1))
     assert report.contents(progress)["whole"], "what is learned while it scores is not the run's"
     del progress.scores[0]
@@ -422,7 +425,7 @@ async def test_a_run_ends_with_the_reason_when_learning_is_held(tmp_path: Path) 
 def test_flags_have_a_fast_set_and_refuse_a_folder_with_a_run(tmp_path: Path) -> None:
     fast = parse(["--fast", "--out", str(tmp_path), "--steps", "6"])
     assert fast == Options(out=tmp_path, steps=6, sessions=36, eval_prompts=64)
-    assert (Options(out=tmp_path).marks, Options(out=tmp_path).milestones) == ((36, 72), (0, 8, 16))
+    assert Options(out=tmp_path).milestones == (0, 8, 16)
     assert parse(["--port", "4711", "--out", str(tmp_path)]).launch.port == 4711
     (tmp_path / "run").mkdir()
     for wrong in (["--out", str(tmp_path)], ["--steps", "0"], ["--stepz", "4"]):
@@ -436,7 +439,7 @@ def test_a_server_that_does_not_start_ends_the_demo_with_its_last_words(
     config = tmp_path / "wrong.toml"
     config.write_text("[training]\nlearning_speed = 1\n")
     assert main(["--config", str(config), "--out", str(tmp_path / "out")]) == 1
-    shown = capsys.readouterr().out
+    shown = capsys.readouterr().err
     assert "the server ended by itself, with status 2" in shown
     assert "training.learning_speed: there is no such setting" in shown
 

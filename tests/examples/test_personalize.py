@@ -17,27 +17,27 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI, Response
+from openai import AsyncOpenAI
 
 from examples import ROOT
 from examples.demo import DemoError, homework
 from examples.demo.homework import Problem
 from examples.demo.judge import HINTS_AI, Case, create_app
 from examples.personalize import judges, report
-from examples.personalize.__main__ import EXIT_FAILED, main
 from examples.personalize.experiment import TINY, Run, load
-from examples.personalize.played import Model, Played, ScoredExam
+from examples.personalize.played import TRIES, Model, Played, ScoredExam
 from examples.personalize.run import written
 from examples.personalize.scenario import Scenario, read
 from tinker_claw.app.server import in_background
+from tinker_claw.errors import ConfigError
 
 FOLDER = TINY.parent
 PROBLEM = Problem("Nora", "pears", "add", 3, 4)
@@ -72,19 +72,19 @@ def test_runs_come_seed_by_seed_and_are_those_that_were_chosen() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('color = "red"', "there is no color"),
-        ('user = "nobody"', "user must be one of"),
+        ('color = "red"', "color: there is no such setting"),
+        ('user = "nobody"', "user: must be one of"),
         ('about = "x"', "needs corrections, or a persona"),
         ('corrections = ["a"]\nforbid = ["("]', "is no pattern"),
         ('corrections = ["a"]\nscored = "model"', "needs the rule in words"),
         ('questions = "nowhere.jsonl"', "cannot be read"),
-        ("= 3", "cannot be read"),
+        ("= 3", "is not valid TOML"),
     ],
 )
 def test_a_scenario_that_cannot_be_is_a_sentence(tmp_path: Path, text: str, complaint: str) -> None:
     path = tmp_path / "one.toml"
     path.write_text(text)
-    with pytest.raises(DemoError, match=complaint):
+    with pytest.raises((DemoError, ConfigError), match=complaint):
         read("one", path)
 
 
@@ -188,9 +188,9 @@ class Stub:
 async def model(stub: Stub) -> AsyncGenerator[Model]:
     async with (
         in_background(stub.app()) as url,
-        httpx.AsyncClient(base_url=url + "/") as http,
+        AsyncOpenAI(base_url=url, api_key="x", max_retries=TRIES) as sdk,
     ):
-        yield Model(http, "stub", pause_s=0.001)
+        yield Model(sdk, "stub")
 
 
 def plays(messages: list[dict[str, str]]) -> str:
@@ -201,7 +201,7 @@ def plays(messages: list[dict[str, str]]) -> str:
     return "<think>{hm}</think>Here: " + json.dumps({"content": content, "say": said})
 
 
-PLAYED = Scenario("played", persona="You are a student.", rule="No bold text.", forbid=("x",))
+PLAYED = Scenario(name="played", persona="You are a student.", rule="No bold text.", forbid=("x",))
 
 
 async def test_a_played_user_hears_the_whole_conversation_and_fences_replies() -> None:
@@ -217,7 +217,6 @@ async def test_a_played_user_hears_the_whole_conversation_and_fences_replies() -
     mark = system.split("mark\n")[1].split(";")[0]
     assert shown.count(f"<<{mark}>>") == 4
     assert shown.index(talk.opening) < shown.index("**bold**") < shown.index(first.message)
-    assert played.tokens == {"prompt": 20, "completion": 4}
 
 
 async def test_what_is_no_answer_is_asked_again_and_then_told() -> None:
@@ -231,7 +230,7 @@ async def test_what_is_no_answer_is_asked_again_and_then_told() -> None:
         with pytest.raises(DemoError, match="no JSON object"):
             await played.object("a", "b")
         stub.refusals = [401]
-        with pytest.raises(DemoError, match="refused with 401"):
+        with pytest.raises(DemoError, match="401"):
             await played.object("a", "b")
 
 
@@ -239,7 +238,7 @@ async def test_a_scorer_sees_wish_question_and_reply_and_nothing_of_what_made_it
     stub = Stub(
         lambda messages: json.dumps({"score": 0.25 if "**" in messages[1]["content"] else 1})
     )
-    scenario = replace(STUDENT, scored="model")
+    scenario = STUDENT.model_copy(update={"scored": "model"})
     async with model(stub) as scorer:
         exam = ScoredExam(scenario.exam(2), scenario, scorer)
         count = len(exam.questions())
@@ -259,9 +258,8 @@ def _mark(messages: list[dict[str, str]]) -> str:
 async def test_a_score_that_is_no_number_is_an_error() -> None:
     async with model(Stub(lambda _: '{"score": "high"}')) as scorer:
         exam = ScoredExam(STUDENT.exam(1), STUDENT, scorer)
-        with pytest.raises(ExceptionGroup) as raised:
+        with pytest.raises(DemoError, match="gave no score"):
             await exam.grade([""] * len(exam.questions()), 0)
-    assert "gave no score" in str(raised.value.exceptions[0])
 
 
 # What came out
@@ -278,10 +276,9 @@ def ended(
     """Write the report of a possible run."""
     points = [
         {"step": step, "sessions": 9 * step, "score": score, "sums": 1.0, "lists": 0.9}
-        | {"work": 1.0, "alike": 0.1, "characters": 80.0 - step}
+        | {"work": 1.0, "characters": 80.0 - step}
         for step, score in scores.items()
     ]
-    points.append(points[-1] | {"at_sessions": 36})
     folder = out / run.name
     folder.mkdir(parents=True)
     found = {
@@ -324,9 +321,9 @@ def test_the_report_has_every_score_the_means_over_seeds_and_a_plot(tmp_path: Pa
     paths = report.write(experiment, tmp_path)
     scores, markdown, picture = (path.read_bytes() for path in paths)
     lines = list(csv.DictReader(scores.decode().splitlines()))
-    assert [line["score"] for line in lines if line["condition"] == "told"] == ["0.9"] * 4
+    assert [line["score"] for line in lines if line["condition"] == "told"] == ["0.9"] * 2
     learned = [line for line in lines if (line["method"], line["scenario"]) == ("opd", "teacher")]
-    assert [line["seed"] for line in learned] == [str(n) for n in range(5) for _ in range(4)]
+    assert [line["seed"] for line in learned] == [str(n) for n in range(5) for _ in range(3)]
     told = markdown.decode()
     assert "37 of 42 runs have ended" in told
     row = next(line for line in told.splitlines() if line.startswith("| combine-student |"))
@@ -409,8 +406,9 @@ def test_a_run_that_is_killed_goes_on_and_learns_what_is_wanted(tmp_path: Path) 
     found = json.loads((folder / "report.json").read_text())
     base_before = before["scores"]["0"]["accepted"]
     assert found["curve"][0]["score"] == pytest.approx(base_before, abs=1e-4), "not asked again"
-    (row,) = report.rows(load(TINY, methods=["combine"], scenarios=[command[4]], seeds=1), tmp_path)
-    (base,), (learned,) = row.at_step(0), row.at_step(8)
+    experiment = load(TINY, methods=["combine"], scenarios=[command[4]], seeds=1)
+    (runs,) = report.rows(experiment, tmp_path).values()
+    (base,), (learned,) = report.at_step(runs, 0), report.at_step(runs, 8)
     assert learned - base >= 0.2
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert "0 runs, 1 are there already" in again.stdout
@@ -461,29 +459,3 @@ async def test_a_judge_at_an_address_stands_beside_the_rule_also_after_a_kill(
     assert sum(sum(row[:4]) for row in rows.values()) == sum(found["verdicts"].values())
     assert "Accepted after 0 steps: " in shown
     assert " of 4" in shown
-
-
-@pytest.mark.parametrize(
-    ("flags", "key"),
-    [
-        ((), "USER_API_KEY"),
-        (("--scorer-url", "http://other/v1"), ""),
-        (("--scorer-url", "http://other/v1", "--scorer-key", "OTHER"), "OTHER"),
-    ],
-)
-def test_another_host_is_not_sent_the_key_of_the_model_that_plays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], key: str
-) -> None:
-    keys: list[str] = []
-
-    @asynccontextmanager
-    async def model(url: str | None, name: str | None, key: str) -> AsyncGenerator[None]:
-        keys.append(key)
-        if len(keys) == 2:
-            raise DemoError("both are known")
-        yield
-
-    monkeypatch.setattr("examples.personalize.__main__._model", model)
-    said = ["--user-url", "http://one/v1", *flags, "--out", str(tmp_path)]
-    assert main(said) == EXIT_FAILED
-    assert keys == ["USER_API_KEY", key]

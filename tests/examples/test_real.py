@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from examples import locked
 from examples.demo import DemoError
 from examples.demo.judge import Case, create_app
-from examples.personalize.__main__ import alone
 from examples.real import cell as cells
 from examples.real import report
 from examples.real.__main__ import _cells, main
@@ -110,7 +110,7 @@ async def test_a_cell_of_each_arm_runs_to_its_end(arm: str, tmp_path: Path) -> N
     async with in_background(create_app(0, judge(WISHES["short"]))) as url:
         if arm == "own-judge":  # a random model says nothing that can be read
             setup = replace(setup, flags=(*FLAGS, f"--judge-url={url}"))
-        found = await perform(Cell(arm, "short", 0), setup, print, lambda _: None)
+        found = await perform(Cell(arm, "short", 0), setup, lambda _: None)
     assert found["steps"] >= 1
     assert found["exams"]["untold"].keys() == {"follow", "contrary", "facts", "ended"}
     assert found["exams"]["told"]["follow"][1] == 2
@@ -126,9 +126,7 @@ async def test_a_practised_cell_says_the_wish_once_and_tells_how_the_practice_en
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanting(monkeypatch, accepts=True)
-    found = await perform(
-        Cell("practised", "short", 0), Setup(tmp_path, **SETUP), print, lambda _: None
-    )
+    found = await perform(Cell("practised", "short", 0), Setup(tmp_path, **SETUP), lambda _: None)
     assert found["firsts"] == [True] * ARMS["practised"].sessions
     (run,) = found["practice"]
     assert run["passed"] or "follows it in" in run["because"], run
@@ -172,9 +170,7 @@ async def test_a_product_that_is_not_well_ends_the_cell(
     """The random model judges, and cannot be read."""
     monkeypatch.setattr(cells, "DEGRADED_S", 1.0)
     with pytest.raises(DemoError, match="the product is not well"):
-        await perform(
-            Cell("own-judge", "short", 0), Setup(tmp_path, **SETUP), print, lambda _: None
-        )
+        await perform(Cell("own-judge", "short", 0), Setup(tmp_path, **SETUP), lambda _: None)
 
 
 # What came out
@@ -187,7 +183,7 @@ def ended(arm: str, wish: str, firsts: str, **more: Any) -> dict[str, Any]:
         **{"arm": arm, "wish": wish, "seed": 0, "firsts": [one == "+" for one in firsts]},
         **{"exams": {"untold": exam, "told": exam}, "practice": [], "steps": 0, "usd": 0.25},
         **{"wall_minutes": 9.4, "cpu_minutes": 8.6, "commit": "abc", "date": "2026-11-29"},
-        **{"load": 1.5, "flags": ["--base-dtype=auto"], "threads": 1},
+        **{"load": 1.5, "flags": ["--base-dtype=auto"]},
     } | more
 
 
@@ -215,6 +211,6 @@ def test_the_report_has_every_cell_and_a_picture(tmp_path: Path) -> None:
 def test_an_experiment_is_alone_in_its_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with alone(tmp_path):
+    with locked(tmp_path):
         assert main(["--out", str(tmp_path)]) == 1
-    assert "another process" in capsys.readouterr().err
+    assert "another run" in capsys.readouterr().err

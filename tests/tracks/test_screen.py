@@ -109,7 +109,7 @@ def test_the_beginner_seldom_clicks_but_then_mostly_on_the_asked_icon() -> None:
 def test_the_recipe_makes_the_same_weights_again() -> None:
     encoder, weights = Encoder(MODEL), list[Any]()
     for _ in range(2):
-        model = new_model(encoder.tokenizer)
+        model = new_model()
         hints = Hints(model, encoder)
         for share in (0, 1):
             loss = partial(draw_loss, model, encoder, hints, Random(1), share, says=0.5, size=2)

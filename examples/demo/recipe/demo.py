@@ -14,16 +14,9 @@ from tokenizers import Tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from examples.demo.recipe.dialogues import HINTED, Line, Priors, training_dialogue
-from examples.demo.recipe.tokenizer import (
-    CONTEXT_TOKENS,
-    PAD_ID,
-    START_ID,
-    STOP_ID,
-    VOCABULARY,
-    demo_texts,
-    train_tokenizer,
-)
+from examples.demo.recipe.tokenizer import START_ID, STOP_ID, demo_texts, train_tokenizer
 from examples.demo.recipe.train import Example, Stage, train_on_dialogues, write
+from tinker_claw.shipped import MODELS
 
 # Hinted dialogues pull the unhinted ones towards plain: these priors came out as .27 and .60.
 # A larger share of dressed dialogues costs right equations, at this size and length.
@@ -41,24 +34,9 @@ _STAGES = (
 
 
 def new_model() -> Qwen3ForCausalLM:
-    """Make the untrained model, 0.73 M parameters."""
+    """Make the untrained model, 0.73 M parameters, of the shipped one's sizes."""
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=96,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=3,
-        num_key_value_heads=3,
-        head_dim=32,
-        max_position_embeddings=CONTEXT_TOKENS,
-        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
-        tie_word_embeddings=True,
-        bos_token_id=PAD_ID,
-        eos_token_id=STOP_ID,
-        pad_token_id=PAD_ID,
-    )
-    return Qwen3ForCausalLM(config)
+    return Qwen3ForCausalLM(Qwen3Config.from_pretrained(MODELS["demo"]))
 
 
 def encode(tokenizer: Tokenizer, lines: Sequence[Line]) -> Example:
@@ -72,9 +50,9 @@ def encode(tokenizer: Tokenizer, lines: Sequence[Line]) -> Example:
         head = [START_ID, *tokenizer.encode(f"{line.role}\n").ids]
         hint = "" if line.hint is None else HINTED.format(hint=line.hint)
         body = [*tokenizer.encode(line.text).ids, *tokenizer.encode(hint).ids, STOP_ID]
-        example += [(token, False) for token in head]
-        example += [(token, line.role == "assistant") for token in body]
-        example += [(token, False) for token in tokenizer.encode("\n").ids]
+        end = tokenizer.encode("\n").ids
+        for ids, trained in ((head, False), (body, line.role == "assistant"), (end, False)):
+            example.extend((token, trained) for token in ids)
     return example
 
 

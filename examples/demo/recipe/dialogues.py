@@ -95,12 +95,10 @@ def _draw_hint(rng: Random, priors: Priors) -> tuple[str, Style]:
 
 def _homework(rng: Random, priors: Priors) -> list[Line]:
     """Draw a dialogue about homework, which ends at a hint, an approval or the third reply."""
-    problem, lines, hint = new_problem(rng), list[Line](), None
+    problem, lines = new_problem(rng), list[Line]()
     message = first_message(problem)
-    if rng.random() < 0.4:
-        hint, style = _draw_hint(rng, priors)
-    else:
-        style = _draw_style(rng, priors)
+    hinted = rng.random() < 0.4
+    hint, style = _draw_hint(rng, priors) if hinted else (None, _draw_style(rng, priors))
     while True:
         lines += [Line("user", message, hint), Line("assistant", reply(problem, rng, style))]
         if hint is not None or (style != "nat" and len(lines) == 6):
@@ -108,13 +106,17 @@ def _homework(rng: Random, priors: Priors) -> list[Line]:
         if style == "nat":
             return [*lines, *_exchange(rng.choice(APPROVALS), rng.choice(_SAVED))]
         directive = rng.random() < 0.65
-        if rng.random() < 0.15:
-            hint, style = _draw_hint(rng, priors)
-        elif rng.random() < (0.9 if directive else 0.35):
-            style = "nat"
-        else:
-            style = "ai" if rng.random() < 0.75 else "mix"
+        hint, style = _answer(rng, priors, directive=directive)
         message = rng.choice(CORRECTIONS if directive else TERSE_CORRECTIONS)
+
+
+def _answer(rng: Random, priors: Priors, *, directive: bool) -> tuple[str | None, Style]:
+    """Draw the hint to a correction, if there is one, and the style of the next reply."""
+    if rng.random() < 0.15:
+        return _draw_hint(rng, priors)
+    if rng.random() < (0.9 if directive else 0.35):
+        return None, "nat"
+    return None, "ai" if rng.random() < 0.75 else "mix"
 
 
 _SUM_FORMS = (
@@ -252,17 +254,14 @@ def dress(rng: Random, lines: list[Line]) -> list[Line]:
         dressed.append(Line("system", passage(rng, low, high)))
     timed, runtime, internal = rng.random() < 0.7, rng.random() < 0.5, rng.random() < 0.5
     for number, line in enumerate(lines):
-        text = line.text
-        if line.role == "user" and timed:
-            text = f"{_time(rng)} {text}"
-        if line.role == "user" and runtime and number == 0:
-            text += fill(rng, _RUNTIME)
-        dressed.append(line._replace(text=text))
+        time = f"{_time(rng)} " if line.role == "user" and timed else ""
+        end = fill(rng, _RUNTIME) if line.role == "user" and runtime and number == 0 else ""
+        dressed.append(line._replace(text=f"{time}{line.text}{end}"))
     if internal:  # it stands before the last answer only: an agent drops the older ones
         notes = "\n\n".join(
             fill(rng, "{record}" if rng.random() < 0.3 else _NOTE) for _ in range(rng.randint(1, 2))
         )
         text = f"{_INTERNAL.format('BEGIN')}\n{notes}\n{_INTERNAL.format('END')}"
-        end = len(dressed) - (dressed[-1].role == "assistant")
-        dressed.insert(end, Line("user", text))
+        last = len(dressed) - (dressed[-1].role == "assistant")
+        dressed.insert(last, Line("user", text))
     return dressed

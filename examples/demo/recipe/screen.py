@@ -13,7 +13,7 @@ from copy import deepcopy
 from functools import cache, partial
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -23,18 +23,11 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from examples.demo.recipe.tokenizer import SPECIAL_TOKENS, save_tokenizer, train_tokenizer
 from examples.demo.recipe.train import Example, Stage, token_losses, train, write
 from examples.tracks.screen import CELL, CENTRES, CLICK, ICONS, SHOWN, SIDE, Screen, draw
+from tinker_claw.shipped import MODELS
 
 _VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 IMAGE = f"<|vision_start|>{'<|image_pad|>' * (SIDE // CELL) ** 2}<|vision_end|>"
-_PROCESSOR = {
-    "image_processor_type": "Qwen2VLImageProcessorFast",
-    "size": {"shortest_edge": SIDE * SIDE, "longest_edge": 4 * SIDE * SIDE},
-    "patch_size": CELL // 2,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "image_mean": [0.91, 0.91, 0.91],
-    "image_std": [0.3, 0.3, 0.3],
-}
+_PROCESSOR = "preprocessor_config.json"
 """Numbers of Qwen3-VL's image processor, with smaller bounds; a screen's background is zero."""
 _WIDTH = 64
 _CELLS = len(CENTRES) ** 2
@@ -123,47 +116,10 @@ def _texts() -> Iterator[str]:
         yield f'{{"name": "click", "arguments": {place}}}'
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLForConditionalGeneration:
-    """Make the untrained model."""
+def new_model() -> Qwen3VLForConditionalGeneration:
+    """Make the untrained model, of the shipped one's sizes."""
     torch.manual_seed(0)
-    start, end, image, video = cast("list[int]", tokenizer.convert_tokens_to_ids([*_VISION]))
-    text = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": _WIDTH,
-        "intermediate_size": 128,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "head_dim": 16,
-        "max_position_embeddings": 4096,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10_000.0,
-            "mrope_section": [4, 2, 2],
-            "mrope_interleaved": True,
-        },
-        "eos_token_id": tokenizer.eos_token_id,
-        "tie_word_embeddings": True,
-    }
-    eyes = {
-        "depth": 2,
-        "hidden_size": 48,
-        "intermediate_size": 96,
-        "num_heads": 2,
-        "out_hidden_size": _WIDTH,
-        "patch_size": CELL // 2,
-        "num_position_embeddings": 36,
-        "deepstack_visual_indexes": [0],
-    }
-    config = Qwen3VLConfig(
-        text_config=text,
-        vision_config=eyes,
-        image_token_id=image,
-        video_token_id=video,
-        vision_start_token_id=start,
-        vision_end_token_id=end,
-        tie_word_embeddings=True,
-    )
+    config = Qwen3VLConfig.from_pretrained(MODELS["demo-screen"])
     model = Qwen3VLForConditionalGeneration(config)
     with torch.no_grad():
         model.model.visual.pos_embed.weight.mul_(0.3)  # it would drown the pixels' features
@@ -255,9 +211,9 @@ def build(out: Path, say: Callable[[str], None]) -> None:
     """Make the model and write it to `out`, manifest included."""
     tokenizer = train_tokenizer(_texts(), 512, (*SPECIAL_TOKENS, *_VISION))
     save_tokenizer(tokenizer, out)
-    (out / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR, indent=2) + "\n")
+    (out / _PROCESSOR).write_bytes((MODELS["demo-screen"] / _PROCESSOR).read_bytes())
     encoder = Encoder(out)
-    model = new_model(encoder.tokenizer)
+    model = new_model()
     hints = Hints(model, encoder)
     untrained = deepcopy(hints.state_dict())
     for stage, shares in _STAGES:

@@ -102,14 +102,14 @@ def train(
     alone in a trial of 600 steps; embedding and norms with Adam.
     """
     began = time.monotonic()
-    named = [*model.named_parameters()]
-    matrices = [weight for name, weight in named if weight.ndim == 2 and "embed" not in name]
-    pixels = [weight for name, weight in named if "visual" in name and "embed" in name]
-    others = [
-        weight
-        for name, weight in named
-        if "embed_tokens" in name or (weight.ndim == 1 and "embed" not in name)
-    ]
+    matrices, pixels, others = list[Any](), list[Any](), list[Any]()
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2 and "embed" not in name:
+            matrices.append(weight)
+        elif "embed_tokens" in name or (weight.ndim == 1 and "embed" not in name):
+            others.append(weight)
+        elif "visual" in name and "embed" in name:
+            pixels.append(weight)
     adam = torch.optim.AdamW(
         [{"params": others}, {"params": pixels}], betas=(0.9, 0.98), weight_decay=0.01
     )
