@@ -107,7 +107,7 @@ class SamplerEndpoint:
         always = can.on is not None and can.off is None
         self._answer_tokens = THINKING_TOKENS if thinks or always else ANSWER_TOKENS
         self._context_tokens = context_tokens
-        self._switches = can.switches({}, decides="on" if thinks else "off")
+        self._switches, _ = can.switches({}, decides="on" if thinks else "off")
 
     async def answers(
         self, messages: Sequence[Message], n: int, schema: Schema, charge: Charge = uncharged
