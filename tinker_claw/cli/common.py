@@ -72,6 +72,12 @@ class FlagsCommand(click.Command):
             click.echo(f"{self.get_help(context)}\n\n{ELSEWHERE}")
             context.exit()
 
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.hidden = True  # a screen has no line for what was just typed
+        return option
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for option in self.params:
             if isinstance(option, click.Option):

@@ -199,7 +199,6 @@ def provider(offer: Offer) -> dict[str, Any]:
         "name": offer.model.rstrip("/").rsplit("/", 1)[-1],
         "contextWindow": offer.context_tokens,
         "maxTokens": min(offer.max_reply_tokens, offer.context_tokens),
-        "compat": compat,
     }
     if offer.images:
         model["input"] = ["text", "image"]
@@ -207,6 +206,7 @@ def provider(offer: Offer) -> dict[str, Any]:
         model["reasoning"] = compat["supportsReasoningEffort"] = True
         if not {*_LEVELS} <= {*offer.efforts}:
             compat["supportedReasoningEfforts"] = [*offer.efforts]
+    model["compat"] = compat
     return {
         "baseUrl": f"{orders.url(offer.host, offer.port)}/v1",
         "apiKey": ANY_KEY if offer.key is None else f"${{{KEY_VARIABLE}}}",
