@@ -208,7 +208,7 @@ def main() -> None:
     top.add_argument("--rates", type=float, nargs="+", default=[practice.RATE * LIVE_RATE])
     top.add_argument("--beta1", type=float, default=practice.BETA1)
     top.add_argument("--exam", type=int, default=24, help="questions of it")
-    top.add_argument("--soft", action=argparse.BooleanOptionalAction, default=True)
+    top.add_argument("--no-soft", dest="soft", action="store_false", help="sampled tokens alone")
     top.add_argument("--all-checks", action="store_true", help="go on after a check that passed")
     args = top.parse_args()
     for name in args.wish:
