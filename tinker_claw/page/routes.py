@@ -261,7 +261,7 @@ class _Page:
 
     def _failed(self, error: ClawError, visitor: Principal | None) -> Response:
         problem = errors.as_request_error(error)
-        answer = self._html("error", visitor, status=problem.status, said=str(problem))
+        answer = self._html("error", visitor, status=problem.status, problem=str(problem))
         answer.headers.update(problem.headers or {})
         return answer
 
