@@ -29,7 +29,7 @@ from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.fallback import ServingDeps
 from tinker_claw.gateway.index import IDLE_S, ConversationIndex
-from tinker_claw.gateway.limits import ComputeRounds
+from tinker_claw.gateway.rounds import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.gateway.secrets import SecretSearch

@@ -19,7 +19,7 @@ SIDE_KEY = "side calls without a session"
 
 
 class RequestKind(StrEnum):
-    """Purpose of a request. The first five may be trained on; a verdict is a main turn, too."""
+    """Purpose of a request. Those of main turns, `_MAIN`, may be trained on, but for a verdict."""
 
     USER = "user turn"
     TOOL = "tool loop"
@@ -134,19 +134,19 @@ class Place:
     identity: Identity
     session_id: int = 0
     """Its session in the ledger, which does not know the one of a private request."""
-    history: tuple[str, ...] | None = None
-    """Digests of the messages as later requests will show them; None: nothing is kept."""
+    history: tuple[str, ...] = ()
+    """Digests of the messages as later requests will show them."""
     text: str = ""
     """Last words that were said to the agent, redacted."""
-    secrets: tuple[str, ...] = field(default=(), repr=False)
-    """Secrets that stood in the prompt before anybody spoke; never stored."""
+    holds_secret: bool = False
+    """Whether a secret stood in the prompt before anybody spoke."""
     lost: bool = False
     """What the user said could not be tied to a reply, although a turn waits for its next state."""
     voices: tuple[Piece, ...] = ()
     """New pieces of the request since the last reply, each with its writer."""
     asked_by: Writer = Writer.OWNER
     """Who wrote the request."""
-    pictured: TurnRefusal | None = None
+    images_refused: TurnRefusal | None = None
     """Why nothing after its images is trained; None: there are none, or they are trained."""
 
 

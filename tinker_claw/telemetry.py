@@ -148,22 +148,22 @@ class Telemetry:
         counter = self._figures[name]
         (counter.labels(*labels) if labels else counter).inc(by)
 
-    def served(self, outcome: ServedTurn, turn: int, usd: float | None) -> None:
+    def served(self, turn: ServedTurn, turn_id: int, usd: float | None) -> None:
         """Count a turn, under its id. `usd`: its cost; None: nothing was billed, or the price is
         not known."""
-        figures = outcome.figures
+        figures = turn.figures
         self._count("turns", figures["kind"])
         self._count("tokens", "prompt", by=figures["prompt_tokens"])
         self._count("tokens", "cached", by=figures["cached_tokens"])
         self._count("tokens", "sampled", by=figures["completion_tokens"])
-        self._figures["turn_seconds"].observe(outcome.seconds)
-        if outcome.first_token_s is not None:
-            self._figures["first_token_seconds"].observe(outcome.first_token_s)
-        who = "episode" if outcome.episode else "person"
-        self._figures["slot_wait_seconds"].labels(who).observe(outcome.waited_s)
+        self._figures["turn_seconds"].observe(turn.seconds)
+        if turn.first_token_s is not None:
+            self._figures["first_token_seconds"].observe(turn.first_token_s)
+        who = "episode" if turn.episode else "person"
+        self._figures["slot_wait_seconds"].labels(who).observe(turn.waited_s)
         fields = {
             name: round(value, 6) if isinstance(value, float) else value
-            for name, value in {"turn": turn, **figures, "usd": usd}.items()
+            for name, value in {"turn": turn_id, **figures, "usd": usd}.items()
             if value is not None and value is not False
         }
         log.info("turn.captured", **fields)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support.fakes import FakeSampler
 from tests.support.gateways import gateway, spell
-from tinker_claw.gateway.limits import ComputeRounds
+from tinker_claw.gateway.rounds import ComputeRounds
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import StopReason
 

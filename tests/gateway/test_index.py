@@ -64,12 +64,12 @@ def test_sessions_are_closed_in_the_order_in_which_they_fell_silent(ledger: Ledg
     clock = Clock(1e9)
     index = ConversationIndex(ledger.turns, HOUR, clock)
     for key in ("a", "b"):
-        index.session("me", named(key))
+        index.open_session("me", named(key))
     clock.at += HOUR - 1
-    index.session("me", named("a"))
+    index.open_session("me", named("a"))
     assert closed(ledger) == []
     clock.at += 2
-    index.session("me", named("c"))
+    index.open_session("me", named("c"))
     assert closed(ledger) == ["b"]
     clock.at += HOUR
     index.sweep()
@@ -81,20 +81,20 @@ def test_a_session_keeps_its_number_and_is_not_written_again_while_it_is_open(
 ) -> None:
     clock = Clock(1e9)
     index = ConversationIndex(ledger.turns, HOUR, clock)
-    number = index.session("me", named("a"))
+    number = index.open_session("me", named("a"))
     written = sql_connection(ledger).total_changes
-    assert index.session("me", named("a")) == number
+    assert index.open_session("me", named("a")) == number
     assert sql_connection(ledger).total_changes == written
-    assert index.session("you", named("a")) != number
+    assert index.open_session("you", named("a")) != number
     clock.at += HOUR + 1
-    assert index.session("me", named("a")) == number
+    assert index.open_session("me", named("a")) == number
     assert closed(ledger) == ["a"], "only the other user's"
 
 
 def test_a_closed_session_leaves_memory_and_is_found_in_the_ledger(ledger: Ledger) -> None:
     clock = Clock(1e9)
     index = ConversationIndex(ledger.turns, HOUR, clock)
-    session = index.session("me", named("s"))
+    session = index.open_session("me", named("s"))
     turn = ledger.turns.add(
         new_turn(
             ledger, history=Conversation.of(FIRST).digests, reply_digest=reply_digest(Reply("yo"))
@@ -103,7 +103,7 @@ def test_a_closed_session_leaves_memory_and_is_found_in_the_ledger(ledger: Ledge
     put(index, session, FIRST, turn, size=100)
     assert find(index, session).stream is not None
     clock.at += 9 * HOUR
-    assert index.session("me", named("s")) == session
+    assert index.open_session("me", named("s")) == session
     link = find(index, session)
     assert (link.turn_id, link.stream) == (turn, None)
     ledger.turns.refuse(turn, TurnRefusal("settled"))
@@ -116,14 +116,14 @@ def test_a_turn_behind_those_that_were_hung_up_on_is_found(ledger: Ledger) -> No
     turn = ledger.turns.add(new_turn(ledger, **said))
     for _ in range(3):
         ledger.turns.add(new_turn(ledger, untrained_because=Reason.HUNG_UP))
-    assert find(index, index.session("me", named("s"))).turn_id == turn
+    assert find(index, index.open_session("me", named("s"))).turn_id == turn
 
 
 def test_streams_are_bounded_by_their_tokens_and_turns_are_found_without_them(
     ledger: Ledger,
 ) -> None:
     index = ConversationIndex(ledger.turns, HOUR)
-    sessions = [index.session("me", named(str(n))) for n in range(4)]
+    sessions = [index.open_session("me", named(str(n))) for n in range(4)]
     for turn, session in enumerate(sessions):
         put(index, session, FIRST, turn, size=STREAM_TOKENS // 2)
     links = [find(index, session) for session in sessions]
@@ -137,9 +137,9 @@ def test_streams_are_bounded_by_their_tokens_and_turns_are_found_without_them(
 def test_a_forgotten_session_leaves_no_ids_although_its_turns_are_no_longer_found_by_name(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_module, "PAGES", 1)
+    monkeypatch.setattr(index_module, "TURN_KEYS", 1)
     book = ConversationIndex(ledger.turns, HOUR)
-    first, second = (book.session("me", named(key)) for key in ("a", "b"))
+    first, second = (book.open_session("me", named(key)) for key in ("a", "b"))
     turns = list[int]()
     for session in (first, second):
         chain = Conversation.of(FIRST).digests, reply_digest(Reply("yo"))

@@ -200,7 +200,8 @@ async def test_a_freed_slot_is_a_persons_first(
         asyncio.TaskGroup() as group,
     ):
         for number in range(4):
-            group.create_task(world.ask("go", headers=episode(number)))
+            by_group = {"X-Group-Id": "four", "X-Group-Size": "4", "X-Session-Id": f"try-{number}"}
+            group.create_task(world.ask("go", headers=by_group if number else episode(number)))
         await gate.filled(1)
         exam = episode("exam", **{"X-Turn-Type": "Episode"})
         group.create_task(world.ask("go", headers=exam, model="demo@v0"))

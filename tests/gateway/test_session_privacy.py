@@ -24,7 +24,7 @@ from tests.support.ledger import judgeable, sql
 from tinker_claw.cli.status import board as lines_of
 from tinker_claw.cli.status import describe
 from tinker_claw.formats.chat import Chat
-from tinker_claw.gateway.limits import ComputeRounds
+from tinker_claw.gateway.rounds import ComputeRounds
 from tinker_claw.gateway.secrets import SecretSearch
 from tinker_claw.ledger.database import open_read_only
 from tinker_claw.ledger.figures import read_overview

@@ -178,6 +178,18 @@ async def test_owners_are_those_whom_the_settings_name(tmp_path: Path, renderer:
         assert "owners" not in status(world)
 
 
+async def test_who_writes_in_private_is_not_remembered(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer, context_tokens=20_000) as world:
+        world.say("hi", "fine", "hi")
+        ask, off = (direct(words=words) for words in ("/private", "/private off"))
+        with capture_logs() as logs:
+            await hold(world, ask, assistant("hi"), off, id="secret")
+        assert not [log for log in logs if log["event"] == "sender.unlisted"]
+        assert sql(world.ledger).rows("SELECT * FROM channels") == []
+        await hold(world, direct(words="hello"), id="open")
+        assert len(sql(world.ledger).rows("SELECT * FROM channels")) == 1
+
+
 def status(world: World) -> dict[str, str]:
     with open_read_only(world.ledger.path) as rows:
         return dict(run_fields(read_figures(rows, 16)))

@@ -336,7 +336,7 @@ async def test_a_secret_is_neither_written_nor_behind_what_is_written(tmp_path: 
         await w.settled()
         assert w.untaught(repeated) == f"{Reason.HOLDS}: in what the teacher wrote"
         asked = len(w.base.prompts)
-        behind = w.turn("NO, HOW it should be", secrets=("key",))
+        behind = w.turn("NO, HOW it should be", holds_secret=True)
         await w.settled()
         assert (w.untaught(behind) or "").startswith(f"{Reason.HOLDS}: in the prompt")
         assert len(w.base.prompts) == asked

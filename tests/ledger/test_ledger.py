@@ -91,9 +91,9 @@ def test_a_prompt_that_extends_a_turns_shares_its_blocks(ledger: Ledger, case: s
     before = new_turn(ledger, prompt=first)
     later = new_turn(ledger, prompt=(*first, *more), keeps_tokens=case != "not kept")
     if case == "secret before":
-        before = replace(before, place=replace(before.place, secrets=("a key",)))
+        before = replace(before, place=replace(before.place, holds_secret=True))
     if case == "secret":
-        later = replace(later, place=replace(later.place, secrets=("a key",)))
+        later = replace(later, place=replace(later.place, holds_secret=True))
     turn = ledger.turns.add(before)
     if case == "forgotten":
         ledger.forget(from_turn(turn))

@@ -366,7 +366,7 @@ def test_a_path_or_a_question_about_the_word_is_no_command(line: str) -> None:
     "off", ["/private off", " /private  off ", "/Private Off", "/private off\nwhat is 2 + 3?"]
 )
 def test_only_the_exact_line_ends_it(off: str) -> None:
-    assert marked(["/private", "x", off]) == Marker(Privacy.AFTER)
+    assert marked(["/private", "x", off]) == Marker(Privacy.ONCE_PRIVATE)
     assert marked(["/private", off, "/private\nagain"]) == Marker(Privacy.PRIVATE)
 
 

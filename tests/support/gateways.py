@@ -35,9 +35,9 @@ from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.fallback import ServingDeps, lineage
 from tinker_claw.gateway.index import IDLE_S, ConversationIndex
 from tinker_claw.gateway.lessons import LessonChooser
-from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.rounds import ComputeRounds
 from tinker_claw.gateway.secrets import SecretSearch
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.rollback import RollbackOperations

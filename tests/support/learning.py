@@ -164,7 +164,7 @@ class World:
         k: int = 4,
         state: NextState | None = None,
         client: str = "",
-        secrets: tuple[str, ...] = (),
+        holds_secret: bool = False,
     ) -> int:
         """Add a captured main turn whose next state is `said`, of a session of its own unless
         named. GOOD is rated +1 outright, of which alone a batch may be; YES is not."""
@@ -188,7 +188,7 @@ class World:
                 reply_text=reply,
                 images=images,
                 client=client,
-                secrets=secrets,
+                holds_secret=holds_secret,
             )
         )
         self.ledger.turns.add_next_state(turn_id, state or NextState(role, said))

@@ -271,7 +271,7 @@ def outcome(
 ) -> ServedTurn:
     """Return an outcome with these values, whichever of its records holds them."""
     who: Any = {name: more.pop(name) for name in ("trace", "client") if name in more}
-    place = {n: more.pop(n) for n in ("lost", "voices", "asked_by", "secrets") if n in more}
+    place = {n: more.pop(n) for n in ("lost", "voices", "asked_by", "holds_secret") if n in more}
     if isinstance(reason := more.get("untrained_because"), str):
         more["untrained_because"] = TurnRefusal(reason)
     identity = Identity("key", kind, kind_reason, more.pop("request_kind", ""), **who)

@@ -31,9 +31,9 @@ from tinker_claw.gateway.fallback import ServingDeps, lineage
 from tinker_claw.gateway.feedback import record
 from tinker_claw.gateway.index import IDLE_S, ConversationIndex
 from tinker_claw.gateway.lessons import LessonChooser
-from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.rounds import ComputeRounds
 from tinker_claw.gateway.secrets import SecretSearch
 from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.judge import Judge

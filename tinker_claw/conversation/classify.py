@@ -230,9 +230,9 @@ def _by_words(seen: SessionEvidence) -> Sign | None:
     return None
 
 
-def _surface(seen: SessionEvidence, call: RequestKind) -> Surface:
+def _surface(seen: SessionEvidence, request_kind: RequestKind) -> Surface:
     """Return where the conversation takes place, and whose it is."""
-    if call is RequestKind.SUBAGENT:
+    if request_kind is RequestKind.SUBAGENT:
         return Surface(Belongs.NOBODY, because="the prompt of another agent")
     if seen.agent and not seen.opening:
         return Surface(Belongs.NOBODY, because="no layout of OpenClaw's that is known")
@@ -283,12 +283,12 @@ def _by_prompt(seen: SessionEvidence) -> Sign | None:
     # A short prompt stands in histories only: here a person typed it.
     if automation is None or automation.prompt == "short":
         return None
-    call = RequestKind(automation.asks)
-    if call is not RequestKind.ANNOUNCEMENT:
-        return Sign(call, "the clock at its end, and no timestamp of a user's message")
+    request_kind = RequestKind(automation.asks)
+    if request_kind is not RequestKind.ANNOUNCEMENT:
+        return Sign(request_kind, "the clock at its end, and no timestamp of a user's message")
     # While it is being answered, OpenClaw's last message mentions it, too.
     if at + 1 < len(without_volatile(messages)) or reports_event(messages):
-        return Sign(call, "a message from another session")
+        return Sign(request_kind, "a message from another session")
     return None
 
 
@@ -299,8 +299,8 @@ def _turn(seen: SessionEvidence) -> Sign:
     # A model without tools gets none in its user's turns either; helpers stamp no message.
     if seen.agent and not (seen.request.tools or newest.stamped or newest.queued):
         return Sign(RequestKind.UTILITY, "OpenClaw, but neither tools nor a user's message")
-    verdict = outright(newest.words)
-    if verdict is not None and not verdict.asks and len(readings) == 1:
+    rating = outright(newest.words)
+    if rating is not None and not rating.asks and len(readings) == 1:
         return Sign(RequestKind.VERDICT, "the user's words are a verdict and nothing else")
     if seen.agent and nudged(messages):
         return Sign(RequestKind.REASK, "OpenClaw asks again after an empty reply")
@@ -313,7 +313,7 @@ def _turn(seen: SessionEvidence) -> Sign:
     return Sign(RequestKind.USER, "OpenClaw, with a user's message")
 
 
-def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str, str, bool]:
+def _session(seen: SessionEvidence, request_kind: RequestKind, kind: Kind) -> tuple[str, str, bool]:
     """Return the key, where it comes from, and whether the trace's session goes before it."""
     if key := sent(seen.headers, "x-session-id"):
         return key, "X-Session-Id", False
@@ -323,10 +323,10 @@ def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str,
         value = None  # turns have an id, the same on every surface; a compaction has its trace
     if value is not None:
         # It asks again after an empty reply without its system prompt, too.
-        ours = seen.agent or call is RequestKind.COMPACTION or nudged(seen.request.messages)
+        ours = seen.agent or request_kind is RequestKind.COMPACTION or nudged(seen.request.messages)
         return (_without_boundary(value, session_id) if ours else value), seen.source, False
     traced = seen.trace is not None
-    if call is RequestKind.FLUSH and traced and seen.line is not None:
+    if request_kind is RequestKind.FLUSH and traced and seen.line is not None:
         return seen.line.name, "its trace, or the Runtime line", True
     if seen.line is not None:
         return seen.line.name, "the Runtime line", False
@@ -347,13 +347,14 @@ def _without_boundary(value: str, session_id: str | None) -> str:
 
 
 def is_episode(headers: Mapping[str, str]) -> bool:
-    """Return whether X-Turn-Type marks a request as a step of an episode; a person's request has
-    priority over it, whatever else it turns out to be."""
-    return sent(headers, "x-turn-type").lower() == _EPISODE
+    """Return whether a request is marked as a step of an episode, by X-Turn-Type or as one of a
+    group's; a person's request has priority over it, whatever else it turns out to be."""
+    grouped = bool(session_key(sent(headers, "x-group-id")))
+    return grouped or sent(headers, "x-turn-type").lower() == _EPISODE
 
 
 def _attempt(headers: Mapping[str, str]) -> Attempt | None:
-    """Read task and group; a group makes an episode."""
+    """Read task and group."""
     size = sent(headers, "x-group-size")
     if size and not (_NUMBER.fullmatch(size) and 0 < int(size) <= LARGEST_GROUP):
         raise RequestError(
@@ -367,7 +368,7 @@ def _attempt(headers: Mapping[str, str]) -> Attempt | None:
             "X-Group-Id and X-Group-Size.",
             param="X-Group-Size" if group else "X-Group-Id",
         )
-    episode = is_episode(headers) or bool(group)
+    episode = is_episode(headers)
     if not (task or episode):
         return None
     return Attempt(task or None, group or None, int(size) if size else None, episode)

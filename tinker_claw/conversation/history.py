@@ -184,7 +184,7 @@ class Followup:
 
 def find_next_state(
     new_messages: Sequence[Message],
-    attribute: Attribute,
+    writers_of: Attribute,
     replied: Message,
     *,
     others: bool = False,
@@ -198,13 +198,13 @@ def find_next_state(
         replied: the turn's reply as the client sent it back; names the tools.
         others: what other people, mails and hooks say is a next state, too.
     """
-    written = [attribute(m) for m in new_messages if m["role"] == "user"]
+    written = [writers_of(m) for m in new_messages if m["role"] == "user"]
     owner_words = (words_of(pieces, Writer.OWNER) for pieces in written)
     pieces = [piece for message in written for piece in message]
     if any(piece.writer is Writer.UNKNOWN for piece in pieces):
         return Followup(unknown=True)
-    read = {Writer.QUOTATION} | ({Writer.MEMBER} if others else set())
-    beside = tuple((p.writer, p.words) for p in pieces if p.writer in read and p.words)
+    shown = {Writer.QUOTATION} | ({Writer.MEMBER} if others else set())
+    beside = tuple((p.writer, p.words) for p in pieces if p.writer in shown and p.words)
     if text := "\n\n".join(filter(None, owner_words)):
         return Followup(NextState("user", text, beside))
     if text := words_of(pieces, Writer.MEMBER) if others else "":

@@ -13,9 +13,9 @@ from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.fallback import ServingDeps
 from tinker_claw.gateway.index import ConversationIndex
 from tinker_claw.gateway.lessons import LessonChooser
-from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.rounds import ComputeRounds
 from tinker_claw.gateway.secrets import SecretSearch
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import PolicyHolder

@@ -22,6 +22,7 @@ from tinker_claw.gateway.index import Stream
 from tinker_claw.gateway.prompt import exact_digest
 from tinker_claw.gateway.request import Job
 from tinker_claw.gateway.sampling import Sampling
+from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.stream import CutStream
 from tinker_claw.served import ServedTurn
 from tinker_claw.turn_state import Reason, TurnRefusal
@@ -140,13 +141,15 @@ class Generation:
         caller, prompt = job.caller, job.prompt
         prompt_tokens, completion_tokens = len(prompt.tokens), len(completion.tokens)
         caller.limits.served(caller.user, prompt_tokens, completion_tokens)
-        if place.history is None or deps.index.has_forgotten(place.session_id, job.started):
+        if job.kept.privacy is Privacy.PRIVATE or deps.index.has_forgotten(
+            place.session_id, job.started
+        ):
             deps.telemetry.turn_not_kept(
                 prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
             )
             return
-        holds = self._held(completion)
-        outcome = ServedTurn(
+        holds = self._secret_in_reply(completion)
+        turn = ServedTurn(
             place,
             caller.user,
             self.sampling.version,
@@ -165,17 +168,17 @@ class Generation:
             waited_s=self._waited_s,
         )
         bill = deps.spending.bill("serve", self._account.usage)
-        turn_id = deps.ledger.turns.add(outcome, bill)
+        turn_id = deps.ledger.turns.add(turn, bill)
         self._account.close()
         deps.spending.count(bill)
         if place.identity.done:
             deps.index.end(place.session_id)
         elif place.identity.kind is Kind.MAIN:
-            stream = _stream(job, completion) if outcome.keeps_tokens else None
-            deps.index.add(place.session_id, place.history, outcome.reply_digest, turn_id, stream)
-        deps.telemetry.served(outcome, turn_id, bill and bill.usd)
+            stream = _stream(job, completion) if turn.keeps_tokens else None
+            deps.index.add(place.session_id, place.history, turn.reply_digest, turn_id, stream)
+        deps.telemetry.served(turn, turn_id, bill and bill.usd)
 
-    def _held(self, completion: Completion) -> str | None:
+    def _secret_in_reply(self, completion: Completion) -> str | None:
         """Describe a secret or personal data in the reply; None: there is none."""
         # As it was sampled: the reply lacks thinking and what a stop string cut off. Without its
         # stop token the text mostly equals the reply, which is then searched only once.
@@ -185,6 +188,8 @@ class Generation:
         return self._deps.secrets.secret_in_text(text, self._job.kept.secrets)
 
     def _untrained_because(self, completion: Completion, holds: str | None) -> TurnRefusal | None:
+        """Return the first reason why the turn cannot be trained: what its request tells, then what
+        its reply does. The ledger may add one (`TurnTable.add`)."""
         if self._job.untrained_because is not None:
             return self._job.untrained_because
         if holds is not None:

@@ -34,8 +34,8 @@ from tinker_claw.types import Attempt, Kind, Message, cached
 IDLE_S: Final = 6 * 3600.0
 """A session without a request for so long is closed until it goes on: a working day's breaks do
 not close it, a night does."""
-PAGES = 40_000
-"""Names of turns that are remembered, one to three of each; one takes about 300 bytes."""
+TURN_KEYS = 40_000
+"""Keys of turns that are remembered, one to three of each; one takes about 300 bytes."""
 STREAM_TOKENS = 1_500_000
 """Ids kept of the newest turns, to go on from: fifty turns of 30,000 tokens, some 15 MB, as equal
 ids share one int."""
@@ -98,7 +98,7 @@ class ConversationIndex:
         self._turns = turns
         self._idle_s = idle_s
         self._now = now
-        self._pages = LRUCache[bytes, tuple[int, int]](PAGES)
+        self._turns_by_key = LRUCache[bytes, tuple[int, int]](TURN_KEYS)
         self._streams = LRUCache[int, _StreamEntry](STREAM_TOKENS, getsizeof=_size)
         self._ids: dict[tuple[str, str], int] = {}
         self._traces = LRUCache[tuple[str, str], int](TRACES)
@@ -107,7 +107,7 @@ class ConversationIndex:
         self._open = OrderedDict((id, _Session(seen)) for id, seen in turns.open_sessions())
         self.sweep()
 
-    def session(self, user: str, identity: Identity) -> int:
+    def open_session(self, user: str, identity: Identity) -> int:
         """Return the ledger's id of a request's session, which is open from now on.
 
         A side call that is filed by its trace keeps no session open.
@@ -217,25 +217,26 @@ class ConversationIndex:
         stream: Stream | None,
     ) -> None:
         """Remember a turn by the digests of its messages and of its reply."""
-        for page in _pages(session_id, (*history, reply)):
-            self._pages[page] = (turn_id, session_id)
+        for key in _keys(session_id, (*history, reply)):
+            self._turns_by_key[key] = (turn_id, session_id)
         if stream is not None:
             self._streams[turn_id] = session_id, stream
 
     def find(
-        self, session_id: int, conversation: Conversation, *, compacted: bool = True
+        self, session_id: int, conversation: Conversation, *, behind_summary: bool = True
     ) -> Continuation | None:
         """Find the turn whose reply is the last one in a conversation.
 
         Args:
-            compacted: if a summary replaces the beginning, what follows it is enough.
+            behind_summary: if a summary replaces the beginning, what follows it is enough. It may
+                hold what was said in private, and nothing tells.
         """
-        at, cut = conversation.reply_at, conversation.summarised if compacted else None
+        at, cut = conversation.reply_at, conversation.summarised if behind_summary else None
         if at is None or (cut is not None and at < cut):
             return None if cut is None else self._behind_summary(session_id, conversation, cut)
         chain = conversation.chain(0, at + 1)
-        for page in _pages(session_id, chain):
-            if entry := self._pages.get(page):
+        for key in _keys(session_id, chain):
+            if entry := self._turns_by_key.get(key):
                 return self._after(entry[0], conversation, at)
         turns = self._turns.latest(session_id)
         waiting = [turn for turn in turns if not turn.settled]
@@ -298,13 +299,13 @@ class ConversationIndex:
         self._open[session_id] = session
 
     def _drop(self, sessions: set[int]) -> None:
-        """Drop sessions from memory, with the names and streams of their turns."""
+        """Drop sessions from memory, with the keys and streams of their turns."""
         for session_id in sessions:
             session = self._open.pop(session_id, None)
             if session is not None and session.name is not None:
                 self._ids.pop(session.name, None)
-        for page in [page for page, (_, at) in self._pages.items() if at in sessions]:
-            del self._pages[page]
+        for key in [key for key, (_, at) in self._turns_by_key.items() if at in sessions]:
+            del self._turns_by_key[key]
         for turn_id in [turn for turn, (at, _) in self._streams.items() if at in sessions]:
             del self._streams[turn_id]
 
@@ -319,7 +320,7 @@ def _size(kept: _StreamEntry) -> int:
     return min(len(stream.prompt.tokens) + len(stream.tokens), STREAM_TOKENS)
 
 
-def _pages(session_id: int, chain: Sequence[str]) -> Iterator[bytes]:
+def _keys(session_id: int, chain: Sequence[str]) -> Iterator[bytes]:
     """Keys of a conversation, the strictest first, which nearly always matches; where no tool was
     called they are the same."""
     for reading in comparisons(chain):

@@ -1,4 +1,4 @@
-"""Limits of concurrent requests, and how requests share the event loop.
+"""Limits of concurrent requests, and of their bodies.
 
 Rule: a request over a limit is refused before it is read, with a Retry-After. An admitted one waits
 for a slot inside its answer, so that headers and keep-alives flow. Episodes leave slots free for
@@ -13,19 +13,16 @@ from __future__ import annotations
 import asyncio
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from starlette.requests import Request
 
 from tinker_claw.errors import RequestError
 from tinker_claw.gateway.coding import coding_of, decode, too_large
-
-T = TypeVar("T")
 
 MAX_QUEUE: Final = 256
 """Requests of one user that may wait in either queue: more than agents open by themselves, so only
@@ -49,44 +46,6 @@ LEFT_FREE = 2
 with an agent asks for one or two at a time."""
 LEFT_SHARE = 16
 """Episodes leave one slot in so many: four of 64, because with two a few persons had to wait."""
-
-
-class ComputeRounds:
-    """Gives each request that computes a round of the event loop of its own."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._whose: asyncio.Task[Any] | None = None
-        """Task that computes in this round; None: none does."""
-        self._thread = ThreadPoolExecutor(1, "tinker-claw-large")
-
-    async def own_round(self) -> None:
-        """Wait for a round in which no other request computes.
-
-        It lasts until the caller awaits something else; a caller that already has it continues at
-        once.
-        """
-        task = asyncio.current_task()
-        if self._whose is not task:
-            await self._lock.acquire()
-            self._whose = task
-            asyncio.get_running_loop().call_soon(self._end_round)
-
-    def _end_round(self) -> None:
-        self._whose = None
-        self._lock.release()
-
-    async def aside(self, compute: Callable[[], T], *, when: bool = True) -> T:
-        """Run a long computation that shares no state in a thread, and return its result.
-
-        One at a time: together they would leave the event loop no time.
-
-        Args:
-            when: False: it is short, and run at once.
-        """
-        if not when:
-            return compute()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, compute)
 
 
 class Limits:

@@ -46,18 +46,22 @@ class Owners:
             return replace(surface, belongs=Belongs.NOBODY, because=because)
         return surface
 
-    def check_sender(self, user: str, sender: Sender) -> bool:
-        """Return whether the sender of a channel's message is an owner; of one who is not, say once
-        which line would name them, where the settings name nobody of the channel."""
+    def is_owner(self, sender: Sender) -> bool:
+        """Return whether the sender of a channel's message is an owner."""
         if sender.id is None or sender.channel is None or sender.group:
             return False
-        if f"{sender.channel}:{sender.id}".lower() in self._named:
-            return True
+        return f"{sender.channel}:{sender.id}".lower() in self._named
+
+    def note_stranger(self, user: str, sender: Sender) -> None:
+        """Remember who is not an owner, and say once which line would name them, where the settings
+        name nobody of the channel."""
+        if sender.id is None or sender.channel is None or sender.group:
+            return
         named = any(name.startswith(f"{sender.channel.lower()}:") for name in self._named)
-        if not named and (user, sender.channel) not in self._strangers:
-            self._strangers.add((user, sender.channel))
-            texts = sender.channel, sender.id, sender.name
-            channel, id, name = (plain_line(t).replace('"', "")[:_MAX_NAME] for t in texts)
-            if self._turns.first_stranger(user, channel, id, name):
-                log.warning("sender.unlisted", channel=channel, sender=id, name=name)
-        return False
+        if named or (user, sender.channel) in self._strangers:
+            return
+        self._strangers.add((user, sender.channel))
+        texts = sender.channel, sender.id, sender.name
+        channel, id, name = (plain_line(t).replace('"', "")[:_MAX_NAME] for t in texts)
+        if self._turns.first_stranger(user, channel, id, name):
+            log.warning("sender.unlisted", channel=channel, sender=id, name=name)

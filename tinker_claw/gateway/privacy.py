@@ -54,7 +54,7 @@ class Kept:
         return self.privacy is Privacy.OPEN
 
 
-_OPEN, _PRIVATE, _AFTER = Privacy
+_OPEN, _PRIVATE, _ONCE = Privacy
 
 
 class SessionPrivacy:
@@ -98,9 +98,9 @@ class SessionPrivacy:
             # sign that is there decides. "A private session" in docs/privacy.md describes them.
             (header, _PRIVATE, _PRIVATE),
             (line is _PRIVATE, _PRIVATE, _PRIVATE),
-            (line is _AFTER, _AFTER, _PRIVATE),
+            (line is _ONCE, _ONCE, _PRIVATE),
             (earlier is _PRIVATE, _PRIVATE, _PRIVATE),
-            (earlier is _AFTER, _AFTER, _PRIVATE),
+            (earlier is _ONCE, _ONCE, _PRIVATE),
             (shows_line, _OPEN, _PRIVATE),
             (had_one, _OPEN, _PRIVATE),
             (True, _OPEN, _OPEN),
@@ -117,7 +117,7 @@ class SessionPrivacy:
         privacy = side_call if is_side else session
         if privacy is _PRIVATE:
             return Kept(privacy)
-        after = TurnRefusal(Reason.AFTER_PRIVATE) if privacy is _AFTER else None
+        after = TurnRefusal(Reason.AFTER_PRIVATE) if privacy is _ONCE else None
         searched, key = await self._secrets.search(request, writers_of), None
         if searched is None:
             return Kept(privacy, after)
@@ -159,7 +159,7 @@ def note_marks(message: Message) -> None:
 def _marker_by(message: Message, writers_of: Attribute) -> Marker | None:
     """Return the newest marker in a user's message; only an owner's may end privacy."""
     marker = cached(_marker, message) if message["role"] == "user" else None
-    if marker is None or marker.privacy is not Privacy.AFTER:
+    if marker is None or marker.privacy is not Privacy.ONCE_PRIVATE:
         return marker
     writers = {piece.writer for piece in writers_of(message)}
     if Writer.OWNER not in writers:

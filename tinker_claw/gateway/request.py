@@ -26,6 +26,7 @@ from tinker_claw.conversation.attribution import (
 )
 from tinker_claw.conversation.classify import identify
 from tinker_claw.conversation.history import Conversation, find_next_state
+from tinker_claw.conversation.openclaw import Sender
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import GenerationRequest, ReplyHead, ReplyWriter, Route, WireFormat
@@ -107,7 +108,9 @@ async def admit(
     answering = named_version or deps.policy.current
     placed = await _place(deps, incoming, kept, answering.version.id)
     # 5. Render its prompt.
-    return await _job(deps, wire, incoming, kept, answering, placed)
+    return await _job(
+        deps, wire, incoming, kept, answering, placed, by_name=named_version is not None
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,8 @@ class Job:
     place: Place
     kept: Kept
     version: int
+    by_name: bool
+    """Whether the request asks for this version by name."""
     sampler: Sampler
     prompt: Prompt
     params: SamplingParams
@@ -139,7 +144,7 @@ class Job:
             return ONLY_A_RATING
         if who.done and not who.episode:  # which is trained on its outcome
             return ENDED
-        return self.kept.reason or self.place.pictured or self.params.unfit_because()
+        return self.kept.reason or self.place.images_refused or self.params.unfit_because()
 
     @property
     def images(self) -> Images:
@@ -215,8 +220,11 @@ class _Incoming:
     """Without its owner's commands."""
     caller: Caller
     identity: Identity
+    """Its key may hold a secret; that of its `Place` does not."""
     writers_of: Attribute
     """Gives every piece of a message its writer."""
+    strangers: Sequence[Sender]
+    """Senders, of the messages whose writers were asked for so far, who are no owners."""
     command: always.Always | None
     """The command in its newest message."""
     started: float
@@ -241,23 +249,30 @@ def _identify(
         reason = f"asked for version {named_version.version.id}; {inferred.reason}"
         inferred = replace(inferred, kind=Kind.SIDE, reason=reason, attempt=None)
     identity = replace(inferred, surface=deps.owners.of(inferred.surface))
+    strangers = list[Sender]()
+
+    def is_owner(sender: Sender) -> bool:
+        known = deps.owners.is_owner(sender)
+        if not known:
+            strangers.append(sender)
+        return known
+
     writers_of = partial(
         attribute,
         surface=identity.surface,
-        is_owner=partial(deps.owners.check_sender, caller.user),
+        is_owner=is_owner,
         carried=carried(request.messages),
     )
     obeys = identity.kind is Kind.MAIN and _is_personal(identity)
     sent = request.messages
     messages, command = always.take_out(sent, writers_of) if obeys else (sent, None)
     bare = request if messages is sent else replace(request, messages=messages)
-    return _Incoming(bare, caller, identity, writers_of, command, started, large)
+    return _Incoming(bare, caller, identity, writers_of, strangers, command, started, large)
 
 
 def _is_personal(who: Identity) -> bool:
-    """Return whether a conversation is one person's, and no attempt at a task."""
-    tried = who.episode or (who.attempt is not None and who.attempt.group is not None)
-    return not (tried or who.surface.group)
+    """Return whether a conversation is one person's, and no episode."""
+    return not (who.episode or who.surface.group)
 
 
 # Step 3 is `privacy.SessionPrivacy.decide`
@@ -303,23 +318,25 @@ async def _find(
     identity = who if key is None else replace(who, key=key)
     converse = partial(Conversation.of, request.messages)
     conversation = await deps.compute.aside(converse, when=incoming.large)
-    named_id = index.session(incoming.caller.user, identity)
+    named_id = index.open_session(incoming.caller.user, identity)
     session_id = index.anew(named_id, identity, conversation) if kept.is_open else named_id
     is_main, link = identity.kind is Kind.MAIN, None
     if is_main:
-        link = index.find(session_id, conversation, compacted=kept.is_open)
+        link = index.find(session_id, conversation, behind_summary=kept.is_open)
     last, new = newest_message_with_words(request.messages), new_messages(request.messages)
     place = Place(
         identity,
         session_id,
         history=conversation.digests,
         text=await deps.secrets.redact_any(read(last).words, kept.secrets) if last else "",
-        secrets=kept.secrets,
+        holds_secret=bool(kept.secrets),
         lost=kept.is_open and is_main and link is None and index.is_lost(session_id, conversation),
-        voices=await _voices(deps, [piece for m in new for piece in writers_of(m)]),
+        voices=await _new_pieces(deps, [piece for m in new for piece in writers_of(m)]),
         asked_by=asked_by(writers_of(last)) if last else Writer.OWNER,
-        pictured=_pictured(deps, incoming),
+        images_refused=_images_refused(deps, incoming),
     )
+    for stranger in incoming.strangers if kept.is_open else ():
+        deps.owners.note_stranger(incoming.caller.user, stranger)
     return place, link
 
 
@@ -334,8 +351,9 @@ async def _obey(deps: GatewayDeps, incoming: _Incoming, kept: Kept, place: Place
     return answer if command.alone else None
 
 
-async def _voices(deps: GatewayDeps, pieces: list[Piece]) -> tuple[Piece, ...]:
-    """Return pieces with names that may be kept: of one that is unclear it holds a line."""
+async def _new_pieces(deps: GatewayDeps, pieces: list[Piece]) -> tuple[Piece, ...]:
+    """Return pieces with names that may be kept: one whose writer is unknown is named by its first
+    line, which may hold a secret."""
     for at, piece in enumerate(pieces):
         if piece.writer is Writer.UNKNOWN:
             name = await deps.secrets.redact_any(piece.what)
@@ -343,7 +361,7 @@ async def _voices(deps: GatewayDeps, pieces: list[Piece]) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def _pictured(deps: GatewayDeps, incoming: _Incoming) -> TurnRefusal | None:
+def _images_refused(deps: GatewayDeps, incoming: _Incoming) -> TurnRefusal | None:
     """Return why nothing after a request's images is trained; None: it is, or there are none."""
     messages = incoming.request.messages
     if not images_in(messages):
@@ -392,20 +410,20 @@ async def _attach(
     state = followup.state
     if state is None:
         return
-    verdict = outright(state.text) if state.role == "user" else None
+    rating = outright(state.text) if state.role == "user" else None
     redact = partial(deps.secrets.redact_any, secrets=kept.secrets)
     text = await redact(state.text)
     beside = tuple([(writer, await redact(words)) for writer, words in state.beside])
-    reason = await redact(verdict.reason[:LONGEST_TEXT]) if verdict else ""
+    reason = await redact(rating.reason[:LONGEST_TEXT]) if rating else ""
     # While its words were searched.
     if deps.index.has_forgotten(place.session_id, incoming.started):
         return
-    if verdict is not None:
+    if rating is not None:
         # Before the next state, which would go to the judge. Agents retry requests, so it has a
         # key; no client's key begins with a newline.
         short = hashlib.sha256(reason.encode()).hexdigest()[:16]
-        name = f"\nmessage after turn {link.turn_id}: {verdict.score} {short}"
-        feedback = Feedback(float(verdict.score), reason, key=name)
+        name = f"\nmessage after turn {link.turn_id}: {rating.score} {short}"
+        feedback = Feedback(float(rating.score), reason, key=name)
         record(deps, incoming.caller.user, About("turn", link.turn_id), feedback)
     if deps.ledger.turns.add_next_state(link.turn_id, replace(state, text=text, beside=beside)):
         deps.wake_judging()
@@ -421,28 +439,31 @@ async def _job(
     kept: Kept,
     answering: Policy,
     placed: _Placed,
+    *,
+    by_name: bool,
 ) -> Job:
     """Render the prompt, and make the job."""
-    request, taught = incoming.request, None
+    request, told = incoming.request, None
     if placed.lessons:
         as_system = deps.renderer.takes_system
         messages = with_lessons(request.messages, placed.lessons, as_system=as_system)
-        taught = replace(request, messages=messages)
+        told = replace(request, messages=messages)
     prompt = await build_prompt(
         deps,
         request,
         placed.link,
-        lesson_request=taught,
+        lesson_request=told,
         lessons=[lesson.id for lesson in placed.lessons],
         forget=not kept.is_open,
         large=incoming.large,
     )
     return Job(
         caller=incoming.caller,
-        request=taught or request,
+        request=told or request,
         place=placed.place,
         kept=kept,
         version=answering.version.id,
+        by_name=by_name,
         sampler=answering.sampler,
         prompt=prompt,
         params=await _params(deps, request, prompt, placed.place),
@@ -480,7 +501,7 @@ async def _params(
     who, because = place.identity, params.unfit_because()
     if who.kind is not Kind.MAIN:
         return params
-    topk = 0 if place.pictured else deps.student_topk
+    topk = 0 if place.images_refused else deps.student_topk
     if because is None:
         return replace(params, student_topk=topk)
     if deps.settings.sampling == "ours":

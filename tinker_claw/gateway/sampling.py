@@ -15,7 +15,7 @@ from dataclasses import replace
 from tinker_claw.errors import BackendError, GoneError, OutageError, RequestError, SamplerError
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.fallback import PATIENCE_S, Retries, StandIn
-from tinker_claw.gateway.request import Job, is_current
+from tinker_claw.gateway.request import Job
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
 from tinker_claw.turn_state import Reason, TurnRefusal
@@ -31,7 +31,6 @@ class Sampling:
     def __init__(self, deps: GatewayDeps, job: Job, charge: Charge) -> None:
         """`charge`: takes what a service bills for it."""
         self._serving = deps.serving
-        self._pinned = not is_current(deps, job.request.model)
         self._job = job
         self._charge = charge
         self.version = job.version
@@ -121,8 +120,8 @@ class Sampling:
     async def _replaced(self, error: SamplerError | OutageError, take: Take) -> bool:
         """Ask each stand-in once; return whether one has answered."""
         job = self._job
-        if self._pinned:
-            return False  # a version by name: another one's answer would be a wrong answer
+        if job.by_name:
+            return False  # another version's answer would be a wrong answer
         for stand_in in self._serving.stand_ins(job.version):
             self._stand_in, self.version = stand_in, stand_in.version
             self.fallback = f"v{job.version} failed: {error}"

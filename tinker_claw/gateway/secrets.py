@@ -17,7 +17,7 @@ from cachetools import LRUCache
 
 from tinker_claw.conversation.attribution import Attribute, request_indexes
 from tinker_claw.formats.base import GenerationRequest
-from tinker_claw.gateway.limits import ComputeRounds
+from tinker_claw.gateway.rounds import ComputeRounds
 from tinker_claw.privacy.redact import Redactor, name_digest
 from tinker_claw.served import Identity
 from tinker_claw.types import Message, Tool, Writer, cached, is_cached

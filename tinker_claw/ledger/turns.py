@@ -260,9 +260,13 @@ class TurnTable(LedgerTable):
                 refuse(tx, TurnRefusal(Reason.UNFOLLOWED_SECRET), secrets, session_id)
 
     def add(self, turn: ServedTurn, bill: Bill | None = None) -> int:
-        """Write a turn and the bill for serving it; return its id. Durable when this returns."""
+        """Write a turn and the bill for serving it; return its id. Durable when this returns.
+
+        A turn may be refused here, too: its session is over, or a lesson in its prompt has been
+        forgotten. A refused turn with a secret in its prompt is kept as text only.
+        """
         place, who, prompt, done = turn.place, turn.place.identity, turn.prompt, turn.completion
-        secret = bool(place.secrets) and turn.keeps_tokens
+        secret = place.holds_secret and turn.keeps_tokens
         voices = [(v.writer, v.what, len(v.words or v.text)) for v in place.voices]
         values: dict[str, Any] = {
             "session_id": place.session_id,
@@ -285,7 +289,7 @@ class TurnTable(LedgerTable):
             "completion_tokens": len(done.tokens),
             "cached_tokens": done.cached_tokens,
             "stop_reason": done.stop_reason,
-            "history": json.dumps(place.history or ()) if turn.keeps_tokens else "[]",
+            "history": json.dumps(place.history) if turn.keeps_tokens else "[]",
             "reply_digest": turn.reply_digest if turn.keeps_tokens else "",
         }
         with self._db.transaction() as tx:

@@ -55,7 +55,7 @@ class Privacy(IntEnum):
     OPEN = 0
     PRIVATE = 1
     """Served and forgotten."""
-    AFTER = 2
+    ONCE_PRIVATE = 2
     """No longer private, but private messages are still in the prompt: kept as text only, never
     trained."""
 
@@ -81,7 +81,7 @@ def marked(messages: Iterable[str]) -> Marker | None:
 def ends(text: str) -> bool:
     """Return whether a text is the line that ends privacy."""
     marker = _marker(text)
-    return marker is not None and marker.privacy is Privacy.AFTER
+    return marker is not None and marker.privacy is Privacy.ONCE_PRIVATE
 
 
 def may_mark(text: str) -> bool:
@@ -111,7 +111,7 @@ def _marker(text: str) -> Marker | None:
     if (not ended and _near(first)) or _near(more):
         # A message that holds both lines is private.
         return Marker(Privacy.PRIVATE, exact=False)
-    return Marker(Privacy.AFTER) if ended else None
+    return Marker(Privacy.ONCE_PRIVATE) if ended else None
 
 
 def _near(text: str) -> bool:
