@@ -5,8 +5,8 @@
     - ModelFileError: a model folder is missing, incomplete or corrupted
   - RequestError: the client asked for something we cannot do (HTTP 4xx)
     - ContextLengthError: the prompt does not fit the model's context
-  - AlignmentError: token arrays that must agree in length do not: a bug
-  - LedgerError: the ledger cannot be opened, or holds another run
+  - AlignmentError: scores do not fit their tokens, or are no numbers
+  - LedgerError: the ledger cannot be opened, read or written, or holds another run
   - ForgottenError: what was to be written is about a turn that was forgotten meanwhile
   - UndoError: it cannot be undone or exported as asked
   - JudgeError: the judge's endpoint failed for good
@@ -15,7 +15,7 @@
       - GoneError: the service has these weights no more
     - StepError: an optimizer step failed: it is void
       - VoidStepError (ledger/steps.py): it is void for another reason than a failure
-    - LearningEndedError: steps fail again and again: learning ends until a restart
+    - LearningEndedError: to go on would do harm or no good: learning ends until a restart
     - OutageError: the service is away or refuses for a time: wait, then go on
 
 Rule: foreign exceptions are mapped once, at the edge, with `raise ... from`.

@@ -202,7 +202,8 @@ class Telemetry:
         log.info("feedback", source=source, final=final, **fields)
 
     def sample(self, fate: str, *, count: int = 1, **fields: Any) -> None:
-        """Count samples that were queued, expired, refused or dropped, as `fate` says."""
+        """Count samples, by what became of them: queued, held, refused, expired (unfit for any
+        step to come), set_aside (their judging failed) or quarantined (their steps did)."""
         self._count("samples", fate, by=count)
         if fate != "refused":
             log.info(f"sample.{fate}", count=count, **fields)
@@ -219,11 +220,10 @@ class Telemetry:
         log.info("step", seconds=round(seconds, 3), **fields)
         self._write({"event": "step", "seconds": seconds, **fields})
 
-    def step_void(self, *, step_id: int, error: str, outage: bool = False) -> None:
-        """Count a void step. A step of an outage is not logged: the log has the outage's beginning
-        and end."""
+    def step_void(self, *, step_id: int, error: str, logged: bool = True) -> None:
+        """Count a void step. `logged`: False where another event says why, as an outage's does."""
         self._count("steps", "void")
-        if not outage:
+        if logged:
             log.error("step.void", step_id=step_id, error=error)
 
     def publish(self, *, version: int, step: int, seconds: float) -> None:

@@ -1,6 +1,7 @@
 """State of a turn, and the reason why a turn is not trained.
 
-Rule: `ledger.turns.set_state` writes a state in the transaction that changes it; readers only read.
+Rule: `TurnTable.add` writes a turn's first state, and `ledger.turns.set_state` every later one, in
+the transaction that changes it; readers only read.
 """
 
 from __future__ import annotations

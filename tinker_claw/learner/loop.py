@@ -513,8 +513,8 @@ class Learner:
             log.warning("gate.refused", step_id=step_id, error=error)
         if why is Void.UNLEARNED:
             log.warning("practice.failed", step_id=step_id, error=error)
-        quiet = why is not Void.FAILED
-        self._parts.telemetry.step_void(step_id=step_id, error=error, outage=quiet)
+        failed = why is Void.FAILED
+        self._parts.telemetry.step_void(step_id=step_id, error=error, logged=failed)
 
     @contextmanager
     def _closed_on_failure(self, sampler: Sampler) -> Generator[None]:
