@@ -443,23 +443,23 @@ async def _job(
     by_name: bool,
 ) -> Job:
     """Render the prompt, and make the job."""
-    request, told = incoming.request, None
+    request, lesson_request = incoming.request, None
     if placed.lessons:
         as_system = deps.renderer.takes_system
         messages = with_lessons(request.messages, placed.lessons, as_system=as_system)
-        told = replace(request, messages=messages)
+        lesson_request = replace(request, messages=messages)
     prompt = await build_prompt(
         deps,
         request,
         placed.link,
-        lesson_request=told,
+        lesson_request=lesson_request,
         lessons=[lesson.id for lesson in placed.lessons],
         forget=not kept.is_open,
         large=incoming.large,
     )
     return Job(
         caller=incoming.caller,
-        request=told or request,
+        request=lesson_request or request,
         place=placed.place,
         kept=kept,
         version=answering.version.id,

@@ -1,4 +1,4 @@
-"""How requests that compute share the event loop.
+"""Share the event loop among requests that compute.
 
 Rule: the event loop polls its sockets between two requests that compute: many requests of a few
 milliseconds each do not block the gateway for their total time. Longer work, for very large
