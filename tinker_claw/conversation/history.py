@@ -203,8 +203,8 @@ def find_next_state(
     pieces = [piece for message in written for piece in message]
     if any(piece.writer is Writer.UNKNOWN for piece in pieces):
         return Followup(unknown=True)
-    shown = {Writer.QUOTATION} | ({Writer.MEMBER} if others else set())
-    beside = tuple((p.writer, p.words) for p in pieces if p.writer in shown and p.words)
+    read_writers = {Writer.QUOTATION} | ({Writer.MEMBER} if others else set())
+    beside = tuple((p.writer, p.words) for p in pieces if p.writer in read_writers and p.words)
     if text := "\n\n".join(filter(None, owner_words)):
         return Followup(NextState("user", text, beside))
     if text := words_of(pieces, Writer.MEMBER) if others else "":

@@ -252,10 +252,10 @@ def _identify(
     strangers = list[Sender]()
 
     def is_owner(sender: Sender) -> bool:
-        known = deps.owners.is_owner(sender)
-        if not known:
+        owner = deps.owners.is_owner(sender)
+        if not owner:
             strangers.append(sender)
-        return known
+        return owner
 
     writers_of = partial(
         attribute,
