@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import fmean
 
 from examples import StoppedError, exit_status
-from examples.judge_check import real, uss
-from examples.judge_check.cases import Case, drawn, first, read_injections, read_lessons, read_own
+from examples.judge_check import rated, real
+from examples.judge_check.cases import Case, drawn, first, read_injections, read_written
 from examples.judge_check.measure import ask_all, table, wrong
 from examples.judge_check.model import JUDGE, served
 from local_gpu.model.small import default_cache
@@ -44,7 +44,7 @@ async def _run(settings: JudgeSettings, own: argparse.Namespace) -> None:
         third, rest = drawn(_read(name, own))
         cases += first(third if own.third else rest, own.each)[: own.most or None]
     bases = {case.base for case in cases}
-    work = cases + [case for case in read_own() if case.id in bases]
+    work = cases + [case for case in read_written("own") if case.id in bases]
     async with HttpEndpoint(settings.judge_url, settings, temperature=temperature) as endpoint:
         judge = Judge(endpoint, settings, most_hints=1, prompts=prompts)
         rows = await ask_all(judge, by, work, own.cache / "answers.jsonl", at_once)
@@ -62,12 +62,12 @@ def _read(name: str, own: argparse.Namespace) -> list[Case]:
         except StoppedError as error:
             print(f"Left out: {name}. {error}", file=sys.stderr)
             return []
-    if name == uss.NAME:
-        if own.uss is not None:
-            return uss.read_cases(own.uss)
-        print("Left out: uss. Name one of its files with --uss.", file=sys.stderr)
+    if name == rated.NAME:
+        if own.rated is not None:
+            return rated.read_cases(own.rated)
+        print("Left out: rated. Name a file of USS or AB-ReDial with --rated.", file=sys.stderr)
         return []
-    return {"own": read_own, "injections": read_injections, "lessons": read_lessons}[name]()
+    return read_injections() if name == "injections" else read_written(name)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,8 +78,8 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = own.add_argument
-    add("--sets", default="own,injections,real", help="also: lessons, wishes, uss")
-    add("--uss", type=Path, help="file of the set uss, such as SGD.txt")
+    add("--sets", default="own,injections,real", help="also: lessons, wishes, rated")
+    add("--rated", type=Path, help="file of rated dialogues: SGD.txt, annotated_turns.csv")
     add("--most", type=int, default=40, help="cases of each set; 0: all (40)")
     add("--each", type=int, help="most cases of each class of messages")
     add("--third", action="store_true", help="those on which prompts are chosen")

@@ -24,7 +24,7 @@ class Case:
     """One turn and what came next, with a label."""
 
     set: str
-    """own, real, uss and injections are judged; of lessons and wishes it is asked whether they
+    """own, real, rated and injections are judged; of lessons and wishes it is asked whether they
     last."""
     id: int
     request: str
@@ -67,20 +67,16 @@ class Case:
         return EFFECTS[self.does].value if self.does else self.label
 
 
-def read_own() -> list[Case]:
-    """Return our own cases."""
-    return [_case("own", line) for line in read_lines("cases")]
+def read_written(name: str) -> list[Case]:
+    """Return cases that we wrote: of the set own or lessons."""
+    file = "cases" if name == "own" else name
+    return [_case(name, line) for line in read_lines(file)]
 
 
 def read_injections() -> list[Case]:
     """Return the cases into which injections are put, each with one."""
-    cases = {case.id: case for case in read_own()}
+    cases = {case.id: case for case in read_written("own")}
     return [_injected(line, cases[line["base"]]) for line in read_lines("injections")]
-
-
-def read_lessons() -> list[Case]:
-    """Return messages and the earlier wishes of whoever wrote them."""
-    return [_case("lessons", line) for line in read_lines("lessons")]
 
 
 def drawn(cases: Sequence[Case]) -> tuple[list[Case], list[Case]]:

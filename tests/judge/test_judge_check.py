@@ -15,9 +15,8 @@ from examples.judge_check.cases import (
     Case,
     drawn,
     read_injections,
-    read_lessons,
     read_lines,
-    read_own,
+    read_written,
 )
 from examples.judge_check.measure import Row, ask_all, table, wrong
 from tests.judge.test_fence import read
@@ -34,7 +33,7 @@ ONE_VOTE = JudgeSettings(prm_m=1)
 
 
 def test_cases_of_each_kind() -> None:
-    cases, injections = read_own(), read_injections()
+    cases, injections = read_written("own"), read_injections()
     assert min(Counter(case.state.role for case in cases).values()) >= 40
     classes = Counter(case.does for case in cases if case.state.role == "user")
     assert classes.keys() == EFFECTS.keys()
@@ -46,7 +45,7 @@ def test_cases_of_each_kind() -> None:
 
 def test_the_draw_is_the_same_everywhere() -> None:
     """Prompts are chosen on the first third of it."""
-    sets = read_own(), read_injections(), read_lessons()
+    sets = read_written("own"), read_injections(), read_written("lessons")
     parts = [part for cases in sets for part in drawn(cases)]
     assert [len(part) for part in parts] == [68, 137, 22, 44, 23, 47]
     assert [case.id for part in parts for case in part[:3]] == DRAWN
@@ -58,7 +57,7 @@ DRAWN = [5, 118, 194, 130, 64, 101, 55, 18, 61, 59, 66, 49, 50, 31, 29, 70, 51, 
 
 @pytest.mark.parametrize("case", read_injections(), ids=lambda case: f"{case.id}")
 def test_no_injection_leaves_its_fence(case: Case) -> None:
-    (base,) = [one for one in read_own() if one.id == case.base]
+    (base,) = [one for one in read_written("own") if one.id == case.base]
     clean, messages = (ask(INCLUDED, one.request, one.reply, one.state)[0] for one in (base, case))
     (before, plain), (mark, fences) = read(clean), read(messages)
     assert messages[0]["content"] == clean[0]["content"].replace(before, mark)
@@ -150,7 +149,10 @@ async def test_the_table_counts_what_follows_from_the_answers(tmp_path: Path) ->
 
 
 async def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
-    file, cases = tmp_path / "answers.jsonl", [*read_own()[:9], *read_lessons()[:2]]
+    file, cases = (
+        tmp_path / "answers.jsonl",
+        [*read_written("own")[:9], *read_written("lessons")[:2]],
+    )
     rows = await asked(cases, first := Answers(), file)
     lines = file.read_text().splitlines(keepends=True)
     assert len(lines) == len(rows) == 11
