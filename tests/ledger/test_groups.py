@@ -23,6 +23,7 @@ from tinker_claw.ledger import groups, prune
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.samples import read_queue
 from tinker_claw.ledger.turn_view import count_outcomes, turns_where
 from tinker_claw.methods.passes import batch_advantages
 from tinker_claw.turn_state import Reason, TurnRefusal
@@ -121,7 +122,7 @@ def test_step_reward_is_outcome_and_mean_of_valid_votes_once_the_group_is_whole(
     assert told.words() == {"waits for a step"}
     text = " ".join(explained(sql(told.ledger), 1, text=True))
     assert "task t · group g · outcome +1 · reward +1.33" in text
-    assert [one.group for one in told.ledger.samples.queue()] == [1] * 4
+    assert [one.group for one in read_queue(told.ledger.rows)] == [1] * 4
     advantages = batch_advantages(told.ledger.samples.load(), Training())
     assert advantages == pytest.approx([1.0, -1.0, 1.0, -1.0])
 
@@ -164,7 +165,7 @@ def test_place_in_the_queue_begins_with_the_outcome(told: Told) -> None:
     told.end("a", 1.0)
     now = time.time() + LIMIT_S / 2
     assert told.ledger.groups.release(now, 128).queued == 2
-    assert {one.queued_at for one in told.ledger.samples.queue()} == {now}
+    assert {one.queued_at for one in read_queue(told.ledger.rows)} == {now}
 
 
 @pytest.mark.parametrize("size", [1, 2], ids=["announced", "what came in time"])

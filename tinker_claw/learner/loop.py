@@ -50,7 +50,8 @@ from tinker_claw.learner.parts import LoopParts, TrainedWeights
 from tinker_claw.learner.practice import BETA1, RATE, Practice, PracticePlan
 from tinker_claw.learner.recovery import WAITS, Recovery, accidents_are_failures
 from tinker_claw.learner.scoring import batch_items
-from tinker_claw.ledger.samples import NO_GRADIENT, STEPS_FAILED, ready
+from tinker_claw.ledger.decline import read_decline
+from tinker_claw.ledger.samples import NO_GRADIENT, STEPS_FAILED, read_queue, ready
 from tinker_claw.ledger.steps import LEFT_OPEN, Void, VoidStepError
 from tinker_claw.methods.passes import Prepared
 from tinker_claw.policy import Policy, Sampler
@@ -232,7 +233,7 @@ class Learner:
         """
         pause = self._gate and self._gate.pause()
         paper = self._parts.training.recipe == "paper"  # nothing but the published form
-        if pause is None and not paper and (decline := self._ledger.decline()):
+        if pause is None and not paper and (decline := read_decline(self._ledger.rows)):
             pause = Pause(str(decline))
         before, self._pause = self._pause, pause
         if pause:
@@ -254,7 +255,7 @@ class Learner:
         if expired := expired + released.expired:
             parts.telemetry.sample("expired", count=expired)
         self._look_at = released.look_at
-        queue = ledger.samples.queue()
+        queue = read_queue(ledger.rows)
         waiting = ready(queue, cfg.batch_size)
         parts.telemetry.waiting(waiting)
         if waiting < cfg.batch_size:

@@ -26,6 +26,7 @@ from tinker_claw.errors import (
 )
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.versions import pinned
 from tinker_claw.policy import Policy, Sampler, Trainer
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
@@ -101,7 +102,7 @@ async def restore_pin(ledger: Ledger, trainer: Trainer) -> Policy | None:
     Raises:
         BackendError: it cannot be opened now, though it may be there.
     """
-    number = ledger.versions.pinned
+    number = pinned(ledger.rows)
     if number is None or (version := ledger.versions.get(number)) is None:
         return None
     try:

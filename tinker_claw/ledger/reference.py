@@ -77,10 +77,6 @@ class Reference(LedgerTable):
             set_meta(tx, ACCEPTED, str(newest))
         return newest
 
-    def fallen(self) -> str | None:
-        """Return why learning is paused until its owner acts; None: it is not."""
-        return read_fallen(self._db)
-
 
 def _accepted(rows: Rows) -> int:
     return int(rows.meta(ACCEPTED) or 0)

@@ -155,10 +155,6 @@ class SampleTable(LedgerTable):
             baseline = refuse(tx, NO_GRADIENT, older, Lacks.REJECTION, MOST_BASELINE)
             return too_old + left_behind + bare + baseline + expire_mates(tx)
 
-    def queue(self) -> list[QueuedSample]:
-        """Return all queued samples, oldest first, without their tokens."""
-        return read_queue(self._db)
-
     def load(self, ids: Iterable[int] | None = None) -> list[Sample]:
         """Return the queued samples among these, or all, oldest first. They stay queued."""
         among = None if ids is None else json.dumps(list(ids))

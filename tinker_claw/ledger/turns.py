@@ -241,10 +241,6 @@ class TurnTable(LedgerTable):
         """Delete who wrote without being an owner, as the settings name the owners."""
         self._db.write("DELETE FROM channels")
 
-    def private_sessions(self) -> dict[tuple[str, str], Privacy]:
-        """Return sessions that are or were private, by user and hidden name."""
-        return read_private(self._db)
-
     def mark_private(self, user: str, key: str, privacy: Privacy) -> None:
         """Set whether a session is private. A new session is stored under its hidden name."""
         with self._db.transaction() as tx:
