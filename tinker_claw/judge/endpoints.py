@@ -246,7 +246,15 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
             ):
                 if answer.status_code in (408, 429) or answer.status_code >= 500:
                     raise _Again(f"HTTP {answer.status_code}")
-                return answer.status_code, await self._content(answer, most)
+                content = bytearray()
+                async for piece in answer.aiter_bytes():
+                    content += piece
+                    if len(content) > most:
+                        raise JudgeError(
+                            f"the judge at {self._url} sent more than the {most} bytes that "
+                            f"{THINKING_TOKENS} tokens a vote can have"
+                        )
+                return answer.status_code, bytes(content)
         except TimeoutError as error:
             raise _Again(f"no whole answer within {self._answer_s:g} s") from error
         except httpx.HTTPError as error:
@@ -263,18 +271,6 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         if not texts:
             raise JudgeError(f"the judge at {self._url} sent no choices")
         return texts
-
-    async def _content(self, response: httpx.Response, most: int) -> bytes:
-        """Read at most `most` bytes of the body; a longer one is an error."""
-        content = bytearray()
-        async for piece in response.aiter_bytes():
-            content += piece
-            if len(content) > most:
-                raise JudgeError(
-                    f"the judge at {self._url} sent more than the {most} bytes that "
-                    f"{THINKING_TOKENS} tokens a vote can have"
-                )
-        return bytes(content)
 
     async def __aexit__(self, *failed: object) -> None:
         await self._client.aclose()

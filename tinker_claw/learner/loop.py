@@ -32,7 +32,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
 
 from tinker_claw.errors import (
     BackendError,
@@ -280,9 +279,7 @@ class Learner:
         await self.recovery.restore_if_suspect()
         return self._practice.due()
 
-    async def _step_with_retry(
-        self, batch: Sequence[Sample], plan: PracticePlan | None = None
-    ) -> None:
+    async def _step_with_retry(self, batch: Sequence[Sample], plan: PracticePlan | None) -> None:
         """Take a step over the batch, a second one if it fails, and do what its result asks for. A
         practice is tried once.
 
@@ -314,7 +311,13 @@ class Learner:
                     self._set_aside(batch)
                 case VoidStep(Void.FAILED, error) if number == tries and plan is None:
                     self._set_aside(batch)
-                    self._count_failure(error)
+                    self._failed += 1
+                    if self._failed == BATCHES:
+                        raise LearningEndedError(
+                            f"The steps over {BATCHES} batches in a row failed, and both are set "
+                            "aside. The cause is hardly in the batches: find it, then restart. "
+                            f"{error}"
+                        ) from error
                 case VoidStep(Void.DISAGREES, error):
                     with suppress(LedgerError):  # else it is compared again after the restart
                         drawn = self._ledger.samples.queued_of(self._newest.id)
@@ -335,19 +338,6 @@ class Learner:
         """Exclude a batch from training."""
         self._ledger.samples.refuse([sample.id for sample in batch], STEPS_FAILED)
         self._parts.telemetry.sample("quarantined", count=len(batch))
-
-    def _count_failure(self, error: ClawError) -> None:
-        """Count a batch whose steps failed.
-
-        Raises:
-            LearningEndedError: it is one of several in a row.
-        """
-        self._failed += 1
-        if self._failed == BATCHES:
-            raise LearningEndedError(
-                f"The steps over {BATCHES} batches in a row failed, and both are set aside. The "
-                f"cause is hardly in the batches: find it, then restart. {error}"
-            ) from error
 
     def _is_still_due(self, batch: Sequence[Sample], interruptions: int) -> bool:
         """Return whether nothing has interrupted learning since, and all samples are still queued.
@@ -408,7 +398,15 @@ class Learner:
                 trained = await self._practise(step_id, plan, rate, account.add)
         metrics = {"rate": rate} | trained.metrics | parts.spending.figures(account.usage)
         with self._closed_on_failure(trained.sampler):  # the next attempt publishes anew
-            version = await self._commit(step_id, trained.sampler, metrics)
+            state_ref = await parts.trainer.save_state(f"step-{step_id:08d}")
+            rule = {"method": parts.method.name, **parts.training.model_dump(mode="json")}
+            version = self._ledger.steps.commit(
+                step_id,
+                self._newest,
+                state_ref=state_ref,
+                sampler_ref=trained.sampler.ref,
+                metrics=metrics | {"rule": rule},
+            )
         self.retire(parts.policy.swap(Policy(version, trained.sampler)))
         self.recovery.suspect = plan is not None  # its moments are not the next step's
         seconds = trained.published_at - started
@@ -491,21 +489,6 @@ class Learner:
         if not all(map(math.isfinite, (*report.losses, report.grad_norm or 0.0))):
             raise StepError("the loss or its gradient is not a number")
         return report
-
-    async def _commit(
-        self, step_id: int, sampler: Sampler, metrics: dict[str, Any]
-    ) -> PolicyVersion:
-        """Save the state, and commit step, samples and version."""
-        parts, parent = self._parts, self._newest
-        state_ref = await parts.trainer.save_state(f"step-{step_id:08d}")
-        rule = {"method": parts.method.name, **parts.training.model_dump(mode="json")}
-        return self._ledger.steps.commit(
-            step_id,
-            parent,
-            state_ref=state_ref,
-            sampler_ref=sampler.ref,
-            metrics=metrics | {"rule": rule},
-        )
 
     def _void(self, step_id: int, error: str, why: Void) -> None:
         with suppress(LedgerError):  # the next step or start does it

@@ -176,7 +176,10 @@ class Practice:
             return None
         held_out = messages[2::3]
         practised = [message for message in messages if message not in held_out]
-        return PracticePlan(lesson, text, practised, held_out, _usage_of(messages))
+        prompt = sum(len(message.prompt) for message in messages) // len(messages)
+        reply = sum(len(message.turn.completion.tokens) for message in messages) // len(messages)
+        usage = run_usage(len(messages), prompt, reply)
+        return PracticePlan(lesson, text, practised, held_out, usage)
 
     def _affords(self, plan: PracticePlan) -> bool:
         """Return whether the budget has room for a run, and say so once where it has not."""
@@ -433,12 +436,6 @@ def _loss(groups: Sequence[Sequence[LessonReply]], *, soft: bool) -> LossPass:
             topk = (done.topk_ids, done.topk_logprobs) if soft else ((), ())
             datums.append(imitation(reply.message.prompt, done.tokens, *topk, scale))
     return LossPass("cross_entropy", tuple(datums))
-
-
-def _usage_of(messages: Sequence[FirstMessage]) -> Usage:
-    prompt = sum(len(message.prompt) for message in messages) // len(messages)
-    reply = sum(len(message.turn.completion.tokens) for message in messages) // len(messages)
-    return run_usage(len(messages), prompt, reply)
 
 
 def run_usage(messages: int, prompt: int, reply: int) -> Usage:

@@ -251,24 +251,20 @@ class Recovery:
         assert saved is not None  # the start has added the first
         await load(self._ledger, trainer, saved.state_ref)
         if sampler_gone or saved.id != policy.newest.version.id:
-            await self._reopen(saved, sampler_gone=sampler_gone)
-        self.suspect = False
-
-    async def _reopen(self, saved: PolicyVersion, *, sampler_gone: bool) -> None:
-        trainer, policy = self._parts.trainer, self._parts.policy
-        # A service that refuses a sampler may open it all the same.
-        sampler = await (trainer.publish() if sampler_gone else _reopened(trainer, saved))
-        try:
-            lost = policy.newest
-            now = Policy(self._ledger.versions.republish(saved, sampler.ref), sampler)
+            # A service that refuses a sampler may open it all the same.
+            sampler = await (trainer.publish() if sampler_gone else _reopened(trainer, saved))
+            try:
+                version = self._ledger.versions.republish(saved, sampler.ref)
+            except LedgerError:  # the next attempt publishes it anew
+                await sampler.aclose()
+                raise
+            lost, now = policy.newest, Policy(version, sampler)
             if saved.id == lost.version.id:
                 policy.reopen(lost, now)
             else:  # committed, and stopped before it could serve
                 policy.swap(now)
             self._retire(lost)
-        except LedgerError:  # the next attempt publishes it anew
-            await sampler.aclose()
-            raise
+        self.suspect = False
 
 
 @contextmanager
