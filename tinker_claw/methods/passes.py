@@ -87,22 +87,16 @@ def batch_advantages(samples: Sequence[Sample], cfg: Training) -> list[float]:
         by[sample.judge if sample.bucket is None else None].append(sample)
     by_id = dict[int, float]()
     for judge, judged in by.items():
-        ids = [member.id for member in judged]
-        by_id |= zip(ids, _compared(judge, judged, cfg), strict=True)
+        rewards = [member.reward for member in judged]
+        if judge is None:  # grouped
+            compared = group_advantages(rewards, [member.bucket for member in judged])
+        elif cfg.recipe == "paper":
+            compared = [reward or 0.0 for reward in rewards]
+        else:
+            weights, cut = [member.weight for member in judged], [member.cut for member in judged]
+            compared = reward_advantages(rewards, weights, cut)
+        by_id |= zip([member.id for member in judged], compared, strict=True)
     return [by_id[sample.id] for sample in samples]
-
-
-def _compared(judge: JudgedBy | None, samples: Sequence[Sample], cfg: Training) -> list[float]:
-    """Return the (n,) advantages of one judge's samples, or with None of grouped ones."""
-    rewards, buckets, weights, cut = zip(
-        *((sample.reward, sample.bucket, sample.weight, sample.cut) for sample in samples),
-        strict=True,
-    )
-    if judge is None:
-        return group_advantages(rewards, buckets)
-    if cfg.recipe == "paper":
-        return [reward or 0.0 for reward in rewards]
-    return reward_advantages(rewards, weights, cut)
 
 
 def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Advantages:
