@@ -7,7 +7,7 @@
 - `_step_with_retry`: waits for room in the budget, and does what the step's result asks for.
 - `_step_or_void`: begins the step's row, and makes every error its result.
 - `_train_and_commit`: trains, commits, and lets the version serve.
-- `_train_batch`: `_score`, `_optimizer_step`, `publish`, the gate's `ask`.
+- `_train_batch`: scores and advantages, `_optimizer_step`, `publish`, the gate's `ask`.
 
 A batch whose step fails twice for its own reason is set aside, and so is one whose version the gate
 refuses, which never serves.
@@ -52,7 +52,6 @@ from tinker_claw.learner.scoring import batch_items
 from tinker_claw.ledger.decline import read_decline
 from tinker_claw.ledger.samples import NO_GRADIENT, STEPS_FAILED, read_queue, ready
 from tinker_claw.ledger.steps import LEFT_OPEN, Void, VoidStepError
-from tinker_claw.methods.passes import Prepared
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
@@ -418,22 +417,28 @@ class Learner:
     async def _train_batch(
         self, step_id: int, batch: Sequence[Sample], rate: float, charge: Charge
     ) -> TrainedWeights:
-        """Score and train a batch, publish its version, and ask the gate.
+        """Score a batch under the current weights, train it, publish its version, and ask the gate.
 
         Raises:
             VoidStepError: no sample carries a gradient, sampler and trainer disagree, or the gate
                 refuses the version.
         """
-        parts, version = self._parts, self._newest
-        prepared = await self._score(step_id, batch, charge)
+        parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
+        fresh = self._score_fresh
+        items = await batch_items(batch, policy, cfg, charge, score_fresh=fresh)
+        state = self._ledger.steps.method_state()
+        prepared = parts.method.prepare(items, cfg, state, parts.reply_tokens)
+        self._ledger.steps.store_advantages(step_id, prepared.stored, prepared.state)
+        if not prepared.passes:
+            raise VoidStepError(Void.EMPTY, "no sample of the batch carries a gradient")
         adam = replace(self._adam, learning_rate=rate * self._adam.learning_rate)
         report = await self._optimizer_step(prepared.passes, adam, charge)
-        agreed = agreement(prepared, report, version.id)
+        agreed = agreement(prepared, report, policy.version.id)
         require_agreement(agreed, parts.health)
         published_at, sampler = time.monotonic(), await parts.trainer.publish()
         with self._closed_on_failure(sampler):
             gate_figures = await self._gate.ask(sampler, charge) if self._gate else {}
-        metrics = step_metrics(prepared, report, version.step, agreed) | gate_figures
+        metrics = step_metrics(prepared, report, policy.version.step, agreed) | gate_figures
         return TrainedWeights(sampler, metrics, published_at)
 
     async def _practise(
@@ -458,23 +463,6 @@ class Learner:
         return await self._practice.run(
             plan, Random(step_id), train, self._closed_on_failure, check_wanted, charge
         )
-
-    async def _score(self, step_id: int, samples: Sequence[Sample], charge: Charge) -> Prepared:
-        """Score the batch under the current weights, and compute its advantages from the method's
-        state.
-
-        Raises:
-            VoidStepError: no sample carries a gradient.
-        """
-        parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
-        fresh = self._score_fresh
-        items = await batch_items(samples, policy, cfg, charge, score_fresh=fresh)
-        state = self._ledger.steps.method_state()
-        prepared = parts.method.prepare(items, cfg, state, parts.reply_tokens)
-        self._ledger.steps.store_advantages(step_id, prepared.stored, prepared.state)
-        if not prepared.passes:
-            raise VoidStepError(Void.EMPTY, "no sample of the batch carries a gradient")
-        return prepared
 
     async def _optimizer_step(
         self, passes: Sequence[LossPass], adam: Adam, charge: Charge
