@@ -74,7 +74,7 @@ class Reference(LedgerTable):
         """Make the newest version the reference, which ends a pause; return its number."""
         newest = self._db.one("SELECT COALESCE(MAX(id), 0) FROM versions")
         with self._db.transaction() as tx:
-            set_meta(tx, ACCEPTED, str(newest))
+            set_meta(tx, ACCEPTED, newest)
         return newest
 
 

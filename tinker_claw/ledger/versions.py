@@ -103,7 +103,7 @@ class VersionTable(LedgerTable):
     def pin(self, version_id: int | None) -> None:
         """Pin a version; None: the newest answers again."""
         with self._db.transaction() as tx:
-            set_meta(tx, _PINNED, None if version_id is None else str(version_id))
+            set_meta(tx, _PINNED, version_id)
 
     def roll_back(self, to: PolicyVersion) -> PolicyVersion:
         """Add a version with the weights of `to`, from which learning goes on; end a pin.
