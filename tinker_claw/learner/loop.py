@@ -288,6 +288,7 @@ class Learner:
         Raises:
             LearningEndedError: steps over several batches in a row have failed, or going on would
                 do harm.
+            LedgerError: a step that is over cannot be closed.
         """
         if self.recovery.suspect:
             await self.recovery.restore_if_suspect()
@@ -297,7 +298,10 @@ class Learner:
         for number in range(1, tries + 1):
             await self._parts.spending.room()
             async with self._one_step:
-                if not self._is_still_due(batch, interruptions):
+                if interruptions != self._interruptions:
+                    break
+                self._ledger.steps.void_unfinished(LEFT_OPEN)
+                if not self._ledger.samples.still_queued(batch):  # feedback takes samples out
                     break
                 result = await self._step_or_void(batch, plan)
             match result:  # first, as what follows may wait or never come
@@ -337,20 +341,6 @@ class Learner:
         """Exclude a batch from training."""
         self._ledger.samples.refuse([sample.id for sample in batch], STEPS_FAILED)
         self._parts.telemetry.sample("quarantined", count=len(batch))
-
-    def _is_still_due(self, batch: Sequence[Sample], interruptions: int) -> bool:
-        """Return whether nothing has interrupted learning since, and all samples are still queued.
-
-        Args:
-            interruptions: their count then.
-
-        Raises:
-            LedgerError: a step that is over cannot be closed.
-        """
-        if interruptions != self._interruptions:
-            return False
-        self._ledger.steps.void_unfinished(LEFT_OPEN)  # feedback during it takes samples out
-        return self._ledger.samples.still_queued(batch)
 
     async def _step_or_void(
         self, batch: Sequence[Sample], plan: PracticePlan | None
@@ -424,8 +414,7 @@ class Learner:
                 refuses the version.
         """
         parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
-        fresh = self._score_fresh
-        items = await batch_items(batch, policy, cfg, charge, score_fresh=fresh)
+        items = await batch_items(batch, policy, cfg, charge, score_fresh=self._score_fresh)
         state = self._ledger.steps.method_state()
         prepared = parts.method.prepare(items, cfg, state, parts.reply_tokens)
         self._ledger.steps.store_advantages(step_id, prepared.stored, prepared.state)

@@ -210,11 +210,14 @@ def loss_passes(
 
 
 def _candidates_datum(item: BatchItem, advantages: Advantages, scale: float) -> Datum:
-    """Return the reply with the weights of its candidates and of its sampled tokens."""
+    """Return the reply with the weights of its candidates, and A rho of its sampled tokens."""
     sample, done = item.sample, item.sample.completion
     weights, targets = advantages.candidates, candidates(sample)
     if any(advantages.tokens):
-        own = _sampled_weights(item, advantages.tokens)
+        own = advantages.tokens
+        if item.current is not None:  # 0 where the ratio's bounds cut it off
+            rows = zip(own, item.current.logprobs, done.logprobs, strict=True)
+            own = [stale_weight(a, now, then) for a, now, then in rows]
         weights = [(*row, a) for row, a in zip(weights, own, strict=True)]
         targets = tuple((*ids, v) for ids, v in zip(targets, done.tokens, strict=True))
     return Datum(
@@ -239,11 +242,3 @@ def imitation(
     rows = tuple(tuple(scale * math.exp(p) for p in row) for row in topk_logprobs)
     weights = rows or ((scale,),) * len(reply)
     return Datum(prompt + reply, len(prompt), targets=topk_ids, weights=weights, images=images)
-
-
-def _sampled_weights(item: BatchItem, tokens: Sequence[float]) -> Sequence[float]:
-    """Return A rho of the sampled tokens, (T,); 0 where the ratio's bounds cut it off."""
-    if item.current is None:
-        return tokens
-    rows = zip(tokens, item.current.logprobs, item.sample.completion.logprobs, strict=True)
-    return [stale_weight(a, now, then) for a, now, then in rows]
