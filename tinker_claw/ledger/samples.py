@@ -52,11 +52,11 @@ class QueuedSample:
 NO_GRADIENT = TurnRefusal(Reason.NOTHING_BETTER)
 """Why samples of such a batch are not trained."""
 STEPS_FAILED = TurnRefusal(Reason.STEPS_FAILED)
-JUDGED_BY = (
-    "CASE WHEN episode <> 0 THEN 'outcome' WHEN COALESCE(role, '') IN ('tool', 'other') "
-    "AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id "
-    "AND score IS NOT NULL) THEN 'tools' ELSE 'user' END"
-)
+JUDGED_BY = """
+CASE WHEN episode <> 0 THEN 'outcome' WHEN COALESCE(role, '') IN ('tool', 'other')
+  AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id
+    AND score IS NOT NULL) THEN 'tools' ELSE 'user' END
+"""
 """SQL on a turn with its next state: who judged it. Explicit feedback is a user's."""
 MOST_BARE = 64
 """Newest rejections that wait for a better reply."""

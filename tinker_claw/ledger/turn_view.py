@@ -28,13 +28,13 @@ _WAITS = {
     TurnState.HELD: "waits for an outcome",
     TurnState.QUEUED: "waits for a step",
 }
-TURNS = (
-    "turns JOIN sessions ON sessions.id = turns.session_id "
-    "LEFT JOIN groups ON groups.id = group_id "
-    "LEFT JOIN next_states ON next_states.turn_id = turns.id "
-    "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
-    "LEFT JOIN samples ON samples.turn_id = turns.id"
-)
+TURNS = """
+turns JOIN sessions ON sessions.id = turns.session_id
+  LEFT JOIN groups ON groups.id = group_id
+  LEFT JOIN next_states ON next_states.turn_id = turns.id
+  LEFT JOIN verdicts ON verdicts.turn_id = turns.id
+  LEFT JOIN samples ON samples.turn_id = turns.id
+"""
 """SQL joining turns with their sessions, groups, next states, verdicts and samples."""
 _TURN = f"""
 SELECT turns.id, turns.session_id AS session, sessions.user, turns.idx AS "index", sessions.task,
