@@ -148,7 +148,7 @@ def gateway_app(directory: Path, vocabulary: Path, context_tokens: int) -> FastA
         ledger=ledger,
         index=ConversationIndex(ledger.turns, IDLE_S),
         secrets=secrets,
-        privacy=SessionPrivacy(ledger.turns, secrets),
+        privacy=SessionPrivacy(ledger, secrets),
         owners=Owners(ledger.turns),
         compute=compute,
         spending=spending,

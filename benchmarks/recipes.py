@@ -172,7 +172,9 @@ def default(drawn: Sequence[Drawn]) -> Batch:
 
 PAPERS: Final = hint_row()
 ROWS: Final[dict[str, Row]] = {
-    "the batch's mean is subtracted": reward_row(reward_advantages),
+    "the batch's mean is subtracted": reward_row(
+        lambda rewards: reward_advantages(rewards, [1.0] * len(rewards), [False] * len(rewards))
+    ),
     "negative advantages times 1 - p": spared,
     "the teacher's candidates count, too": hint_row(own=True),
     "+1 counts half (all from tools)": reward_row(

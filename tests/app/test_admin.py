@@ -28,6 +28,7 @@ from tinker_claw.cli import main
 from tinker_claw.errors import UndoError
 from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.ledger.database import WritingConnection, beside
+from tinker_claw.ledger.versions import pinned
 from tinker_claw.render.renderer import Renderer
 
 KEY = "mine-0123456789abcdef"
@@ -190,7 +191,7 @@ async def test_a_strangers_port_is_sent_neither_token_nor_key_nor_words(
             if held:
                 for words in COMMANDS:
                     await asyncio.to_thread(main.main, [*words, *flags])
-            assert made.ledger.versions.pinned is None
+            assert pinned(made.ledger.rows) is None
         if not held:
             (tmp_path / CONTROL_FILE).write_text(kept)
             for words in COMMANDS:

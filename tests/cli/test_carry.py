@@ -16,7 +16,8 @@ from tests.support.lives import product
 from tests.support.stories import run
 from tinker_claw.gateway.lessons import LessonChooser
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.turns import hidden
+from tinker_claw.ledger.reference import read_fallen
+from tinker_claw.ledger.turns import hidden, read_private
 from tinker_claw.privacy.marker import Privacy
 
 LEDGER = "ledger.sqlite3"
@@ -125,8 +126,8 @@ def test_carry_keeps_the_version_that_its_owner_accepted(old: Path, tmp_path: Pa
     change(old, "INSERT INTO meta VALUES ('accepted', '1')")
     assert run("carry", str(old), str(tmp_path / "new")).returncode == 0
     with closing(Ledger(tmp_path / "paused")) as paused, closing(Ledger(tmp_path / "new")) as new:
-        assert "chess" in (paused.reference.fallen() or "")
-        assert new.reference.fallen() is None
+        assert "chess" in (read_fallen(paused.rows) or "")
+        assert read_fallen(new.rows) is None
         assert new.reference.version == new.versions.get(1)
 
 
@@ -151,7 +152,7 @@ def test_private_sessions_stay_private(old: Path, tmp_path: Path) -> None:
     change(old, f"INSERT INTO sessions (user, key, created_at, private) {again}")
     assert run("carry", str(old), str(tmp_path / "new")).returncode == 0
     with closing(Ledger(tmp_path / "new")) as new:
-        assert new.turns.private_sessions() == {
+        assert read_private(new.rows) == {
             ("default", hidden("default", f"of-{number}")): Privacy(privacy)
             for number, privacy in ((1, 1), (2, 2), (3, 2))
         }

@@ -27,6 +27,7 @@ from examples.personalize.users import USERS
 from tests.support.scripted_users import demo_run
 from tinker_claw.learner.gate import REFUSED
 from tinker_claw.ledger.database import FILE, open_read_only
+from tinker_claw.ledger.reference import read_fallen
 
 STEPS = 16
 PROBLEMS = 128
@@ -74,7 +75,7 @@ async def learn(name: str, seed: int) -> None:
                 score = await score_version(run.client, run.step, exam)
                 shares = " | ".join(f"{score.shares[of]:.2f}" for of in ("lists", "other", "work"))
                 whole, refused = losses(folder)
-                pause = run.parts.ledger.reference.fallen()
+                pause = read_fallen(run.parts.ledger.rows)
                 print(
                     f"| {Path(name).stem} {seed} | {run.step} | {whole:.3f} | {refused} | "
                     f"{score.accepted:.2f} | {shares} | {pause or ''}",

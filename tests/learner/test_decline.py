@@ -15,7 +15,7 @@ from tests.support.fakes import FakeTrainer
 from tests.support.learning import World, world
 from tests.support.ledger import sample_counts, sql
 from tinker_claw.evidence import CLAIM
-from tinker_claw.ledger.decline import HOLD, SIZE, decline
+from tinker_claw.ledger.decline import HOLD, SIZE, decline, read_decline
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.firsts import First
@@ -179,12 +179,12 @@ async def test_only_what_the_user_judged_counts_and_only_once_a_session(tmp_path
             w.ledger.feedback.give("me", About("turn", str(turn)), program)
             w.turn("YES", session=f"program {number}")
         await w.settled()
-        assert w.ledger.decline() is None
+        assert read_decline(w.ledger.rows) is None
         for _ in range(SIZE):
             turn = w.turn("YES", role="tool")
             w.ledger.feedback.give("me", About("turn", str(turn)), Feedback(-1.0))
         await w.settled()
-        found = w.ledger.decline()
+        found = read_decline(w.ledger.rows)
         assert found is not None
         assert found.now.of == SIZE
 
@@ -194,7 +194,7 @@ async def test_replies_of_a_pinned_version_say_nothing_of_the_newest(tmp_path: P
         await hold(w)
         await undoing(w).pin(0)
         await talk(w, "YES", 2 * SIZE)
-        assert w.ledger.decline() is not None
+        assert read_decline(w.ledger.rows) is not None
 
 
 async def test_users_are_compared_with_themselves(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ async def test_users_are_compared_with_themselves(tmp_path: Path) -> None:
         for _ in range(SIZE):
             w.turn("NO", user="another")
         await w.settled()
-        assert w.ledger.decline() is None
+        assert read_decline(w.ledger.rows) is None
 
 
 async def test_of_a_long_ledger_the_first_and_the_newest_are_read(
@@ -213,6 +213,6 @@ async def test_of_a_long_ledger_the_first_and_the_newest_are_read(
     async with world(tmp_path, batch_size=10 * SIZE) as w:
         await talk(w, "YES", 2 * SIZE)
         await talk(w, "NO")
-        found = w.ledger.decline()
+        found = read_decline(w.ledger.rows)
         assert found is not None
         assert (found.before.good, found.now.good) == (SIZE, 0)

@@ -14,7 +14,7 @@ from tests.support.ledger import sample_counts, sql
 from tinker_claw.config.settings import Gateway
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
-from tinker_claw.ledger.samples import MOST_BARE
+from tinker_claw.ledger.samples import MOST_BARE, read_queue
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import Attempt, Lacks, Tokens
 
@@ -227,7 +227,7 @@ async def test_who_judged_a_turn_and_whether_its_rejection_is_bare_is_kept(tmp_p
         expected = {("user", False): 4, ("tools", True): 1, ("outcome", False): 2}
         await w.until(
             lambda: (
-                Counter((one.judge, one.lacks == Lacks.BETTER) for one in w.ledger.samples.queue())
+                Counter((one.judge, one.lacks == Lacks.BETTER) for one in read_queue(w.ledger.rows))
                 == expected
             )
         )

@@ -15,7 +15,7 @@ from tinker_claw.errors import BackendError, OutageError, UndoError
 from tinker_claw.learner.recovery import restore, restore_pin
 from tinker_claw.learner.rollback import RollbackOperations
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.versions import read_versions
+from tinker_claw.ledger.versions import pinned, read_versions
 from tinker_claw.types import Adam, Charge, LossPass, StepReport, uncharged
 
 
@@ -151,7 +151,7 @@ async def test_rollback_that_fails_leaves_all_as_it_was(
         getattr(w.trainer, fault)[what] = 1
         with pytest.raises(error, match="v0 cannot be loaded" if error is UndoError else "away"):
             await undoing(w).roll_back(0)
-        assert (w.policy.current.version.id, w.ledger.versions.pinned) == (1, 1)
+        assert (w.policy.current.version.id, pinned(w.ledger.rows)) == (1, 1)
         assert w.trainer.weights == 2
         await learn(w, 3)
         assert w.policy.newest.version.parent == 2
@@ -177,11 +177,11 @@ async def test_pin_outlives_the_process_and_a_rollback_ends_it(tmp_path: Path) -
         await learn(w, 2)
         await undoing(w).pin(1)
     ledger = Ledger(tmp_path)
-    pinned = await restore_pin(ledger, trainer)
-    assert pinned is not None
-    assert pinned.version.id == 1
+    reopened = await restore_pin(ledger, trainer)
+    assert reopened is not None
+    assert reopened.version.id == 1
     assert (await restore(ledger, trainer)).version.id == 2
-    ledger.versions.roll_back(pinned.version)
+    ledger.versions.roll_back(reopened.version)
     assert await restore_pin(ledger, trainer) is None
     assert (await restore(ledger, trainer)).version.id == 3
     assert trainer.weights == 1
@@ -197,10 +197,10 @@ async def test_pin_ends_where_its_weights_are_gone_and_at_no_other_failure(tmp_p
     trainer.fail["open"] = 1
     with pytest.raises(BackendError, match=r"v0 is pinned and cannot be opened: .*`tinker"):
         await restore_pin(ledger, trainer)
-    pinned = await restore_pin(ledger, trainer)  # at the next start
-    assert pinned is not None
-    assert pinned.version.id == 0
-    del trainer.samplers[pinned.version.sampler_ref]
+    reopened = await restore_pin(ledger, trainer)  # at the next start
+    assert reopened is not None
+    assert reopened.version.id == 0
+    del trainer.samplers[reopened.version.sampler_ref]
     assert await restore_pin(ledger, trainer) is None
     assert [one["id"] for one in read_versions(sql(ledger)) if one["serving"]] == [1]
     ledger.close()

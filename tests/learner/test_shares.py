@@ -15,7 +15,7 @@ import pytest
 from tests.support.learning import Says, world
 from tests.support.ledger import sample_counts, sql
 from tinker_claw.judge.prompts import Schema
-from tinker_claw.ledger.samples import ready
+from tinker_claw.ledger.samples import read_queue, ready
 from tinker_claw.types import Charge, Message, uncharged
 
 PEOPLE = {
@@ -59,7 +59,7 @@ async def test_a_thousand_real_messages_make_no_step_of_nothing(
             for does in messages[at : at + SIZE]:
                 w.turn(f"CLASS {does} {'HOW' * (does in tells)}")
             await w.settled()
-            await w.until(lambda: ready(w.ledger.samples.queue(), SIZE) < SIZE)
+            await w.until(lambda: ready(read_queue(w.ledger.rows), SIZE) < SIZE)
         steps = sql(w.ledger).rows(
             "SELECT step_id, COUNT(*) AS of, SUM(COALESCE(reward, 0) < 0 OR hint IS NOT NULL) "
             "AS tell FROM samples WHERE step_id IS NOT NULL GROUP BY step_id"

@@ -12,6 +12,7 @@ import pytest
 from tests.support.ledger import judgeable, new_turn, queue, sql, sql_connection
 from tinker_claw.ledger import prune
 from tinker_claw.ledger.database import open_read_only
+from tinker_claw.ledger.decline import read_decline
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.views import turns_in_full
@@ -63,7 +64,7 @@ def test_what_a_forgotten_session_taught_is_found_by_its_lessons(ledger: Ledger)
 
 
 def test_a_decline_is_looked_for_from_the_newest_session_on(ledger: Ledger) -> None:
-    plans = plans_of(ledger, ledger.decline)
+    plans = plans_of(ledger, lambda: read_decline(ledger.rows))
     assert not any("TEMP B-TREE" in plan for plan in plans), "all turns would be read and sorted"
     assert any("SEARCH sessions" in plan for plan in plans)
 

@@ -23,6 +23,7 @@ from tinker_claw.ledger import groups, prune
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.samples import read_queue
 from tinker_claw.ledger.turn_view import count_outcomes, turns_where
 from tinker_claw.methods.passes import batch_advantages
 from tinker_claw.turn_state import Reason, TurnRefusal
@@ -68,6 +69,13 @@ class Told:
         ended = sql(self.ledger).one("SELECT MAX(created_at) FROM feedback") or 0.0
         return self.ledger.groups.release(max(newest, ended) + later, most)
 
+    def newly_queued(self, later: float = SOON) -> int:
+        """Number of samples that a look queues."""
+        self.ledger.samples.expire(0, 4)
+        before = self.ledger.samples.queued()
+        self.look(later)
+        return self.ledger.samples.queued() - before
+
     def queued(self) -> dict[tuple[str, int], float]:
         """Rewards by session and step."""
         rows = sql(self.ledger).rows(
@@ -111,17 +119,17 @@ def test_step_reward_is_outcome_and_mean_of_valid_votes_once_the_group_is_whole(
     assert told.queued() == {}
     assert told.words() == {"waits for an outcome", "waits for the next message"}
     told.end("a", 1.0)
-    assert told.look().queued == 0
+    assert told.newly_queued() == 0
     assert told.words() == {"waits for an outcome", "waits for the next message"}
     told.end("b", -0.5)
-    assert told.look().queued == 4
+    assert told.newly_queued() == 4
     assert told.queued() == pytest.approx(
         {("a", 0): 4 / 3, ("a", 1): 1.0, ("b", 0): -0.5 - 2 / 3, ("b", 1): -0.5}
     )
     assert told.words() == {"waits for a step"}
     text = " ".join(explained(sql(told.ledger), 1, text=True))
     assert "task t · group g · outcome +1 · reward +1.33" in text
-    assert [one.group for one in told.ledger.samples.queue()] == [1] * 4
+    assert [one.group for one in read_queue(told.ledger.rows)] == [1] * 4
     advantages = batch_advantages(told.ledger.samples.load(), Training())
     assert advantages == pytest.approx([1.0, -1.0, 1.0, -1.0])
 
@@ -134,7 +142,7 @@ def test_reply_that_is_asked_for_again_moves_no_later_step(told: Told) -> None:
         told.judge(told.turn(key), (1,) if key == "a" else (-1,))
         told.turn(key)
         told.end(key, 0.5)
-    assert told.look().queued == 2, "the second step's rewards agree, so nothing is learned there"
+    assert told.newly_queued() == 2, "the second step's rewards agree, so nothing is learned there"
     first, second = told.ledger.samples.load()
     assert first.bucket == second.bucket
     assert batch_advantages([first, second], Training()) == pytest.approx([1.0, -1.0])
@@ -163,8 +171,9 @@ def test_place_in_the_queue_begins_with_the_outcome(told: Told) -> None:
         told.judge(told.turn("a"), (1,))
     told.end("a", 1.0)
     now = time.time() + LIMIT_S / 2
-    assert told.ledger.groups.release(now, 128).queued == 2
-    assert {one.queued_at for one in told.ledger.samples.queue()} == {now}
+    told.ledger.groups.release(now, 128)
+    assert told.ledger.samples.queued() == 2
+    assert {one.queued_at for one in read_queue(told.ledger.rows)} == {now}
 
 
 @pytest.mark.parametrize("size", [1, 2], ids=["announced", "what came in time"])
@@ -222,9 +231,11 @@ def test_short_group_trains_after_the_limit_and_a_missing_outcome_is_none(told: 
     told.end("c", -1.0)
     before = told.look()
     assert before.look_at is not None
-    assert told.look(LIMIT_S - 1).queued == 0
+    assert told.newly_queued(LIMIT_S - 1) == 0
+    assert told.ledger.samples.queued() == 0
     released = told.look(LIMIT_S)
-    assert (released.queued, released.expired, released.look_at) == (4, 1, None)
+    assert (released.expired, released.look_at) == (1, None)
+    assert told.ledger.samples.queued() == 4
     assert set(told.queued()) == {("a", 0), ("a", 1), ("c", 0), ("c", 1)}
     assert told.words() == {"waits for a step", Reason.NO_OUTCOME}
     told.begin("alone", Attempt(episode=True))
@@ -238,10 +249,10 @@ def test_what_the_judge_has_in_hand_is_waited_for_whatever_the_limit_says(told: 
     turn = told.turn("a")
     told.ledger.turns.add_next_state(turn, NextState("tool", "ok"))
     told.end("a", 1.0)
-    assert told.look(LATE).queued == 0
+    assert told.newly_queued(LATE) == 0
     told.ledger.turns.refuse(turn, TurnRefusal(Reason.UNSCORED))
     told.turn("a")
-    assert told.look().queued == 0
+    assert told.newly_queued() == 0
     assert told.words() == {Reason.UNSCORED, Reason.EPISODE_OVER}
 
 
@@ -263,7 +274,7 @@ def test_turn_that_the_agent_did_not_go_on_from_holds_up_nobody(told: Told) -> N
     told.judge(told.turn("a"), (1,))
     told.turn("a")
     told.end("a", 1.0)
-    assert told.look().queued == 2
+    assert told.newly_queued() == 2
     assert told.words() == {"waits for a step", Reason.NOT_CONTINUED}
 
 
@@ -273,8 +284,9 @@ def test_steps_at_which_all_had_the_same_reward_are_no_part_of_a_batch(told: Tol
         told.judge(told.turn(key), votes)
         told.judge(told.turn(key), (1,) if key == "a" else (0,))
         told.end(key, 1.0)
-    released = told.look()
-    assert (released.queued, released.expired) == (3, 3)
+    assert told.ledger.samples.queued() == 0
+    assert told.look().expired == 3
+    assert told.ledger.samples.queued() == 3
     assert {step for _, step in told.queued()} == {1}
     assert Reason.EQUAL_REWARDS in told.words()
 

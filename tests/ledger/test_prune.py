@@ -298,10 +298,10 @@ def test_turns_that_came_to_a_forgotten_session_just_before_it_was_out_of_mind_g
 ) -> None:
     first = add(ledger, "a")
     forgotten = ledger.forget(prune.in_session("a", None))
-    assert ledger.left(forgotten) is None
+    assert prune.left(ledger.rows, forgotten) is None
     session = forgotten.session
     late = ledger.turns.add(new_turn(ledger, "b", request_text=WORDS, session_id=session))
-    found = ledger.left(forgotten)
+    found = prune.left(ledger.rows, forgotten)
     assert found is not None
     new = ledger.turns.add(new_turn(ledger, "b", session_id=session))
     assert ledger.forget(found).turns == (late,)

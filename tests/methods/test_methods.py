@@ -93,15 +93,23 @@ def hinted(logprobs: tuple[float, ...], targets: tuple[tuple[float, ...], ...]) 
 TEACHER = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
 
 
+def equally_weighted(
+    rewards: Sequence[float | None], cut: Sequence[bool] | None = None
+) -> list[float]:
+    return reward_advantages(rewards, [1.0] * len(rewards), cut or [False] * len(rewards))
+
+
 class TestRewards:
     def test_where_all_agree_a_quarter_is_kept_of_acceptance_and_nothing_of_rejection(self) -> None:
-        assert reward_advantages([1, 1, None]) == [0.25, 0.25, 0.0]
-        assert reward_advantages([-1, -1, None]) == [0.0, 0.0, 0.0]
-        assert reward_advantages([-0.7] * 3, [0.1, 1.0, 0.3]) == [0.0] * 3, "to the last bit"
+        assert equally_weighted([1, 1, None]) == [0.25, 0.25, 0.0]
+        assert equally_weighted([-1, -1, None]) == [0.0, 0.0, 0.0]
+        assert reward_advantages([-0.7] * 3, [0.1, 1.0, 0.3], [False] * 3) == [0.0] * 3, (
+            "to the last bit"
+        )
 
     def test_where_all_are_rejected_only_those_that_were_cut_are_pushed_down(self) -> None:
-        assert reward_advantages([-1, -1, None], cut=[False, True, True]) == [0.0, -0.25, 0.0]
-        assert reward_advantages([-1, 1], cut=[True, False]) == [-1.0, 1.0]
+        assert equally_weighted([-1, -1, None], cut=[False, True, True]) == [0.0, -0.25, 0.0]
+        assert equally_weighted([-1, 1], cut=[True, False]) == [-1.0, 1.0]
         rejected = [sample(n, reward=-1, cut=n == 1) for n in range(3)]
         assert batch_advantages(rejected, CFG) == [0.0, -0.25, 0.0]
 
@@ -159,7 +167,7 @@ class TestRewards:
         assert batch_advantages([*rejected, *tools], CFG) == [0.0] * 8 + [0.125] * 8
 
     def test_any_real_number_is_a_reward_and_zero_is_one(self) -> None:
-        assert reward_advantages([1.5, 0.0, -0.5, None]) == pytest.approx(
+        assert equally_weighted([1.5, 0.0, -0.5, None]) == pytest.approx(
             [7 / 6, -1 / 3, -5 / 6, 0.0]
         )
 

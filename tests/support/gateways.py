@@ -248,7 +248,7 @@ async def gateway(
             ledger=ledger,
             index=index,
             secrets=secrets,
-            privacy=SessionPrivacy(ledger.turns, secrets),
+            privacy=SessionPrivacy(ledger, secrets),
             owners=Owners(ledger.turns, owners, listed_only=settings.get("agents") == "listed"),
             compute=lock,
             spending=paid,

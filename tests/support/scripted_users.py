@@ -23,7 +23,7 @@ from tests.support.gateways import wired
 from tinker_claw.app.server import in_background
 from tinker_claw.config.load import load
 from tinker_claw.learner.parts import LoopParts
-from tinker_claw.ledger.samples import usable
+from tinker_claw.ledger.samples import read_queue, usable
 
 
 class PatientClient(Client):
@@ -41,7 +41,7 @@ class PatientClient(Client):
             request.kind == "main"
             and not self.enough()
             and (
-                len(usable(self._parts.ledger.samples.queue())) > most
+                len(usable(read_queue(self._parts.ledger.rows))) > most
                 or len(self._parts.ledger.jobs.due()) > 2 * IN_FLIGHT
             )
         ):

@@ -8,14 +8,14 @@ from typing import Any
 from tinker_claw.errors import LedgerError
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.learner.health import Health
-from tinker_claw.ledger.samples import ready
+from tinker_claw.ledger.samples import read_queue, ready
 
 
 def healthz(deps: GatewayDeps, parts: Health, batch_size: int) -> dict[str, Any]:
     """Return the body, as an admin sees it."""
     spending, policy, waiting = deps.spending, deps.policy, 0
     with suppress(LedgerError):  # which `records` tells
-        waiting = ready(deps.ledger.samples.queue(), batch_size)
+        waiting = ready(read_queue(deps.ledger.rows), batch_size)
     version = policy.current.version.id
     body = parts.snapshot(version=version, waiting=waiting, batch_size=batch_size)
     if paused := spending.paused():

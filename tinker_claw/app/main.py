@@ -42,7 +42,7 @@ from tinker_claw.files import close_to_others, open_to_others
 from tinker_claw.learner.health import PartHealth
 from tinker_claw.ledger.database import in_use, is_locked
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.samples import ready
+from tinker_claw.ledger.samples import read_queue, ready
 from tinker_claw.methods import build
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
@@ -80,7 +80,7 @@ async def serve(settings: Settings) -> None:
             ledger, size = system.parts.ledger, settings.training.batch_size
             terminal.opening = partial(ledger.turns.opening, most=2 * LONGEST)
             terminal.lesson = ledger.lessons.text
-            terminal.waiting = lambda: (ready(ledger.samples.queue(), size), size)
+            terminal.waiting = lambda: (ready(read_queue(ledger.rows), size), size)
             await _serve(settings, system, listening, stop)
     except asyncio.CancelledError:
         if not stop.requested:

@@ -290,7 +290,7 @@ def _deps(
         ledger=parts.ledger,
         index=index,
         secrets=secrets,
-        privacy=SessionPrivacy(parts.ledger.turns, secrets),
+        privacy=SessionPrivacy(parts.ledger, secrets),
         owners=Owners(
             parts.ledger.turns,
             settings.gateway.chats.owners,

@@ -16,7 +16,8 @@ from tinker_claw.conversation.classify import flagged, gather, opening_key
 from tinker_claw.formats.base import GenerationRequest
 from tinker_claw.gateway.secrets import SecretSearch
 from tinker_claw.images import parts_of
-from tinker_claw.ledger.turns import TurnTable, hidden
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.turns import hidden, read_private
 from tinker_claw.privacy.marker import (
     NEAR_MISS,
     Marker,
@@ -60,10 +61,10 @@ _OPEN, _PRIVATE, _ONCE = Privacy
 class SessionPrivacy:
     """Record of private sessions, by which it is decided what is kept."""
 
-    def __init__(self, turns: TurnTable, secrets: SecretSearch) -> None:
-        self._turns = turns
+    def __init__(self, ledger: Ledger, secrets: SecretSearch) -> None:
+        self._turns = ledger.turns
         self._secrets = secrets
-        self._sessions = turns.private_sessions()
+        self._sessions = read_private(ledger.rows)
         self._traces = LRUCache[tuple[str, str], Privacy](TRACES)
         self.near_misses = 0
         """Requests since the start that made a session private by a near miss of the marker."""

@@ -226,7 +226,15 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
             dropped |= {field}
         if not 200 <= status < 300:
             raise JudgeError(refused(status, content, self._url))
-        texts = self._read(content)
+        try:
+            texts = texts_of(json.loads(content))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            # Without the error's message, which may quote the answer.
+            raise JudgeError(
+                f"the judge at {self._url} sent no chat completion ({type(error).__name__})"
+            ) from error
+        if not texts:
+            raise JudgeError(f"the judge at {self._url} sent no choices")
         if more := dropped - self._dropped:
             self._dropped |= dropped
             log.info("judge.adapted", url=self._url, dropped=sorted(more))
@@ -246,35 +254,19 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
             ):
                 if answer.status_code in (408, 429) or answer.status_code >= 500:
                     raise _Again(f"HTTP {answer.status_code}")
-                return answer.status_code, await self._content(answer, most)
+                content = bytearray()
+                async for piece in answer.aiter_bytes():
+                    content += piece
+                    if len(content) > most:
+                        raise JudgeError(
+                            f"the judge at {self._url} sent more than the {most} bytes that "
+                            f"{THINKING_TOKENS} tokens a vote can have"
+                        )
+                return answer.status_code, bytes(content)
         except TimeoutError as error:
             raise _Again(f"no whole answer within {self._answer_s:g} s") from error
         except httpx.HTTPError as error:
             raise _Again(f"{type(error).__name__} {error}".strip()) from error
-
-    def _read(self, content: bytes) -> list[Text]:
-        try:
-            texts = texts_of(json.loads(content))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            # Without the error's message, which may quote the answer.
-            raise JudgeError(
-                f"the judge at {self._url} sent no chat completion ({type(error).__name__})"
-            ) from error
-        if not texts:
-            raise JudgeError(f"the judge at {self._url} sent no choices")
-        return texts
-
-    async def _content(self, response: httpx.Response, most: int) -> bytes:
-        """Read at most `most` bytes of the body; a longer one is an error."""
-        content = bytearray()
-        async for piece in response.aiter_bytes():
-            content += piece
-            if len(content) > most:
-                raise JudgeError(
-                    f"the judge at {self._url} sent more than the {most} bytes that "
-                    f"{THINKING_TOKENS} tokens a vote can have"
-                )
-        return bytes(content)
 
     async def __aexit__(self, *failed: object) -> None:
         await self._client.aclose()

@@ -58,7 +58,7 @@ def draw_mark() -> str:
     return "".join(secrets.choice(ascii_lowercase) for _ in range(MARK_LETTERS))
 
 
-def fence(parts: Sequence[Part], draw: Callable[[], str] = draw_mark) -> tuple[str, str]:
+def fence(parts: Sequence[Part], draw: Callable[[], str]) -> tuple[str, str]:
     """Return the parts joined, each in its fence, and the mark.
 
     Args:

@@ -47,14 +47,13 @@ class _Unit:
     """Samples that are taken together: a single one, or a group."""
 
     ids: tuple[int, ...]
-    since: float
-    """When its last sample was queued, in seconds since 1970."""
+    fills_at: float
+    """When it may fill a batch over its share, in seconds since 1970: it waits for other users, if
+    any has samples in the queue."""
     origins: tuple[Hashable, ...]
     """Session and user, each of which has a share."""
     tools: bool
     """Whether tools have judged it."""
-    alone: bool
-    """Whether only one user has samples in the queue."""
 
 
 def choose(
@@ -77,7 +76,7 @@ def choose(
         others = [unit for unit in units if unit is not crowded[0]]
         chosen, _ = _take([crowded[0], *others], batch_size, most, limit, now)
     elif len(chosen) < batch_size:
-        due = [unit.since + FILL_S for unit in units if unit.since + FILL_S > now]
+        due = [unit.fills_at for unit in units if unit.fills_at > now]
         enough = ready(waiting, batch_size) >= batch_size
         return Choice((), min(due, default=None) if enough else None)
     return Choice(tuple(sorted(chosen)), None)
@@ -107,7 +106,7 @@ def _take(
             take(unit, min(len(unit.ids), limit) if unit.origins else len(unit.ids))
     filled = len(chosen)
     for unit in over:
-        if unit.alone or now >= unit.since + FILL_S:
+        if now >= unit.fills_at:
             take(unit, len(unit.ids))
     return chosen, crowded
 
@@ -142,9 +141,9 @@ def _unit(samples: Sequence[QueuedSample], *, alone: bool) -> _Unit:
     if first.group is None:
         origins.append(("session", first.session))
     ids = tuple(sorted(sample.id for sample in samples))
-    since = max(sample.queued_at for sample in samples)
+    fills_at = 0.0 if alone else max(sample.queued_at for sample in samples) + FILL_S
     tools = first.group is None and first.judge == "tools"
-    return _Unit(ids, since, tuple(origins), tools, alone)
+    return _Unit(ids, fills_at, tuple(origins), tools)
 
 
 def _better(waiting: Sequence[QueuedSample], judge: JudgedBy) -> int | None:

@@ -34,6 +34,7 @@ from tinker_claw.billing.estimate import GATE_TOKENS
 from tinker_claw.config.canaries import Canary
 from tinker_claw.errors import BackendError, ClawError, ConfigError, OutageError, same_length
 from tinker_claw.learner.parts import LoopParts
+from tinker_claw.ledger.reference import read_fallen
 from tinker_claw.ledger.steps import Void, VoidStepError
 from tinker_claw.policy import Sampler
 from tinker_claw.render.begun import common
@@ -371,7 +372,7 @@ class Gate:
     def pause(self) -> Pause | None:
         """Return why no further step is taken, from the ledger; None: one may be."""
         ledger, newest = self._parts.ledger, self._parts.policy.newest.version
-        if fallen := ledger.reference.fallen():
+        if fallen := read_fallen(ledger.rows):
             return Pause(fallen)
         refused = ledger.steps.refused_lately()
         clean = len(refused) - (newest.step > 0)  # the first began with earlier moments

@@ -41,7 +41,7 @@ from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
 from tinker_claw.turn_state import Reason, TurnRefusal
-from tinker_claw.types import HintScores, NextState, Turn, Verdict, Wish
+from tinker_claw.types import HintScores, NextState, Turn, Verdict
 
 WAITS = Backoff(first_s=5.0, longest_s=60.0, jitter=0.25)
 """Waits of all turns together while a service is away or the ledger refuses."""
@@ -86,9 +86,6 @@ class Judging:
         self._redact = redact
         self._by_outcome = parts.training.episode_reward == "outcome"
         """Whether episodes are rewarded by their outcome alone, so that the judge is not asked."""
-        hinted = Signal.HINT in parts.method.needs
-        self._doubts_hints = hinted and parts.training.recipe != "paper"
-        """Whether hints are only taught while the model does what they ask."""
         self._rests = rests
         self._silent_s = silent_s
         self._concurrency = concurrency
@@ -153,14 +150,11 @@ class Judging:
         busy, asks = self._busy, self._breaker_of(job)
         if job.turn_id in busy or len(busy) >= self._concurrency or job.due_at > now:
             return False
-        if asks is self.judge_breaker and self._needs_none():
+        needs_none = self._parts.health.learner.ended and self._parts.training.lessons == "off"
+        if asks is self.judge_breaker and needs_none:  # no verdict would be used
             return False
         others = sum(other is asks for other in busy.values())
         return self.ledger_breaker.lets(now, len(busy)) and (asks is None or asks.lets(now, others))
-
-    def _needs_none(self) -> bool:
-        """Return whether no verdict would be used: learning has ended, and no lesson is told."""
-        return self._parts.health.learner.ended and self._parts.training.lessons == "off"
 
     def _wait_s(self, jobs: Sequence[JudgingJob], now: float) -> float | None:
         """Return the seconds until something is due that waits for time alone; None: nothing is."""
@@ -272,25 +266,17 @@ class Judging:
         await self._parts.spending.room()
         if (verdict := self._ledger.judgements.verdict(turn.id)) is not None:
             return verdict  # by feedback, while waiting for budget
+        self._check_open(turn.id)  # forgotten while waiting for budget?
         tells = self._parts.training.lessons != "off" and not turn.episode
         lessons = self._ledger.lessons.for_judge(turn.id) if tells else []
-        with self._parts.health.backend.watching("judging"):
-            judgement = await self._answered(turn, state, lessons)
-        verdict, read = judgement.verdict, sum(v is not None for v in judgement.verdict.votes)
-        if not read:
-            raise UnreadError(judgement.answers[0])
-        self._record(turn.id, judgement, lessons)
-        self.judge_breaker.answered(read / len(verdict.votes))
-        # Explicit feedback that came meanwhile takes precedence.
-        return self._ledger.judgements.verdict(turn.id) or verdict
-
-    async def _answered(self, turn: Turn, state: NextState, lessons: Sequence[Lesson]) -> Judgement:
-        self._check_open(turn.id)  # forgotten while waiting for budget?
         redact = self._redact
         silent = asyncio.get_running_loop().call_later(self._silent_s, self._is_silent)
         try:
-            with self._parts.spending.paying("judge", turn_id=turn.id) as account:
-                return await self._judge.judge(
+            with (
+                self._parts.health.backend.watching("judging"),
+                self._parts.spending.paying("judge", turn_id=turn.id) as account,
+            ):
+                judgement = await self._judge.judge(
                     redact(turn.request_text),
                     redact(turn.reply_text),
                     replace(
@@ -305,6 +291,13 @@ class Judging:
                 )
         finally:
             silent.cancel()
+        verdict, read = judgement.verdict, sum(v is not None for v in judgement.verdict.votes)
+        if not read:
+            raise UnreadError(judgement.answers[0])
+        self._record(turn.id, judgement, lessons)
+        self.judge_breaker.answered(read / len(verdict.votes))
+        # Explicit feedback that came meanwhile takes precedence.
+        return self._ledger.judgements.verdict(turn.id) or verdict
 
     def _is_silent(self) -> None:
         """Report that the judge has not answered for long; an answer reports that it is back."""
@@ -340,7 +333,7 @@ class Judging:
 
     def _record(self, turn_id: int, judgement: Judgement, lessons: Sequence[Lesson]) -> None:
         self._check_open(turn_id)
-        verdict, redact = judgement.verdict, self._redact
+        verdict, wish, redact = judgement.verdict, judgement.wish, self._redact
         ids = [None, *(lesson.id for lesson in lessons)]
         candidate = self._ledger.judgements.add(
             turn_id,
@@ -349,7 +342,7 @@ class Judging:
             ballots=[*zip(map(redact, judgement.answers), verdict.votes, strict=True)],
             hints=[*map(redact, judgement.hints)],
             prompt=judgement.prompt,
-            wish=self._to_be_told(judgement.wish),
+            wish=wish if wish and redact(wish.text) == wish.text else None,
             repeats=ids[judgement.repeats],
             contradicts=ids[judgement.contradicts],
         )
@@ -358,21 +351,17 @@ class Judging:
         value, votes, hints = verdict.value, verdict.votes, len(judgement.hints)
         self._parts.telemetry.verdict(turn=turn_id, value=value, votes=votes, hints=hints)
 
-    def _to_be_told(self, wish: Wish | None) -> Wish | None:
-        """Return a wish that may become a lesson; None: there is none."""
-        if wish is None or self._parts.training.lessons == "off":
-            return None
-        return wish if self._redact(wish.text) == wish.text else None
-
     async def _taught(self, turn: Turn, texts: tuple[str, ...]) -> HintScores | TurnRefusal | None:
         """Return the teacher's scores, or why there are none; None: there is nothing to tell it. A
         failure leaves the reward."""
         if not texts:
             return None
-        spending = self._parts.spending
-        if self._doubts_hints and not self._ledger.judgements.follows_hints(turn.id):
+        spending, method = self._parts.spending, self._parts.method
+        paper = self._parts.training.recipe == "paper"
+        hinted = not paper and Signal.HINT in method.needs
+        if hinted and not self._ledger.judgements.follows_hints(turn.id):
             return TurnRefusal(Reason.UNFOLLOWED_HINTS)
-        writes = self._parts.method.writes(self._parts.training)
+        writes = method.writes(self._parts.training)
         if writes and turn.secret:
             return TurnRefusal(Reason.HOLDS, "in the prompt, which the teacher might repeat")
         await spending.room()
@@ -395,8 +384,7 @@ class Judging:
         except (AlignmentError, BackendError, RequestError) as error:
             return TurnRefusal(Reason.UNSCORED, str(error))
         self.teacher_breaker.answered()
-        scores_only = not writes and self._parts.training.recipe != "paper"
-        if scores is None or (scores_only and ends_apart(turn.completion, scores)):
+        if scores is None or (not (writes or paper) and ends_apart(turn.completion, scores)):
             return TurnRefusal(Reason.ENDLESS_HINT)
         if self._redact(scores.text) != scores.text:
             return TurnRefusal(Reason.HOLDS, "in what the teacher wrote")

@@ -7,7 +7,7 @@
 - `_step_with_retry`: waits for room in the budget, and does what the step's result asks for.
 - `_step_or_void`: begins the step's row, and makes every error its result.
 - `_train_and_commit`: trains, commits, and lets the version serve.
-- `_train_batch`: `_score`, `_optimizer_step`, `publish`, the gate's `ask`.
+- `_train_batch`: scores and advantages, `_optimizer_step`, `publish`, the gate's `ask`.
 
 A batch whose step fails twice for its own reason is set aside, and so is one whose version the gate
 refuses, which never serves.
@@ -32,7 +32,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
 
 from tinker_claw.errors import (
     BackendError,
@@ -50,9 +49,9 @@ from tinker_claw.learner.parts import LoopParts, TrainedWeights
 from tinker_claw.learner.practice import BETA1, RATE, Practice, PracticePlan
 from tinker_claw.learner.recovery import WAITS, Recovery, accidents_are_failures
 from tinker_claw.learner.scoring import batch_items
-from tinker_claw.ledger.samples import NO_GRADIENT, STEPS_FAILED, ready
+from tinker_claw.ledger.decline import read_decline
+from tinker_claw.ledger.samples import NO_GRADIENT, STEPS_FAILED, read_queue, ready
 from tinker_claw.ledger.steps import LEFT_OPEN, Void, VoidStepError
-from tinker_claw.methods.passes import Prepared
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
@@ -232,7 +231,7 @@ class Learner:
         """
         pause = self._gate and self._gate.pause()
         paper = self._parts.training.recipe == "paper"  # nothing but the published form
-        if pause is None and not paper and (decline := self._ledger.decline()):
+        if pause is None and not paper and (decline := read_decline(self._ledger.rows)):
             pause = Pause(str(decline))
         before, self._pause = self._pause, pause
         if pause:
@@ -254,7 +253,7 @@ class Learner:
         if expired := expired + released.expired:
             parts.telemetry.sample("expired", count=expired)
         self._look_at = released.look_at
-        queue = ledger.samples.queue()
+        queue = read_queue(ledger.rows)
         waiting = ready(queue, cfg.batch_size)
         parts.telemetry.waiting(waiting)
         if waiting < cfg.batch_size:
@@ -279,9 +278,7 @@ class Learner:
         await self.recovery.restore_if_suspect()
         return self._practice.due()
 
-    async def _step_with_retry(
-        self, batch: Sequence[Sample], plan: PracticePlan | None = None
-    ) -> None:
+    async def _step_with_retry(self, batch: Sequence[Sample], plan: PracticePlan | None) -> None:
         """Take a step over the batch, a second one if it fails, and do what its result asks for. A
         practice is tried once.
 
@@ -291,6 +288,7 @@ class Learner:
         Raises:
             LearningEndedError: steps over several batches in a row have failed, or going on would
                 do harm.
+            LedgerError: a step that is over cannot be closed.
         """
         if self.recovery.suspect:
             await self.recovery.restore_if_suspect()
@@ -300,7 +298,10 @@ class Learner:
         for number in range(1, tries + 1):
             await self._parts.spending.room()
             async with self._one_step:
-                if not self._is_still_due(batch, interruptions):
+                if interruptions != self._interruptions:
+                    break
+                self._ledger.steps.void_unfinished(LEFT_OPEN)
+                if not self._ledger.samples.still_queued(batch):  # feedback takes samples out
                     break
                 result = await self._step_or_void(batch, plan)
             match result:  # first, as what follows may wait or never come
@@ -313,7 +314,13 @@ class Learner:
                     self._set_aside(batch)
                 case VoidStep(Void.FAILED, error) if number == tries and plan is None:
                     self._set_aside(batch)
-                    self._count_failure(error)
+                    self._failed += 1
+                    if self._failed == BATCHES:
+                        raise LearningEndedError(
+                            f"The steps over {BATCHES} batches in a row failed, and both are set "
+                            "aside. The cause is hardly in the batches: find it, then restart. "
+                            f"{error}"
+                        ) from error
                 case VoidStep(Void.DISAGREES, error):
                     with suppress(LedgerError):  # else it is compared again after the restart
                         drawn = self._ledger.samples.queued_of(self._newest.id)
@@ -334,33 +341,6 @@ class Learner:
         """Exclude a batch from training."""
         self._ledger.samples.refuse([sample.id for sample in batch], STEPS_FAILED)
         self._parts.telemetry.sample("quarantined", count=len(batch))
-
-    def _count_failure(self, error: ClawError) -> None:
-        """Count a batch whose steps failed.
-
-        Raises:
-            LearningEndedError: it is one of several in a row.
-        """
-        self._failed += 1
-        if self._failed == BATCHES:
-            raise LearningEndedError(
-                f"The steps over {BATCHES} batches in a row failed, and both are set aside. The "
-                f"cause is hardly in the batches: find it, then restart. {error}"
-            ) from error
-
-    def _is_still_due(self, batch: Sequence[Sample], interruptions: int) -> bool:
-        """Return whether nothing has interrupted learning since, and all samples are still queued.
-
-        Args:
-            interruptions: their count then.
-
-        Raises:
-            LedgerError: a step that is over cannot be closed.
-        """
-        if interruptions != self._interruptions:
-            return False
-        self._ledger.steps.void_unfinished(LEFT_OPEN)  # feedback during it takes samples out
-        return self._ledger.samples.still_queued(batch)
 
     async def _step_or_void(
         self, batch: Sequence[Sample], plan: PracticePlan | None
@@ -407,7 +387,15 @@ class Learner:
                 trained = await self._practise(step_id, plan, rate, account.add)
         metrics = {"rate": rate} | trained.metrics | parts.spending.figures(account.usage)
         with self._closed_on_failure(trained.sampler):  # the next attempt publishes anew
-            version = await self._commit(step_id, trained.sampler, metrics)
+            state_ref = await parts.trainer.save_state(f"step-{step_id:08d}")
+            rule = {"method": parts.method.name, **parts.training.model_dump(mode="json")}
+            version = self._ledger.steps.commit(
+                step_id,
+                self._newest,
+                state_ref=state_ref,
+                sampler_ref=trained.sampler.ref,
+                metrics=metrics | {"rule": rule},
+            )
         self.retire(parts.policy.swap(Policy(version, trained.sampler)))
         self.recovery.suspect = plan is not None  # its moments are not the next step's
         seconds = trained.published_at - started
@@ -419,22 +407,27 @@ class Learner:
     async def _train_batch(
         self, step_id: int, batch: Sequence[Sample], rate: float, charge: Charge
     ) -> TrainedWeights:
-        """Score and train a batch, publish its version, and ask the gate.
+        """Score a batch under the current weights, train it, publish its version, and ask the gate.
 
         Raises:
             VoidStepError: no sample carries a gradient, sampler and trainer disagree, or the gate
                 refuses the version.
         """
-        parts, version = self._parts, self._newest
-        prepared = await self._score(step_id, batch, charge)
+        parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
+        items = await batch_items(batch, policy, cfg, charge, score_fresh=self._score_fresh)
+        state = self._ledger.steps.method_state()
+        prepared = parts.method.prepare(items, cfg, state, parts.reply_tokens)
+        self._ledger.steps.store_advantages(step_id, prepared.stored, prepared.state)
+        if not prepared.passes:
+            raise VoidStepError(Void.EMPTY, "no sample of the batch carries a gradient")
         adam = replace(self._adam, learning_rate=rate * self._adam.learning_rate)
         report = await self._optimizer_step(prepared.passes, adam, charge)
-        agreed = agreement(prepared, report, version.id)
+        agreed = agreement(prepared, report, policy.version.id)
         require_agreement(agreed, parts.health)
         published_at, sampler = time.monotonic(), await parts.trainer.publish()
         with self._closed_on_failure(sampler):
             gate_figures = await self._gate.ask(sampler, charge) if self._gate else {}
-        metrics = step_metrics(prepared, report, version.step, agreed) | gate_figures
+        metrics = step_metrics(prepared, report, policy.version.step, agreed) | gate_figures
         return TrainedWeights(sampler, metrics, published_at)
 
     async def _practise(
@@ -460,23 +453,6 @@ class Learner:
             plan, Random(step_id), train, self._closed_on_failure, check_wanted, charge
         )
 
-    async def _score(self, step_id: int, samples: Sequence[Sample], charge: Charge) -> Prepared:
-        """Score the batch under the current weights, and compute its advantages from the method's
-        state.
-
-        Raises:
-            VoidStepError: no sample carries a gradient.
-        """
-        parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
-        fresh = self._score_fresh
-        items = await batch_items(samples, policy, cfg, charge, score_fresh=fresh)
-        state = self._ledger.steps.method_state()
-        prepared = parts.method.prepare(items, cfg, state, parts.reply_tokens)
-        self._ledger.steps.store_advantages(step_id, prepared.stored, prepared.state)
-        if not prepared.passes:
-            raise VoidStepError(Void.EMPTY, "no sample of the batch carries a gradient")
-        return prepared
-
     async def _optimizer_step(
         self, passes: Sequence[LossPass], adam: Adam, charge: Charge
     ) -> StepReport:
@@ -490,21 +466,6 @@ class Learner:
         if not all(map(math.isfinite, (*report.losses, report.grad_norm or 0.0))):
             raise StepError("the loss or its gradient is not a number")
         return report
-
-    async def _commit(
-        self, step_id: int, sampler: Sampler, metrics: dict[str, Any]
-    ) -> PolicyVersion:
-        """Save the state, and commit step, samples and version."""
-        parts, parent = self._parts, self._newest
-        state_ref = await parts.trainer.save_state(f"step-{step_id:08d}")
-        rule = {"method": parts.method.name, **parts.training.model_dump(mode="json")}
-        return self._ledger.steps.commit(
-            step_id,
-            parent,
-            state_ref=state_ref,
-            sampler_ref=sampler.ref,
-            metrics=metrics | {"rule": rule},
-        )
 
     def _void(self, step_id: int, error: str, why: Void) -> None:
         with suppress(LedgerError):  # the next step or start does it

@@ -176,7 +176,10 @@ class Practice:
             return None
         held_out = messages[2::3]
         practised = [message for message in messages if message not in held_out]
-        return PracticePlan(lesson, text, practised, held_out, _usage_of(messages))
+        prompt = sum(len(message.prompt) for message in messages) // len(messages)
+        reply = sum(len(message.turn.completion.tokens) for message in messages) // len(messages)
+        usage = run_usage(len(messages), prompt, reply)
+        return PracticePlan(lesson, text, practised, held_out, usage)
 
     def _affords(self, plan: PracticePlan) -> bool:
         """Return whether the budget has room for a run, and say so once where it has not."""
@@ -229,13 +232,9 @@ class Practice:
         """
         costs = self._parts.spending.figures(plan.usage)
         log.info("practice.started", lesson=plan.lesson.id, prompts=len(plan.practised), **costs)
-        base, replies = self._parts.base, self._replies
         examples = await self._examples(plan, charge)
         check_wanted()
-        tests = list(islice(cycle(plan.held_out), CHECKED))
-        against = replies.against(tests, examples.opposites)
-        check = _Check(plan.lesson.text, examples.bound, tests, against, charge)
-        told_base = await self._behaviour(check, base, plan.text)
+        told_base = await self._behaviour(plan, examples, self._parts.base, charge, plan.text)
         picked = _shuffled(examples.following, rng)
         held = _shuffled(examples.anchors, rng) if examples.anchors else picked
         refused = ""
@@ -243,17 +242,17 @@ class Practice:
             followed = [next(picked) for _ in range(BATCH - ANCHORS)]
             anchors = [next(held) for _ in range(ANCHORS)]
             check_wanted()
-            report = await train(_loss([followed, anchors], soft=replies.soft))
+            report = await train(_loss([followed, anchors], soft=self._replies.soft))
             if number not in STEPS:
                 continue
             published_at, sampler = time.monotonic(), await self._parts.trainer.publish()
             try:
                 with closed_on_failure(sampler):
-                    figures = await self._checked(check, sampler, told_base)
-            except VoidStepError as error:
+                    gate_figures = await self._gate.ask(sampler, charge) if self._gate else {}
+                    figures = await self._checked(plan, sampler, examples, told_base, charge)
+            except VoidStepError as error:  # the live rate and its moments are not to blame
                 refused = str(error)
                 continue
-            gate_figures = {"gate": figures.pop("gate")} if "gate" in figures else {}
             figures |= {"lesson": plan.lesson.id, "accepted": len(examples.following)}
             metrics = {
                 "losses": list(report.losses),
@@ -324,37 +323,44 @@ class Practice:
         return [reply for reply in sampled if reply.score <= bound]
 
     async def _checked(
-        self, check: _Check, candidate: Sampler, told_base: Behaviour
+        self,
+        plan: PracticePlan,
+        candidate: Sampler,
+        examples: _Examples,
+        told_base: Behaviour,
+        charge: Charge,
     ) -> dict[str, Any]:
         """Return the figures of a version that passes.
 
         Raises:
-            VoidStepError: it does not, or the gate refuses it; says why.
+            VoidStepError: it does not; says why.
         """
-        try:
-            gate_figures = await self._gate.ask(candidate, check.charge) if self._gate else {}
-        except VoidStepError as error:  # the live rate and its moments are not to blame
-            raise VoidStepError(Void.UNLEARNED, str(error)) from error
-        behaviour = await self._behaviour(check, candidate)
+        behaviour = await self._behaviour(plan, examples, candidate, charge)
         if reason := lacks(behaviour, told_base):
             raise VoidStepError(Void.UNLEARNED, reason)
         base_counts = asdict(told_base)
         of_base = {f"{name}_told": base_counts[name] for name in ("follow", "end", "obey")}
-        return asdict(behaviour) | of_base | gate_figures
+        return asdict(behaviour) | of_base
 
     async def _behaviour(
-        self, check: _Check, sampler: Sampler, text: str | None = None
+        self,
+        plan: PracticePlan,
+        examples: _Examples,
+        sampler: Sampler,
+        charge: Charge,
+        text: str | None = None,
     ) -> Behaviour:
         """Count what these weights do, told a text or nothing."""
-        sampled = await self._replies.scored(check.wish, sampler, check.tests, text, check.charge)
-        obeying = await self._not_following(
-            check.wish, check.bound, sampler, check.against, check.charge, text
-        )
+        wish, bound = plan.lesson.text, examples.bound
+        tests = list(islice(cycle(plan.held_out), CHECKED))
+        sampled = await self._replies.scored(wish, sampler, tests, text, charge)
+        against = self._replies.against(tests, examples.opposites)
+        obeying = await self._not_following(wish, bound, sampler, against, charge, text)
         return Behaviour(
             of=len(sampled),
-            follow=_count_above(check.bound, sampled),
+            follow=_count_above(bound, sampled),
             end=sum(reply.ended for reply in sampled),
-            contrary=len(check.against),
+            contrary=len(against),
             obey=len(obeying),
         )
 
@@ -371,17 +377,6 @@ class _Examples:
     """Replies to requests for the opposite that do not follow it."""
     opposites: list[str]
     """These requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Check:
-    """Prompts and bound by which a version is checked."""
-
-    wish: str
-    bound: float
-    tests: Sequence[FirstMessage]
-    against: Sequence[FirstMessage]
-    charge: Charge
 
 
 def _middle(replies: Sequence[LessonReply]) -> float:
@@ -441,12 +436,6 @@ def _loss(groups: Sequence[Sequence[LessonReply]], *, soft: bool) -> LossPass:
             topk = (done.topk_ids, done.topk_logprobs) if soft else ((), ())
             datums.append(imitation(reply.message.prompt, done.tokens, *topk, scale))
     return LossPass("cross_entropy", tuple(datums))
-
-
-def _usage_of(messages: Sequence[FirstMessage]) -> Usage:
-    prompt = sum(len(message.prompt) for message in messages) // len(messages)
-    reply = sum(len(message.turn.completion.tokens) for message in messages) // len(messages)
-    return run_usage(len(messages), prompt, reply)
 
 
 def run_usage(messages: int, prompt: int, reply: int) -> Usage:

@@ -26,6 +26,7 @@ from tinker_claw.errors import (
 )
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.versions import pinned
 from tinker_claw.policy import Policy, Sampler, Trainer
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
@@ -101,7 +102,7 @@ async def restore_pin(ledger: Ledger, trainer: Trainer) -> Policy | None:
     Raises:
         BackendError: it cannot be opened now, though it may be there.
     """
-    number = ledger.versions.pinned
+    number = pinned(ledger.rows)
     if number is None or (version := ledger.versions.get(number)) is None:
         return None
     try:
@@ -250,24 +251,20 @@ class Recovery:
         assert saved is not None  # the start has added the first
         await load(self._ledger, trainer, saved.state_ref)
         if sampler_gone or saved.id != policy.newest.version.id:
-            await self._reopen(saved, sampler_gone=sampler_gone)
-        self.suspect = False
-
-    async def _reopen(self, saved: PolicyVersion, *, sampler_gone: bool) -> None:
-        trainer, policy = self._parts.trainer, self._parts.policy
-        # A service that refuses a sampler may open it all the same.
-        sampler = await (trainer.publish() if sampler_gone else _reopened(trainer, saved))
-        try:
-            lost = policy.newest
-            now = Policy(self._ledger.versions.republish(saved, sampler.ref), sampler)
+            # A service that refuses a sampler may open it all the same.
+            sampler = await (trainer.publish() if sampler_gone else _reopened(trainer, saved))
+            try:
+                version = self._ledger.versions.republish(saved, sampler.ref)
+            except LedgerError:  # the next attempt publishes it anew
+                await sampler.aclose()
+                raise
+            lost, now = policy.newest, Policy(version, sampler)
             if saved.id == lost.version.id:
                 policy.reopen(lost, now)
             else:  # committed, and stopped before it could serve
                 policy.swap(now)
             self._retire(lost)
-        except LedgerError:  # the next attempt publishes it anew
-            await sampler.aclose()
-            raise
+        self.suspect = False
 
 
 @contextmanager

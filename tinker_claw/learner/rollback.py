@@ -14,7 +14,7 @@ from tinker_claw.errors import BackendError, OutageError, UndoError
 from tinker_claw.learner.loop import Learner
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.prune import Forgetting
+from tinker_claw.ledger.prune import Forgetting, left
 from tinker_claw.policy import Policy
 from tinker_claw.telemetry import log
 from tinker_claw.types import PolicyVersion
@@ -105,7 +105,8 @@ class RollbackOperations:
         """
         forgotten = await self.ledger.forget_in_thread(select)
         self._forget_session(forgotten.session)  # from here on no reply in flight is kept
-        if (late := self.ledger.left(forgotten)) is not None:  # replies that ended just before
+        late = left(self.ledger.rows, forgotten)
+        if late is not None:  # replies that ended just before
             await self.ledger.forget_in_thread(late)
         self._trainer.forget()
         async with self._learner.between_steps():

@@ -267,7 +267,7 @@ def insert(tx: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> int
     return int(tx.execute(query, values).lastrowid or 0)
 
 
-def set_meta(tx: sqlite3.Connection, key: str, value: str | None) -> None:
+def set_meta(tx: sqlite3.Connection, key: str, value: str | int | None) -> None:
     """Write a value of the table `meta`; None deletes it."""
     tx.execute("DELETE FROM meta WHERE key = ?", (key,))
     if value is not None:

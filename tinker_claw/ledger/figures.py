@@ -17,7 +17,7 @@ from tinker_claw.ledger.firsts import First, read_firsts, share_of
 from tinker_claw.ledger.reference import gate_of, read_fallen
 from tinker_claw.ledger.samples import read_queue, ready
 from tinker_claw.ledger.turn_view import Record, count_outcomes, run_of
-from tinker_claw.ledger.versions import pinned, read_line, read_versions
+from tinker_claw.ledger.versions import live_versions, pinned, read_versions
 from tinker_claw.ledger.views import read_steps
 
 _SUMS = """
@@ -117,7 +117,7 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
 def read_live(rows: Rows, user: str | None = None) -> list[First]:
     """Return the first judged turns, without those of versions that a rollback has left behind.
     `user`: only theirs; None: everybody's."""
-    live = read_line(rows).live
+    live = live_versions(rows)
     return [first for first in read_firsts(rows, user) if first.version in live]
 
 

@@ -51,11 +51,10 @@ _SAMPLED = "state IN ('queued', 'held')"
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Result of `release`: numbers of samples queued and expired."""
+    """Result of `release`."""
 
-    queued: int
-    """Number of samples queued."""
     expired: int
+    """Number of samples expired."""
     look_at: float | None
     """Earliest time limit, in seconds since 1970; None: no group waits."""
 
@@ -71,7 +70,7 @@ class GroupTable(LedgerTable):
             now: seconds since 1970.
             most: samples that a step may take; a larger group never fits into one.
         """
-        queued, expired, limits = 0, 0, list[float]()
+        expired, limits = 0, list[float]()
         for group in self._db.rows(_RUNNING):
             whole = group["done"] == group["n"] >= group["size"]
             limit = group["begun"] + LIMIT_S
@@ -82,21 +81,20 @@ class GroupTable(LedgerTable):
             limit = max(session["heard"] for session in sessions) + LIMIT_S
             judging = any(session["judging"] for session in sessions)
             if not judging and (whole or now >= limit):
-                some, others = self._end(sessions, now, most)
-                queued, expired = queued + some, expired + others
+                expired += self._end(sessions, now, most)
             elif now < limit:
                 limits.append(limit)
-        return Released(queued, expired, min(limits, default=None))
+        return Released(expired, min(limits, default=None))
 
-    def _end(self, sessions: Sequence[sqlite3.Row], now: float, most: int) -> tuple[int, int]:
-        """End a group, or a single episode; return the number of samples queued and expired."""
+    def _end(self, sessions: Sequence[sqlite3.Row], now: float, most: int) -> int:
+        """End a group, or a single episode; return the number of samples expired."""
         group = sessions[0]["group_id"]
         ids = [session["id"] for session in sessions]
-        queued, expired, withdrawn = list[int](), list[int](), list[int]()
+        queued = expired = 0
         with self._db.transaction() as tx:
             for session in sessions:
                 if session["outcome"] is None:
-                    expired.append(_expire(tx, session["id"], Reason.NO_OUTCOME))
+                    expired += _expire(tx, session["id"], Reason.NO_OUTCOME)
                     continue
                 held = "session_id = ? AND state = 'held'"
                 tx.execute(
@@ -104,14 +102,15 @@ class GroupTable(LedgerTable):
                     f"WHERE turn_id IN (SELECT id FROM turns WHERE {held})",
                     (now, session["outcome"], session["id"]),
                 )
-                queued.append(set_state(tx, TurnState.QUEUED, held, session["id"]))
+                queued += set_state(tx, TurnState.QUEUED, held, session["id"])
                 _refuse(tx, session["id"], OPEN, Reason.NOT_CONTINUED)
             if group is not None:
-                withdrawn.append(_expire_agreed(tx, group))
-                if sum(queued) - sum(withdrawn) > most:
-                    withdrawn += [_refuse(tx, id, _SAMPLED, Reason.LARGE_GROUP) for id in ids]
+                agreed = _expire_agreed(tx, group)
+                expired += agreed
+                if queued - agreed > most:
+                    expired += sum(_refuse(tx, id, _SAMPLED, Reason.LARGE_GROUP) for id in ids)
             _close(tx, ids, group)
-        return sum(queued) - sum(withdrawn), sum(expired) + sum(withdrawn)
+        return expired
 
 
 def expire_mates(tx: sqlite3.Connection) -> int:

@@ -20,22 +20,13 @@ from tinker_claw.ledger.database import (
     WritingConnection,
     beside,
 )
-from tinker_claw.ledger.decline import Decline, read_decline
 from tinker_claw.ledger.feedback import FeedbackTable
 from tinker_claw.ledger.groups import GroupTable
 from tinker_claw.ledger.jobs import JobTable
 from tinker_claw.ledger.judgements import JudgementTable
 from tinker_claw.ledger.lessons import LessonTable
 from tinker_claw.ledger.practice import PracticeTable
-from tinker_claw.ledger.prune import (
-    Forgetting,
-    drop_some,
-    forget,
-    give_back,
-    left,
-    live_bytes,
-    sweep,
-)
+from tinker_claw.ledger.prune import Forgetting, drop_some, forget, give_back, sweep
 from tinker_claw.ledger.reference import Reference
 from tinker_claw.ledger.samples import SampleTable
 from tinker_claw.ledger.spend import SpendTable
@@ -69,6 +60,8 @@ class Ledger:
     def __init__(self, directory: Path) -> None:
         self._db = Database(directory)
         self.path = self._db.path
+        self.rows: Rows = self._db
+        """Queries, for the functions that read a file as well as a running ledger."""
         self._erasing = asyncio.Lock()
         """Held by long work: blocks that it finds unused, other long work might use again."""
         self.turns = TurnTable(self._db)
@@ -120,10 +113,6 @@ class Ledger:
         async with self._erasing:
             return await beside(self.path, lambda writer: forget(writer, select))
 
-    def left(self, forgotten: Forgetting) -> Callable[[Rows], Forgetting] | None:
-        """Select the turns that were added to forgotten data since; None: there are none."""
-        return left(self._db, forgotten)
-
     async def trim(self, before: float) -> int:
         """Drop turns captured before a time, in seconds since 1970, a few at a time in a thread;
         return their number."""
@@ -146,13 +135,10 @@ class Ledger:
         async with self._erasing:
             return await beside(self.path, WritingConnection.empty_log)
 
-    def decline(self) -> Decline | None:
-        """Return the decline for which learning is paused; None: it is not held."""
-        return read_decline(self._db)
-
     def live_bytes(self) -> int:
         """Return the bytes in use in the file, without its free pages."""
-        return live_bytes(self._db)
+        pages = self._db.one("PRAGMA page_count") - self._db.one("PRAGMA freelist_count")
+        return self._db.one("PRAGMA page_size") * pages
 
     def close(self) -> None:
         self._db.close()

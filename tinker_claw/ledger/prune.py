@@ -33,7 +33,7 @@ from tinker_claw.ledger.turns import (
     set_state,
     told_of,
 )
-from tinker_claw.ledger.versions import read_line
+from tinker_claw.ledger.versions import live_versions
 from tinker_claw.privacy.redact import name_digest
 from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 
@@ -123,12 +123,6 @@ def drop_some(database: WritingConnection, before: float, at: int) -> tuple[int,
 
 
 # Space
-
-
-def live_bytes(database: WritingConnection) -> int:
-    """Return the bytes in use in the ledger's file, without its free pages."""
-    pages = database.one("PRAGMA page_count") - database.one("PRAGMA freelist_count")
-    return database.one("PRAGMA page_size") * pages
 
 
 def sweep(database: WritingConnection) -> None:
@@ -320,7 +314,7 @@ def left(rows: Rows, what: Forgetting) -> Callable[[Rows], Forgetting] | None:
 
 
 def _steps(rows: Rows, turns: str) -> tuple[UsedIn, ...]:
-    live = read_line(rows).live
+    live = live_versions(rows)
     step_rows = rows.rows(
         "SELECT steps.id AS step, version, parent AS before, COUNT(*) AS samples FROM ("
         f"SELECT step_id, turn_id FROM samples WHERE step_id IS NOT NULL AND turn_id IN {_THESE} "

@@ -32,7 +32,11 @@ def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
     if gate_record is None and not refused:
         return None
     number, details = step["version"], gate_record or {}
-    objection = _objection(step, details)
+    objection: str | None = step["error"] if refused else None
+    if why := details.get("unasked"):
+        objection = f"v{number} answers although the gate could not ask it: {why}"
+    elif details.get("fell"):
+        objection = f"v{number} has lost too much since the reference: learning is paused"
     passed = f"v{number} passed the gate ({details.get('asked', 0)} canaries)"
     return {
         "step": step["id"],
@@ -41,15 +45,6 @@ def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
         "well": objection is None,
         "told": objection or passed,
     }
-
-
-def _objection(step: Mapping[str, Any], gate_record: Mapping[str, Any]) -> str | None:
-    """Return why a step's version has not passed the gate; None: it has."""
-    if why := gate_record.get("unasked"):
-        return f"v{step['version']} answers although the gate could not ask it: {why}"
-    if gate_record.get("fell"):
-        return f"v{step['version']} has lost too much since the reference: learning is paused"
-    return step["error"] if step["refused"] else None
 
 
 class Reference(LedgerTable):
@@ -74,12 +69,8 @@ class Reference(LedgerTable):
         """Make the newest version the reference, which ends a pause; return its number."""
         newest = self._db.one("SELECT COALESCE(MAX(id), 0) FROM versions")
         with self._db.transaction() as tx:
-            set_meta(tx, ACCEPTED, str(newest))
+            set_meta(tx, ACCEPTED, newest)
         return newest
-
-    def fallen(self) -> str | None:
-        """Return why learning is paused until its owner acts; None: it is not."""
-        return read_fallen(self._db)
 
 
 def _accepted(rows: Rows) -> int:

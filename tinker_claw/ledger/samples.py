@@ -52,11 +52,11 @@ class QueuedSample:
 NO_GRADIENT = TurnRefusal(Reason.NOTHING_BETTER)
 """Why samples of such a batch are not trained."""
 STEPS_FAILED = TurnRefusal(Reason.STEPS_FAILED)
-JUDGED_BY = (
-    "CASE WHEN episode <> 0 THEN 'outcome' WHEN COALESCE(role, '') IN ('tool', 'other') "
-    "AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id "
-    "AND score IS NOT NULL) THEN 'tools' ELSE 'user' END"
-)
+JUDGED_BY = """
+CASE WHEN episode <> 0 THEN 'outcome' WHEN COALESCE(role, '') IN ('tool', 'other')
+  AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id
+    AND score IS NOT NULL) THEN 'tools' ELSE 'user' END
+"""
 """SQL on a turn with its next state: who judged it. Explicit feedback is a user's."""
 MOST_BARE = 64
 """Newest rejections that wait for a better reply."""
@@ -154,10 +154,6 @@ class SampleTable(LedgerTable):
             bare = refuse(tx, NO_GRADIENT, older, Lacks.BETTER, MOST_BARE)
             baseline = refuse(tx, NO_GRADIENT, older, Lacks.REJECTION, MOST_BASELINE)
             return too_old + left_behind + bare + baseline + expire_mates(tx)
-
-    def queue(self) -> list[QueuedSample]:
-        """Return all queued samples, oldest first, without their tokens."""
-        return read_queue(self._db)
 
     def load(self, ids: Iterable[int] | None = None) -> list[Sample]:
         """Return the queued samples among these, or all, oldest first. They stay queued."""

@@ -16,7 +16,7 @@ from tinker_claw.ledger.codec import load_prompt, unpack_floats
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.lessons import read_runs
 from tinker_claw.ledger.turns import OUTCOME, completion_of, read_next_state
-from tinker_claw.ledger.versions import read_line
+from tinker_claw.ledger.versions import live_versions
 from tinker_claw.turn_state import TurnRefusal, TurnState
 from tinker_claw.types import Completion, NextState, Vote
 
@@ -28,13 +28,13 @@ _WAITS = {
     TurnState.HELD: "waits for an outcome",
     TurnState.QUEUED: "waits for a step",
 }
-TURNS = (
-    "turns JOIN sessions ON sessions.id = turns.session_id "
-    "LEFT JOIN groups ON groups.id = group_id "
-    "LEFT JOIN next_states ON next_states.turn_id = turns.id "
-    "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
-    "LEFT JOIN samples ON samples.turn_id = turns.id"
-)
+TURNS = """
+turns JOIN sessions ON sessions.id = turns.session_id
+  LEFT JOIN groups ON groups.id = group_id
+  LEFT JOIN next_states ON next_states.turn_id = turns.id
+  LEFT JOIN verdicts ON verdicts.turn_id = turns.id
+  LEFT JOIN samples ON samples.turn_id = turns.id
+"""
 """SQL joining turns with their sessions, groups, next states, verdicts and samples."""
 _TURN = f"""
 SELECT turns.id, turns.session_id AS session, sessions.user, turns.idx AS "index", sessions.task,
@@ -196,7 +196,7 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
         completion=completion_of(sampled),
         next_state=read_next_state(rows, turn_id),
         feedback=[dict(entry) | {"final": bool(entry["final"])} for entry in feedback],
-        left_behind=row["version"] is not None and row["version"] not in read_line(rows).live,
+        left_behind=row["version"] is not None and row["version"] not in live_versions(rows),
     )
 
 

@@ -70,10 +70,10 @@ NO_IDS = (
 """SQL that deletes a turn's token ids: x'00' is a blob of none, as codec packs it."""
 OPEN = "state IN ('waiting', 'judging')"
 """SQL on a row of `turns`: it is neither a sample nor refused yet."""
-OUTCOME = (
-    "SELECT score FROM feedback WHERE feedback.session_id = sessions.id AND final = 1 "
-    "AND unused IS NULL ORDER BY feedback.id DESC LIMIT 1"
-)
+OUTCOME = """
+SELECT score FROM feedback WHERE feedback.session_id = sessions.id AND final = 1
+  AND unused IS NULL ORDER BY feedback.id DESC LIMIT 1
+"""
 """SQL on a row of `sessions`: the outcome of an episode; no row where none came in time."""
 STEP = """
 (SELECT COUNT(*) FROM turns AS before JOIN next_states ON next_states.turn_id = before.id
@@ -240,10 +240,6 @@ class TurnTable(LedgerTable):
     def forget_strangers(self) -> None:
         """Delete who wrote without being an owner, as the settings name the owners."""
         self._db.write("DELETE FROM channels")
-
-    def private_sessions(self) -> dict[tuple[str, str], Privacy]:
-        """Return sessions that are or were private, by user and hidden name."""
-        return read_private(self._db)
 
     def mark_private(self, user: str, key: str, privacy: Privacy) -> None:
         """Set whether a session is private. A new session is stored under its hidden name."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from tinker_claw.ledger.database import LedgerTable, Rows, insert, set_meta
@@ -28,20 +27,9 @@ WITH RECURSIVE line (id, n) AS (SELECT id, 1 FROM versions WHERE id = (SELECT MA
 """SQL of the newest version as number 1, and its ancestors as 2, 3 ..."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Lineage of the newest version."""
-
-    parents: Mapping[int, int | None]
-    """Parent of every version, by id."""
-    live: frozenset[int]
-    """The newest version and all its ancestors; a rollback leaves the others behind."""
-
-
-def read_line(rows: Rows) -> Line:
-    """Return the current lineage."""
-    live = frozenset(rows.column(f"{LINE} SELECT id FROM line"))
-    return Line(rows.pairs("SELECT id, parent FROM versions"), live)
+def live_versions(rows: Rows) -> frozenset[int]:
+    """Return the newest version and all its ancestors; a rollback leaves the others behind."""
+    return frozenset(rows.column(f"{LINE} SELECT id FROM line"))
 
 
 def expire_left_behind(tx: sqlite3.Connection) -> int:
@@ -66,7 +54,7 @@ def read_versions(rows: Rows) -> list[dict[str, Any]]:
         "sampler_ref FROM versions LEFT JOIN steps ON steps.version = versions.id "
         "ORDER BY versions.id"
     )
-    live, pin = read_line(rows).live, pinned(rows)
+    live, pin = live_versions(rows), pinned(rows)
     newest = max(live, default=None)
     serving = newest if pin is None else pin
     return [
@@ -112,15 +100,10 @@ class VersionTable(LedgerTable):
         with self._db.transaction() as tx:
             return insert_version(tx, PolicyVersion(0, None, 0, state_ref, sampler_ref))
 
-    @property
-    def pinned(self) -> int | None:
-        """Pinned version; None: the newest answers."""
-        return pinned(self._db)
-
     def pin(self, version_id: int | None) -> None:
         """Pin a version; None: the newest answers again."""
         with self._db.transaction() as tx:
-            set_meta(tx, _PINNED, None if version_id is None else str(version_id))
+            set_meta(tx, _PINNED, version_id)
 
     def roll_back(self, to: PolicyVersion) -> PolicyVersion:
         """Add a version with the weights of `to`, from which learning goes on; end a pin.

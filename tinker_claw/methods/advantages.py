@@ -27,7 +27,7 @@ _FARTHEST = 9999.0
 
 
 def reward_advantages(
-    rewards: Sequence[float | None], weights: Sequence[float] = (), cut: Sequence[bool] = ()
+    rewards: Sequence[float | None], weights: Sequence[float], cut: Sequence[bool]
 ) -> list[float]:
     """Return one advantage per sample from its reward r and weight w: A = w (r - mean), the mean
     weighted over the batch; if all rewards agree 0.25 w r where r > 0 or the reply was cut, else 0.
@@ -39,27 +39,21 @@ def reward_advantages(
 
     Args:
         rewards: (B,)
-        weights: (B,) above 0; 1 each unless given.
-        cut: (B,) whether the reply was cut by its token limit; none unless given.
+        weights: (B,) above 0.
+        cut: (B,) whether the reply was cut by its token limit.
     Returns:
         (B,) advantages.
     """
-    weights, cut = weights or [1.0] * len(rewards), cut or [False] * len(rewards)
     same_length("rewards", rewards=rewards, weights=weights, cut=cut)
     if len({*rewards} - {None}) <= 1:
         return [
             UNANIMOUS_SCALE * w * r if r is not None and (r > 0 or was_cut) else 0.0
             for r, w, was_cut in zip(rewards, weights, cut, strict=True)
         ]
-    mean = _weighted_mean(rewards, weights)
-    return [w * (r - mean) if r is not None else 0.0 for r, w in zip(rewards, weights, strict=True)]
-
-
-def _weighted_mean(rewards: Sequence[float | None], weights: Sequence[float]) -> float:
-    """Return the mean of the rewards that are there, at least one."""
     rated = [(r, w) for r, w in zip(rewards, weights, strict=True) if r is not None]
     # Summed exactly, so that the order of the samples makes no difference at all.
-    return math.fsum(r * w for r, w in rated) / math.fsum(weight for _, weight in rated)
+    mean = math.fsum(r * w for r, w in rated) / math.fsum(weight for _, weight in rated)
+    return [w * (r - mean) if r is not None else 0.0 for r, w in zip(rewards, weights, strict=True)]
 
 
 def group_advantages(rewards: Sequence[float | None], buckets: Sequence[Hashable]) -> list[float]:

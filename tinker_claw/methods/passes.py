@@ -87,22 +87,16 @@ def batch_advantages(samples: Sequence[Sample], cfg: Training) -> list[float]:
         by[sample.judge if sample.bucket is None else None].append(sample)
     by_id = dict[int, float]()
     for judge, judged in by.items():
-        ids = [member.id for member in judged]
-        by_id |= zip(ids, _compared(judge, judged, cfg), strict=True)
+        rewards = [member.reward for member in judged]
+        if judge is None:  # grouped
+            compared = group_advantages(rewards, [member.bucket for member in judged])
+        elif cfg.recipe == "paper":
+            compared = [reward or 0.0 for reward in rewards]
+        else:
+            weights, cut = [member.weight for member in judged], [member.cut for member in judged]
+            compared = reward_advantages(rewards, weights, cut)
+        by_id |= zip([member.id for member in judged], compared, strict=True)
     return [by_id[sample.id] for sample in samples]
-
-
-def _compared(judge: JudgedBy | None, samples: Sequence[Sample], cfg: Training) -> list[float]:
-    """Return the (n,) advantages of one judge's samples, or with None of grouped ones."""
-    rewards, buckets, weights, cut = zip(
-        *((sample.reward, sample.bucket, sample.weight, sample.cut) for sample in samples),
-        strict=True,
-    )
-    if judge is None:
-        return group_advantages(rewards, buckets)
-    if cfg.recipe == "paper":
-        return [reward or 0.0 for reward in rewards]
-    return reward_advantages(rewards, weights, cut)
 
 
 def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Advantages:
@@ -216,11 +210,14 @@ def loss_passes(
 
 
 def _candidates_datum(item: BatchItem, advantages: Advantages, scale: float) -> Datum:
-    """Return the reply with the weights of its candidates and of its sampled tokens."""
+    """Return the reply with the weights of its candidates, and A rho of its sampled tokens."""
     sample, done = item.sample, item.sample.completion
     weights, targets = advantages.candidates, candidates(sample)
     if any(advantages.tokens):
-        own = _sampled_weights(item, advantages.tokens)
+        own = advantages.tokens
+        if item.current is not None:  # 0 where the ratio's bounds cut it off
+            rows = zip(own, item.current.logprobs, done.logprobs, strict=True)
+            own = [stale_weight(a, now, then) for a, now, then in rows]
         weights = [(*row, a) for row, a in zip(weights, own, strict=True)]
         targets = tuple((*ids, v) for ids, v in zip(targets, done.tokens, strict=True))
     return Datum(
@@ -245,11 +242,3 @@ def imitation(
     rows = tuple(tuple(scale * math.exp(p) for p in row) for row in topk_logprobs)
     weights = rows or ((scale,),) * len(reply)
     return Datum(prompt + reply, len(prompt), targets=topk_ids, weights=weights, images=images)
-
-
-def _sampled_weights(item: BatchItem, tokens: Sequence[float]) -> Sequence[float]:
-    """Return A rho of the sampled tokens, (T,); 0 where the ratio's bounds cut it off."""
-    if item.current is None:
-        return tokens
-    rows = zip(tokens, item.current.logprobs, item.sample.completion.logprobs, strict=True)
-    return [stale_weight(a, now, then) for a, now, then in rows]

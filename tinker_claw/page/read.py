@@ -25,7 +25,6 @@ from tinker_claw.ledger.turn_view import (
     read_openings,
     run_of,
 )
-from tinker_claw.ledger.versions import Line, read_line
 from tinker_claw.ledger.views import Filter, read_steps, read_turns
 from tinker_claw.page.charts import Point, curve
 from tinker_claw.sinks.base import figures_of
@@ -217,22 +216,23 @@ def read_versions(rows: Rows, before: int | None = None) -> Record:
     Args:
         before: only versions of lower numbers.
     """
-    kept, line = read_stored(rows), read_line(rows)
+    kept = read_stored(rows)
     page = [version for version in reversed(kept) if before is None or version["id"] < before]
     # To the newest it would only end a hold: learning goes on from there as it is.
     here = kept[-1]["id"] if kept and not read_decline(rows) else None
     for version in page[:ROWS]:
         to = version["id"]
-        version["drops"] = None if to == here else _drops(line, kept, to)
+        version["drops"] = None if to == here else _drops(kept, to)
     return _first_rows("versions", page, "id")
 
 
-def _drops(line: Line, versions: Sequence[Record], to: int) -> str:
+def _drops(versions: Sequence[Record], to: int) -> str:
     """Say what a rollback to a version leaves behind."""
+    parents = {version["id"]: version["parent"] for version in versions}
     kept, at = set[int](), to
     while at is not None:
         kept.add(at)
-        at = line.parents[at]
+        at = parents[at]
     left_behind = [version for version in versions if version["live"] and version["id"] not in kept]
     sentence = "no version is left behind"
     if left_behind:
@@ -240,7 +240,7 @@ def _drops(line: Line, versions: Sequence[Record], to: int) -> str:
         named = ", ".join(f"v{version['id']}" for version in left_behind[-_NAMED:])
         more = f"{len(left_behind) - _NAMED} earlier ones, " if len(left_behind) > _NAMED else ""
         sentence = f"{more}{named} will be left behind, with what {learned} taught"
-    return f"{sentence}. Nothing is deleted: rolling back to v{max(line.live)} takes it back."
+    return f"{sentence}. Nothing is deleted: rolling back to v{versions[-1]['id']} takes it back."
 
 
 def owner(rows: Rows, turn_id: int) -> str | None:
