@@ -29,9 +29,9 @@ from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.fallback import ServingDeps
 from tinker_claw.gateway.index import IDLE_S, ConversationIndex
-from tinker_claw.gateway.rounds import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
+from tinker_claw.gateway.rounds import ComputeRounds
 from tinker_claw.gateway.secrets import SecretSearch
 from tinker_claw.learner.health import Health
 from tinker_claw.ledger.ledger import Ledger
@@ -144,7 +144,7 @@ def gateway_app(directory: Path, vocabulary: Path, context_tokens: int) -> FastA
         served_name=MODEL,
         policy=policy,
         keys=Keys(None, ()),
-        serving=ServingDeps(open_version, health.backend, lambda version: ()),
+        serving=ServingDeps(open_version, health.outages, lambda version: ()),
         ledger=ledger,
         index=ConversationIndex(ledger.turns, IDLE_S),
         secrets=secrets,

@@ -601,7 +601,8 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class HintScores:
-    """The teacher's logprobs, given one hint: of the student's reply, or of one that it wrote."""
+    """Scores of a teacher that was told one hint: of the student's reply, or of one that it wrote
+    itself (`reply`)."""
 
     hint: str
     logprobs: tuple[float, ...]
@@ -627,12 +628,16 @@ JUDGES: tuple[JudgedBy, ...] = get_args(JudgedBy)
 
 
 class Lacks(StrEnum):
-    """Samples of the same judge without which a sample teaches nothing."""
+    """Samples of the same judge without which a sample teaches nothing.
+
+    `Method.lacks` says it of each sample, `samples.usable` and `batch.choose` heed it.
+    """
 
     BETTER = "a better reply"
-    """It is a rejection, and a rejection does not say what would be better."""
+    """It is a bare rejection, one without a hint: that does not say what would be better."""
     REJECTION = "a rejection, a hint or a rating"
-    """It is an acceptance of the baseline: that a user goes on does not say so either."""
+    """It is a plain acceptance, which nobody rated outright: that a user goes on does not say what
+    would be better either."""
 
 
 @dataclass(frozen=True, slots=True)

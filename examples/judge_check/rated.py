@@ -37,7 +37,7 @@ def read_cases(file: Path) -> list[Case]:
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-        found = _of_redial(lines) if file.suffix == ".csv" else _of_uss(lines)
+        turns = _of_redial(lines) if file.suffix == ".csv" else _of_uss(lines)
         return [
             Case(
                 NAME,
@@ -47,7 +47,7 @@ def read_cases(file: Path) -> list[Case]:
                 NextState("user", text),
                 label=-1 if fmean(ratings) <= DISSATISFIED else 1,
             )
-            for number, (request, reply, text, ratings) in enumerate(found)
+            for number, (request, reply, text, ratings) in enumerate(turns)
         ]
     except (OSError, KeyError, ValueError) as error:
         raise ConfigError(f"--rated {file}: {error!r}") from error
@@ -75,9 +75,9 @@ def _of_redial(lines: Sequence[str]) -> Iterator[_Rated]:
     turns = defaultdict[tuple[str, ...], list[float]](list)
     for row in csv.DictReader(lines):
         for turn in range(3):
-            said = [row[f"utterance{4 * turn + n}"].partition("\t") for n in range(4)]
-            if tuple(speaker for speaker, _, _ in said) == _TURN and row[f"overall{turn + 1}"]:
-                texts = tuple(text for _, _, text in said[1:])
-                turns[texts].append(float(row[f"overall{turn + 1}"]))
+            said_by = [row[f"utterance{4 * turn + n}"].partition("\t") for n in range(4)]
+            speakers, _, texts = zip(*said_by, strict=True)
+            if speakers == _TURN and row[f"overall{turn + 1}"]:
+                turns[texts[1:]].append(float(row[f"overall{turn + 1}"]))
     for (request, reply, text), ratings in turns.items():
         yield request, reply, text, ratings

@@ -68,7 +68,7 @@ async def test_outage_anywhere_in_a_step_is_waited_out(
         assert w.trainer.asked["load_state"] == (0 if what == "scoring" else 3)
         assert w.trainer.weights == 1, "the void steps left nothing in the weights"
         await w.until(lambda: w.health.learner.state == "waiting")
-        assert w.health.backend.error is None
+        assert w.health.outages.error is None
         seen = events()
         assert (seen["backend.lost"], seen["backend.recovered"], seen["step.void"]) == (1, 1, 0)
 
@@ -150,7 +150,7 @@ async def test_judging_waits_for_the_service_and_goes_on(tmp_path: Path, events:
     async with world(tmp_path, judge_waits=SHORT) as w:
         w.says.away = UNTIL_TOLD
         turn = w.turn("YES")
-        await w.until(lambda: w.health.backend.attempts("judging") > 2)
+        await w.until(lambda: w.health.outages.attempts("judging") > 2)
         assert w.health.judge.state == "stalled"
         assert judgeable(w.ledger) == [turn]
         assert w.why_refused(turn) is None
@@ -163,7 +163,7 @@ async def test_judging_waits_for_the_service_and_goes_on(tmp_path: Path, events:
         assert verdict is not None
         assert verdict.value == 1
         await w.until(lambda: w.health.judge.state == "ok")
-        assert w.health.backend.away == frozenset()
+        assert w.health.outages.away == frozenset()
         names = events()
         assert names["backend.lost"] == names["backend.recovered"] == 1
         assert not names["judge.failing"]
@@ -173,7 +173,7 @@ async def test_first_judged_turn_after_an_outage_wakes_the_others(tmp_path: Path
     async with world(tmp_path, judge_waits=SHORT, rests=Backoff(600, 600)) as w:
         w.says.away = 2  # the verdicts of two turns
         batch(w, "YES", "YES")
-        await w.until(lambda: w.says.away == 0 and w.health.backend.attempts("judging") == 2)
+        await w.until(lambda: w.says.away == 0 and w.health.outages.attempts("judging") == 2)
         w.turn("YES")
         await w.settled()
         assert w.ledger.samples.queued() == 3
@@ -183,10 +183,10 @@ async def test_teacher_that_is_away_keeps_the_sample(tmp_path: Path) -> None:
     async with world(tmp_path, judge_waits=SHORT) as w:
         w.base.away = UNTIL_TOLD
         turn = w.turn("NO, HOW it should be")
-        await w.until(lambda: w.health.backend.attempts("teaching") > 2)
+        await w.until(lambda: w.health.outages.attempts("teaching") > 2)
         w.turn("YES")  # no hint, so no teacher
         await w.until(lambda: w.ledger.samples.queued() == 1)
-        assert w.health.backend.away == {"teaching"}, "the judge's answer says nothing of it"
+        assert w.health.outages.away == {"teaching"}, "the judge's answer says nothing of it"
         assert judgeable(w.ledger) == [turn]
         asked = w.says.asked
         w.base.away = 0
@@ -194,7 +194,7 @@ async def test_teacher_that_is_away_keeps_the_sample(tmp_path: Path) -> None:
         assert w.ledger.samples.queued() == 2
         assert w.why_refused(turn) is None
         assert w.says.asked == asked, "the verdict was in the ledger"
-        assert w.health.backend.away == frozenset()
+        assert w.health.outages.away == frozenset()
 
 
 async def test_answer_of_whatever_kind_ends_an_outage_of_its_kind_and_a_rest() -> None:

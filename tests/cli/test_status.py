@@ -49,7 +49,7 @@ async def test_outage_says_what_since_when_and_what_it_means(
         assert await ask(tmp_path) == 0
         assert f"tinker-claw at {world.url.removesuffix('/v1')}: ok" in capsys.readouterr().out
         error = OutageError("Tinker: an optimizer step failed, because it answers HTTP 503.")
-        world.health.backend.seen("learning", error)
+        world.health.outages.seen("learning", error)
         world.health.learner_is("stalled", str(error), 40)
         capsys.readouterr()  # the event
         assert await ask(tmp_path) == 1
@@ -99,7 +99,7 @@ def lines(health: Health, **figures: Any) -> list[str]:
 
 def test_lines_of_a_gateway_in_trouble() -> None:
     health = Health()
-    health.backend.seen("teaching", OutageError("the teacher gets no answer"))
+    health.outages.seen("teaching", OutageError("the teacher gets no answer"))
     health.judge.enter("failing", "the judge refuses (HTTP 401)")
     health.learner.enter("failed", "OSError: disk full")
     since = {"backend_since": NOON - 250, "judge_since": NOON - 3 * 3600 - 86_400}
@@ -135,7 +135,7 @@ def test_lines_of_a_gateway_in_trouble() -> None:
 def test_meaning(away: Any, learner: str, judge: str, waiting: int, says: str) -> None:
     health = Health()
     if away:
-        health.backend.seen(away, OutageError("away"))
+        health.outages.seen(away, OutageError("away"))
     health.learner_is(learner)
     health.judge.enter(judge)
     if learner == "failed":

@@ -219,7 +219,7 @@ async def test_stand_ins_are_tried_once_and_shortly_when_the_service_is_away(
         world.sampler.away = UNTIL_TOLD
         assert await text(world, stream=True) == "the base, slowly"
         assert old.aborted == 1
-        assert world.health.backend.away == {"serving"}, "the version that should answer is away"
+        assert world.health.outages.away == {"serving"}, "the version that should answer is away"
         base.away = UNTIL_TOLD
         response = await world.ask("hi")
         assert "The service that runs the model is away" in response.json()["error"]["message"]

@@ -30,7 +30,7 @@ async def test_outage_is_waited_out_inside_the_request(world: World, stream: boo
         assert choice["message"]["content"] == "fine"
     assert len(world.sampler.prompts) == 5
     assert len(world.turns()) == 1
-    assert world.health.backend.away == frozenset()
+    assert world.health.outages.away == frozenset()
 
 
 @served(patience_s=1, keepalive_s=0.02)
@@ -85,7 +85,7 @@ async def test_trouble_in_the_middle_of_a_stream_ends_it_with_an_error_and_no_fi
         assert text_of(events), "the first tokens were out"
         assert events[-1]["error"]["type"] == "server_error"
         assert all(e["choices"][0]["finish_reason"] is None for e in events[:-1])
-        assert world.health.backend.away == ({"serving"} if how == "away_after" else frozenset())
+        assert world.health.outages.away == ({"serving"} if how == "away_after" else frozenset())
         assert (len(broken.prompts) == 3) or how == "away_after"
         assert world.turns() == []
 
@@ -115,4 +115,4 @@ async def test_a_version_that_cannot_be_opened_now_is_a_503_not_a_404(
         assert response.status_code == 503
         if error is OutageError:
             assert response.headers["retry-after"] == "30"
-            assert world.health.backend.away == {"serving"}
+            assert world.health.outages.away == {"serving"}

@@ -15,7 +15,7 @@ from tests.support.learning import World, world
 from tests.support.ledger import sql
 from tinker_claw.learner.batch import FILL_S, Choice, choose
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.samples import MOST_BASELINE, QueuedSample, ready
+from tinker_claw.ledger.samples import MOST_PLAIN, QueuedSample, ready
 from tinker_claw.turn_state import Reason
 from tinker_claw.types import JudgedBy, Lacks
 
@@ -30,11 +30,11 @@ def waits(
     judge: JudgedBy = "user",
     reward: float = 1.0,
     bare: bool = False,
-    baseline: bool = False,
+    plain: bool = False,
     group: int | None = None,
     age: float = 0.0,
 ) -> QueuedSample:
-    lacks = Lacks.BETTER if bare else Lacks.REJECTION if baseline else None
+    lacks = Lacks.BETTER if bare else Lacks.REJECTION if plain else None
     return QueuedSample(number, session, user, judge, reward, lacks, group, NOW - age)
 
 
@@ -93,8 +93,8 @@ def test_a_rejection_without_a_hint_waits_for_a_better_reply_of_the_same_judge()
     assert chosen([*worse, *tools[:1], *eight]).ids == (200, *range(301, 308), *range(400, 408))
 
 
-def test_a_batch_without_a_rejection_hint_or_rating_waits_as_a_baseline() -> None:
-    content = [waits(n, baseline=True) for n in range(40)]
+def test_a_batch_without_a_rejection_hint_or_rating_waits() -> None:
+    content = [waits(n, plain=True) for n in range(40)]
     assert chosen(content) == Choice((), None), "however many they are"
     assert ready(content, 16) == 0
     assert chosen([*content, waits(50, reward=-1.0)]).ids == (*range(25, 40), 50), "with the newest"
@@ -110,7 +110,7 @@ def test_a_batch_without_a_rejection_hint_or_rating_waits_as_a_baseline() -> Non
     assert chosen([*apart, *said]) == Choice((), None)
     assert chosen([*apart, failed, *said]).ids == (*range(13, 20), 60, *range(70, 78))
     group = [waits(80 + n, session=n, judge="outcome", group=1) for n in range(16)]
-    assert chosen([*content, *group]).ids == tuple(range(80, 96)), "no group needs a baseline"
+    assert chosen([*content, *group]).ids == tuple(range(80, 96)), "no group waits"
 
 
 @pytest.mark.parametrize(
@@ -182,13 +182,13 @@ def test_group_beyond_its_share_leaves_the_others_theirs() -> None:
 ROWS = st.lists(
     st.tuples(
         st.integers(0, 3),
-        st.sampled_from(("user", "tools", "bare", "baseline", "outcome")),
+        st.sampled_from(("user", "tools", "bare", "plain", "outcome")),
         st.none() | st.integers(0, 3),
         st.floats(0, 2 * FILL_S),
     ),
     max_size=40,
 )
-JUDGE = {"bare": "user", "baseline": "user"}
+JUDGE = {"bare": "user", "plain": "user"}
 
 
 @given(
@@ -209,7 +209,7 @@ def test_no_order_of_arrival_changes_a_batch_and_no_group_is_cut(
             judge="outcome" if g is not None else JUDGE.get(kind, kind),
             reward=-1.0 if kind == "bare" else 1.0,
             bare=kind == "bare" and g is None,
-            baseline=kind == "baseline" and g is None,
+            plain=kind == "plain" and g is None,
             group=None if g is None else 10 * g + s % 2,
             age=age,
         )
@@ -256,7 +256,7 @@ def test_no_order_of_arrival_changes_a_batch_and_no_group_is_cut(
         assert NOW < found.look_at <= NOW + FILL_S
 
 
-# The baseline in a run
+# Plain acceptances in a run
 
 
 async def content(w: World, count: int) -> list[int]:
@@ -273,7 +273,7 @@ async def trained(w: World) -> set[int]:
     return {*sql(w.ledger).column("SELECT id FROM turns WHERE state = 'trained'")}
 
 
-async def test_accepted_replies_make_no_step_and_are_the_baseline_of_a_rejection(
+async def test_plain_acceptances_make_no_step_and_wait_for_a_rejection(
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path, batch_size=16) as w:
@@ -293,10 +293,10 @@ async def test_a_rating_makes_a_step_of_accepted_replies(tmp_path: Path) -> None
         assert await trained(w) == {*turns}
 
 
-async def test_the_newest_of_the_baseline_are_kept(tmp_path: Path) -> None:
+async def test_the_newest_plain_acceptances_are_kept(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=16) as w:
-        turns = await content(w, MOST_BASELINE + 44)
-        await w.until(lambda: w.ledger.samples.queued() == MOST_BASELINE)
+        turns = await content(w, MOST_PLAIN + 44)
+        await w.until(lambda: w.ledger.samples.queued() == MOST_PLAIN)
         expired = sql(w.ledger).rows("SELECT id, reason FROM turns WHERE state = 'refused'")
         assert {tuple(row) for row in expired} == {
             (turn, Reason.NOTHING_BETTER) for turn in turns[:44]

@@ -194,12 +194,12 @@ async def test_a_turn_that_waits_for_the_service_no_more_leaves_no_outage_behind
         w.says.away = UNTIL_TOLD
         turn = w.turn("NO")
         await w.until(lambda: w.health.judge.state == "stalled")
-        assert w.health.backend.away == {"judging"}
+        assert w.health.outages.away == {"judging"}
         if forgets:
             w.ledger.forget(from_turn(turn))
         else:
             say(w, turn, 1)
-        await w.until(lambda: w.health.judge.state == "ok" and not w.health.backend.away)
+        await w.until(lambda: w.health.judge.state == "ok" and not w.health.outages.away)
 
 
 @pytest.mark.parametrize("forgets", [False, True])

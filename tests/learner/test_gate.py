@@ -381,7 +381,7 @@ async def test_refused_batch_is_set_aside_although_the_state_before_cannot_be_ha
     trainer.load_state = _away  # type: ignore[method-assign]
     async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
         four(w)
-        await w.until(lambda: w.health.backend.attempts("learning") > 0)
+        await w.until(lambda: w.health.outages.attempts("learning") > 0)
         assert sample_counts(w.ledger)["quarantined"] == 4
 
 

@@ -522,7 +522,7 @@ class TestNeeds:
 
 
 @pytest.mark.parametrize("name", ["combine", "binary", "opd", "sdpo", "sdft"])
-def test_the_baseline_is_what_nobody_rejected_hinted_or_rated(name: str) -> None:
+def test_a_plain_acceptance_is_what_nobody_rejected_hinted_or_rated(name: str) -> None:
     method, cfg = METHODS[name], Training()
     alone = {"taught": False, "cut": False, "rated": False}
     compares = name in ("combine", "binary")  # without a reward pass nothing is compared

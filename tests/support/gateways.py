@@ -239,7 +239,7 @@ async def gateway(
             policy=policy,
             serving=ServingDeps(
                 open_version,
-                parts.backend,
+                parts.outages,
                 lineage(ledger.versions.get, open_version, base) if base else lambda _: (),
                 waits=Backoff(first_s=0.05, longest_s=0.2),
                 retries=Backoff(first_s=0.02, longest_s=0.1, attempts=3),

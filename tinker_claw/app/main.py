@@ -131,7 +131,7 @@ async def _serve(settings: Settings, system: System, listening: socket, stop: St
 
     def end() -> None:
         server.should_exit = True
-        health.backend.give_up()
+        health.outages.give_up()
         system.learner.finish()
         system.orders.end()
 

@@ -284,7 +284,7 @@ def _deps(
         policy=parts.policy,
         serving=ServingDeps(
             versions.open,
-            parts.health.backend,
+            parts.health.outages,
             lineage(parts.ledger.versions.get, versions.open, parts.base),
         ),
         ledger=parts.ledger,

@@ -41,7 +41,7 @@ from tinker_claw.gateway.parsing import is_large, parse
 from tinker_claw.gateway.privacy import Kept
 from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
 from tinker_claw.images import images_in
-from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback
+from tinker_claw.ledger.feedback import LONGEST_TEXT, SESSION_DONE, About, Feedback
 from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.privacy.marker import Privacy
@@ -143,7 +143,7 @@ class Job:
         if who.request_kind is RequestKind.VERDICT:
             return ONLY_A_RATING
         if who.done and not who.episode:  # which is trained on its outcome
-            return ENDED
+            return SESSION_DONE
         return self.kept.reason or self.place.images_refused or self.params.unfit_because()
 
     @property

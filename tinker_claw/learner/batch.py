@@ -115,7 +115,7 @@ def _units(waiting: Sequence[QueuedSample]) -> list[_Unit]:
     """Group the samples that a step may take into units: those that people judged, then those that
     tools judged, each the newest first.
 
-    Two come before the rest of their kind: the newest sample of people that is not of the baseline,
+    Two come before the rest of their kind: the newest sample of people that is no plain acceptance,
     and the newest reply that each judge's bare rejections need.
     """
     together = defaultdict[Hashable, list[QueuedSample]](list)

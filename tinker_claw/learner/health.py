@@ -62,14 +62,14 @@ class Health:
         self.records = PartHealth()
         self.publishing = PartHealth()
         self.upkeep = PartHealth()
-        self.backend = Outages()
+        self.outages = Outages()
         self.last_error: str | None = None
 
     def judge_is(
         self, state: Literal["ok", "failing", "stalled"], error: str | None = None
     ) -> None:
         """Set the judge's state. `failing`: the judge itself; `stalled`: its service is away, which
-        `backend` has logged."""
+        `outages` has logged."""
         if state != self.judge.state and state == "failing":
             log.error("judge.failing", error=error)
         if state != self.judge.state and self.judge.state == "failing":
@@ -108,7 +108,7 @@ class Health:
 
     def snapshot(self, *, version: int, waiting: int, batch_size: int) -> dict[str, Any]:
         """Return the JSON of /healthz. `status` covers serving and learning together."""
-        away, refused = self.backend.away, self._refused(version)
+        away, refused = self.outages.away, self._refused(version)
         wrong, states = ["backend"] * bool(away) + ["serving"] * bool(refused), dict[str, Any]()
         for name, part in vars(self).items():
             if isinstance(part, PartHealth):
@@ -128,13 +128,13 @@ class Health:
             "policy_version": version,
             "answered_by": refused.by if refused else f"v{version}",
             "serving": "ok" if refused is None else "replaced" if refused.by else "refused",
-            "serving_since": refused.since if refused else self.backend.since,
+            "serving_since": refused.since if refused else self.outages.since,
             "serving_error": refused and refused.error,
             "backend": "away" if away else "ok",
-            "backend_since": self.backend.since,
-            "backend_error": self.backend.error,
+            "backend_since": self.outages.since,
+            "backend_error": self.outages.error,
             **states,
-            "learner_attempts": self.backend.attempts("learning"),
+            "learner_attempts": self.outages.attempts("learning"),
             "samples_waiting": waiting,
             "batch_size": batch_size,
             "last_error": self.last_error,
@@ -142,7 +142,7 @@ class Health:
 
     def _refused(self, version: int) -> Refused | None:
         """Return that this version, which should answer, cannot; None: it can."""
-        refused = self.backend.refused
+        refused = self.outages.refused
         return refused if refused and refused.version == version else None
 
     def _meaning(self, version: int, waiting: int, batch_size: int) -> str:
@@ -170,10 +170,10 @@ class Health:
                 neither = f"neither v{version} nor what stands in for it answers"
                 return f"Requests get an error: {neither}"
             replaced = f"Replies come from {refused.by}, since v{version} cannot answer"
-            if self.backend.gone.is_set() and not self.learner.ended:
+            if self.outages.gone.is_set() and not self.learner.ended:
                 return f"{replaced}; it is published anew from its state"
             return replaced
-        if "serving" in self.backend.away:
+        if "serving" in self.outages.away:
             return (
                 "Replies wait for the service, which is asked again and again; a request that it "
                 "does not answer in time gets an error"
@@ -182,7 +182,7 @@ class Health:
 
     def _troubles(self) -> Iterator[str]:
         """Yield what does not work besides replies, each as part of a sentence."""
-        away, learner = self.backend.away, self.learner.state
+        away, learner = self.outages.away, self.learner.state
         if self.servers.state != "ok" and "serving" not in away:
             yield "some inference servers are away, and the others do their work"
         if self.judge.state == "failed":

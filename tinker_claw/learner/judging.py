@@ -37,7 +37,7 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer, ends_apart
 from tinker_claw.ledger.jobs import TRIES, JudgingJob
 from tinker_claw.ledger.lessons import Lesson
-from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
+from tinker_claw.methods.base import Evidence, Signal, episode_step_reward, reward_of
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
 from tinker_claw.turn_state import Reason, TurnRefusal
@@ -121,7 +121,7 @@ class Judging:
 
     def _waiting(self, now: float) -> list[JudgingJob]:
         """Read the queue; [] while the ledger cannot be read."""
-        backend = self._parts.health.backend
+        outages = self._parts.health.outages
         try:
             jobs = self._ledger.jobs.due()
         except LedgerError as error:
@@ -130,8 +130,8 @@ class Judging:
             return []
         ended = not jobs and self.ledger_breaker.end_outage()
         if not any(job.due_at for job in jobs):  # no turn waits for the service any more
-            backend.over("judging")
-            backend.over("teaching")
+            outages.over("judging")
+            outages.over("teaching")
             ended |= self.judge_breaker.end_outage() | self.teacher_breaker.end_outage()
         if ended:
             self._show()
@@ -240,7 +240,7 @@ class Judging:
         if teacher is None and (reason := refuses(())):
             self._refuse(turn_id, untaught or TurnRefusal(reason))
             return
-        reward = step_reward(verdict) if turn.episode else reward_of(verdict)
+        reward = episode_step_reward(verdict) if turn.episode else reward_of(verdict)
         taught, rated = teacher is not None, verdict.score is not None
         method, cfg = self._parts.method, self._parts.training
         lacks = method.lacks(reward, cfg, taught=taught, cut=turn.cut, rated=rated)
@@ -273,7 +273,7 @@ class Judging:
         silent = asyncio.get_running_loop().call_later(self._silent_s, self._is_silent)
         try:
             with (
-                self._parts.health.backend.watching("judging"),
+                self._parts.health.outages.watching("judging"),
                 self._parts.spending.paying("judge", turn_id=turn.id) as account,
             ):
                 judgement = await self._judge.judge(
@@ -372,7 +372,7 @@ class Judging:
         self._busy[turn.id] = self.teacher_breaker
         try:
             with (
-                self._parts.health.backend.watching("teaching"),
+                self._parts.health.outages.watching("teaching"),
                 spending.paying("teacher", turn_id=turn.id) as account,
             ):
                 try:
@@ -391,7 +391,7 @@ class Judging:
         return scores
 
     def _check_open(self, turn_id: int) -> None:
-        """Raise where the turn was forgotten meanwhile."""
+        """Raise where the turn was forgotten, refused or made a sample meanwhile."""
         if not self._ledger.turns.is_open(turn_id):
             raise ForgottenError
 

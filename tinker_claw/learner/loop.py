@@ -203,7 +203,7 @@ class Learner:
 
     def _show_idle(self) -> None:
         health = self._parts.health
-        health.backend.over("learning")  # it asks for nothing now
+        health.outages.over("learning")  # it asks for nothing now
         if self._pause is not None:
             health.learner_is("held", f"{self._pause.because}.")
         else:
@@ -328,7 +328,7 @@ class Learner:
                     raise LearningEndedError(str(error)) from error
                 case VoidStep(Void.ENDED, error):
                     raise error
-                case _:  # away, withdrawn or not learned: no sample is to blame
+                case _:  # away, withdrawn or not learned; or it is tried once more
                     pass
             await self.recovery.restore_if_suspect(
                 result.error if isinstance(result, VoidStep) else None
@@ -347,8 +347,8 @@ class Learner:
     ) -> PolicyVersion | VoidStep:
         """Take one step. Whatever error ends it becomes its result here."""
         parts, self.stepping = self._parts, True
-        backend = parts.health.backend
-        if not backend.attempts("learning"):  # else it is the outage's next attempt
+        outages = parts.health.outages
+        if not outages.attempts("learning"):  # else it is the outage's next attempt
             parts.health.learner_is("training")
         step_id, ids = 0, [sample.id for sample in batch]  # 0: none yet
         try:
@@ -367,7 +367,7 @@ class Learner:
                 return result  # the outage goes on: only an answer ends it
         finally:
             self.stepping = False
-        backend.over("learning")
+        outages.over("learning")
         return result
 
     async def _train_and_commit(

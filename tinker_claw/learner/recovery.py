@@ -143,7 +143,7 @@ class Recovery:
         self._retire = retire
         self._waits = waits
         self.suspect = False
-        """Whether the trainer's weights may differ from the newest version's."""
+        """Whether the trainer's weights or moments may differ from the newest version's."""
 
     async def restore_if_suspect(self, error: ClawError | None = None) -> None:
         """Wait out an outage, and load the newest committed state, retrying as often as needed. Do
@@ -165,8 +165,8 @@ class Recovery:
         while self.suspect or outage is not None:
             if outage is not None:
                 # Counted until a step succeeds: one that loads states but takes no steps is away.
-                self._health.backend.seen("learning", outage)
-                wait_s = self._waits.after(self._health.backend.attempts("learning"))
+                self._health.outages.seen("learning", outage)
+                wait_s = self._waits.after(self._health.outages.attempts("learning"))
                 self._health.learner_is("stalled", str(outage), wait_s)
                 await asyncio.sleep(wait_s)
             outage = None
@@ -184,29 +184,29 @@ class Recovery:
         Its weights are loaded from its state: the service may have dropped the trainer's session,
         too. Replies wait for none of this.
         """
-        backend, tries = self._health.backend, 0
+        outages, tries = self._health.outages, 0
         while True:
-            await backend.gone.wait()
-            refused = backend.refused
+            await outages.gone.wait()
+            refused = outages.refused
             lost = refused and self._with_version(refused.version)
             if refused is None or lost is None or lost.sampler.ref != refused.ref:
-                backend.gone.clear()  # another version or sampler answers now
+                outages.gone.clear()  # another version or sampler answers now
                 continue
             tries = 1 if await self._is_published_anew(lost, refused.by) else tries + 1
             await asyncio.sleep(self._waits.after(tries))
 
     async def _is_published_anew(self, lost: Policy, stand_in: str | None) -> bool:
         """Publish a version anew; return whether it answers."""
-        backend, number = self._health.backend, lost.version.id
+        outages, number = self._health.outages, lost.version.id
         try:
             await self._publish_anew(lost)
         except (BackendError, LedgerError) as error:
             now = self._with_version(number)
-            if now is not None and backend.gone.is_set():  # else it has answered meanwhile
-                backend.refuses(number, now.sampler.ref, error, stand_in)
+            if now is not None and outages.gone.is_set():  # else it has answered meanwhile
+                outages.refuses(number, now.sampler.ref, error, stand_in)
             log.warning("version.publish_failed", version=number, error=str(error))
             return False
-        backend.answers(number)
+        outages.answers(number)
         return True
 
     def _with_version(self, number: int) -> Policy | None:
@@ -218,7 +218,7 @@ class Recovery:
         """Publish a version anew from its state, and check that its new sampler answers."""
         policy = self._parts.policy
         async with self._one_step:
-            if not self._health.backend.gone.is_set():
+            if not self._health.outages.gone.is_set():
                 return  # it has answered meanwhile
             if policy.newest is lost:
                 await self._restore(sampler_gone=True)

@@ -19,7 +19,7 @@ from tinker_claw.ledger.turns import reopen, set_state
 from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 from tinker_claw.types import RatedBy
 
-ENDED = TurnRefusal(Reason.SESSION_DONE)
+SESSION_DONE = TurnRefusal(Reason.SESSION_DONE)
 """Why a turn is not trained, unless somebody rates it."""
 NO_EPISODE = "it is of how the session ended, and the session is no episode (X-Turn-Type: episode)"
 """Why an outcome of a plain session trains no reply."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tinker_claw.ledger.database import LedgerTable
-from tinker_claw.ledger.turns import OPEN, OUTCOME, STEP, refuse, set_state
+from tinker_claw.ledger.turns import EPISODE_STEP, OPEN, OUTCOME, refuse, set_state
 from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 
 LIMIT_S = 3600.0
@@ -138,8 +138,8 @@ def expire_mates(tx: sqlite3.Connection) -> int:
 def _expire_agreed(tx: sqlite3.Connection, group: int) -> int:
     """Expire samples at steps whose rewards all agree, so have no advantage; taught ones stay."""
     agreed = (
-        f"WITH queued AS (SELECT turn_id, reward, teacher_logprobs, {STEP} AS step FROM sessions "
-        "JOIN turns ON session_id = sessions.id JOIN samples ON turn_id = turns.id "
+        f"WITH queued AS (SELECT turn_id, reward, teacher_logprobs, {EPISODE_STEP} AS step "
+        "FROM sessions JOIN turns ON session_id = sessions.id JOIN samples ON turn_id = turns.id "
         "WHERE group_id = ? AND state = 'queued') "
         "SELECT turn_id FROM queued WHERE teacher_logprobs IS NULL AND step IN "
         "(SELECT step FROM queued GROUP BY step HAVING COUNT(*) > 1 "

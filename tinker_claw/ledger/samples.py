@@ -1,8 +1,9 @@
 """The queue of samples that are ready to train.
 
 Rule: a sample leaves the queue only inside the transaction that commits its step, or by expiring,
-or with a turn that is forgotten. After a crash in between it is still queued. Samples of an episode
-enter it when their group is complete (`groups`).
+or where its batch is set aside, its reply rated anew or its turn forgotten. After a crash in
+between it is still queued. Samples of an episode enter it when their group is complete
+(`groups`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from tinker_claw.ledger.codec import (
 from tinker_claw.ledger.database import LedgerTable, Rows, insert
 from tinker_claw.ledger.groups import COMPARED, expire_mates
 from tinker_claw.ledger.images import images_of
-from tinker_claw.ledger.turns import STEP, check_kept, completion_of, refuse, set_state, told_of
+from tinker_claw.ledger.turns import (
+    EPISODE_STEP,
+    check_kept,
+    completion_of,
+    refuse,
+    set_state,
+    told_of,
+)
 from tinker_claw.ledger.versions import expire_left_behind
 from tinker_claw.turn_state import Reason, TurnRefusal, TurnState
 from tinker_claw.types import HintScores, JudgedBy, Lacks, Sample
@@ -60,8 +68,8 @@ CASE WHEN episode <> 0 THEN 'outcome' WHEN COALESCE(role, '') IN ('tool', 'other
 """SQL on a turn with its next state: who judged it. Explicit feedback is a user's."""
 MOST_BARE = 64
 """Newest rejections that wait for a better reply."""
-MOST_BASELINE = 256
-"""Newest samples of the baseline that wait for a rejection, a hint or an explicit rating."""
+MOST_PLAIN = 256
+"""Newest plain acceptances that wait for a rejection, a hint or an explicit rating."""
 _QUEUED = """
 FROM turns CROSS JOIN samples ON samples.turn_id = turns.id
   JOIN sessions ON sessions.id = turns.session_id
@@ -132,7 +140,8 @@ class SampleTable(LedgerTable):
 
     def expire(self, current_step: int, max_staleness: int) -> int:
         """Expire samples that are more than `max_staleness` optimizer steps old, bare rejections
-        but the newest 64, and the baseline but its newest 256; return how many.
+        but the newest 64, and plain acceptances but the newest 256: they are refused, with the
+        reason. Return how many.
 
         Steps count along the live line of versions: samples of a version that a rollback left
         behind are too old at once. A group expires as one.
@@ -152,8 +161,8 @@ class SampleTable(LedgerTable):
             )
             left_behind = expire_left_behind(tx)
             bare = refuse(tx, NO_GRADIENT, older, Lacks.BETTER, MOST_BARE)
-            baseline = refuse(tx, NO_GRADIENT, older, Lacks.REJECTION, MOST_BASELINE)
-            return too_old + left_behind + bare + baseline + expire_mates(tx)
+            plain = refuse(tx, NO_GRADIENT, older, Lacks.REJECTION, MOST_PLAIN)
+            return too_old + left_behind + bare + plain + expire_mates(tx)
 
     def load(self, ids: Iterable[int] | None = None) -> list[Sample]:
         """Return the queued samples among these, or all, oldest first. They stay queued."""
@@ -163,7 +172,7 @@ class SampleTable(LedgerTable):
             "samples.teacher_logprobs, samples.teacher_targets, samples.teacher_ids, "
             "samples.teacher_own, samples.teacher_reply, samples.teacher_text, samples.overlap, "
             f"versions.step AS policy_step, {COMPARED} AS compared, "
-            f"{STEP} AS step, {JUDGED_BY} AS judge, sessions.user, COALESCE((SELECT weight "
+            f"{EPISODE_STEP} AS step, {JUDGED_BY} AS judge, sessions.user, COALESCE((SELECT weight "
             "FROM verdicts WHERE turn_id = turns.id AND episode = 0), 1.0) AS weight, "
             f"turns.* {_QUEUED}",
             among,
@@ -208,8 +217,8 @@ def read_queue(rows: Rows) -> list[QueuedSample]:
 
 def usable(waiting: Sequence[QueuedSample]) -> list[QueuedSample]:
     """Return the samples that a step may take now. Verdicts are compared with those of the same
-    judge: a bare rejection needs a better reply that is none, and the baseline a sample that is not
-    of it."""
+    judge: a bare rejection needs a better reply that is none, and a plain acceptance a sample that
+    is none."""
     best = defaultdict[JudgedBy, float](lambda: -math.inf)
     for other in waiting:
         if other.group is None and other.lacks != Lacks.BETTER and other.reward is not None:

@@ -75,7 +75,7 @@ SELECT score FROM feedback WHERE feedback.session_id = sessions.id AND final = 1
   AND unused IS NULL ORDER BY feedback.id DESC LIMIT 1
 """
 """SQL on a row of `sessions`: the outcome of an episode; no row where none came in time."""
-STEP = """
+EPISODE_STEP = """
 (SELECT COUNT(*) FROM turns AS before JOIN next_states ON next_states.turn_id = before.id
   WHERE before.session_id = turns.session_id AND before.kind = 'main' AND before.idx < turns.idx)
 """
@@ -440,11 +440,11 @@ def check_kept(tx: sqlite3.Connection, turn_id: int) -> None:
     Raises:
         ForgottenError: it was forgotten meanwhile, or what followed it.
     """
-    still_open = (
+    kept = (
         "SELECT 1 FROM turns WHERE id = ? AND state <> 'forgotten' AND NOT dropped "
         "AND reason IS NOT ?"
     )
-    if tx.execute(still_open, (turn_id, Reason.FORGOTTEN_NEXT)).fetchone() is None:
+    if tx.execute(kept, (turn_id, Reason.FORGOTTEN_NEXT)).fetchone() is None:
         raise ForgottenError(f"turn {turn_id} was forgotten meanwhile")
 
 

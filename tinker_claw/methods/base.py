@@ -163,9 +163,9 @@ class Method:
         does. A cut reply is never reinforced."""
         samples = [item.sample for item in items]
         per_sample, state = self.reply_advantages(samples, cfg, state)
-        reward, distill = self.reward_weight * cfg.w_rl, self.distill_weight * cfg.w_opd
+        by_reward, by_teacher = self.reward_weight * cfg.w_rl, self.distill_weight * cfg.w_opd
         return [
-            spread(sample, reward * a if may_push(a, cut=sample.cut) else 0.0, distill, cfg)
+            spread(sample, by_reward * a if may_push(a, cut=sample.cut) else 0.0, by_teacher, cfg)
             for sample, a in zip(samples, per_sample, strict=True)
         ], state
 
@@ -194,7 +194,7 @@ def reward_of(verdict: Verdict) -> float | None:
     return (verdict.value if verdict.score is None else verdict.score) or None
 
 
-def step_reward(verdict: Verdict) -> float | None:
+def episode_step_reward(verdict: Verdict) -> float | None:
     """Return the reward of an episode's step beside its outcome: the mean of the valid votes, zeros
     included, or the explicit rating; None where only the outcome counts."""
     if verdict.score is not None:

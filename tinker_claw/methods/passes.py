@@ -1,5 +1,9 @@
 """Turn advantages into loss passes: corrections for the current weights, and normalisation.
 
+`Method.prepare` (base.py) calls, in this order: `batch_advantages` compares rewards, one number a
+sample; `spread` puts it on the reply's tokens and adds what the teacher says; `corrected` bounds
+both where the reply is stale; `loss_passes` makes the datums. The formulas are in advantages.py.
+
 Rule: all normalisation is put into the advantages here, since every loss of a backend is a sum over
 tokens and datums. So the result does not depend on how a backend splits the batch.
 """
@@ -99,24 +103,27 @@ def batch_advantages(samples: Sequence[Sample], cfg: Training) -> list[float]:
     return [by_id[sample.id] for sample in samples]
 
 
-def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Advantages:
+def spread(sample: Sample, advantage: float, teacher_weight: float, cfg: Training) -> Advantages:
     """Apply an advantage to every token of its reply, and add the teacher's.
 
     A reply beside which the teacher wrote a better one is not pushed down.
 
     Args:
-        distill: weight of the teacher.
+        advantage: of the reply, from its reward, times the weight of rewards.
+        teacher_weight: weight of what the teacher says.
     """
     done, teacher, paper = sample.completion, sample.teacher, cfg.recipe == "paper"
-    if teacher is not None and teacher.reply and distill and not paper:
-        kept = max(0.0, reward)
-        return Advantages(kept, [kept] * len(done.tokens), written=distill)
-    tokens = [reward] * len(done.tokens) if paper else spread_reward(reward, done.logprobs)
-    if teacher is None or teacher.reply or not distill:  # a written one is from before a restart
-        return Advantages(reward, tokens)
+    if teacher is not None and teacher.reply and teacher_weight and not paper:
+        kept = max(0.0, advantage)
+        return Advantages(kept, [kept] * len(done.tokens), written=teacher_weight)
+    tokens = [advantage] * len(done.tokens) if paper else spread_reward(advantage, done.logprobs)
+    if teacher is None or teacher.reply or not teacher_weight:  # written before a restart
+        return Advantages(advantage, tokens)
     if cfg.opd_mode == "token" or not teacher.targets:  # it was sampled with --opd-topk 0
         hinted = token_advantages(teacher.logprobs, done.logprobs, DISTILLED_NATS)
-        return Advantages(reward, [a + distill * h for a, h in zip(tokens, hinted, strict=True)])
+        return Advantages(
+            advantage, [a + teacher_weight * h for a, h in zip(tokens, hinted, strict=True)]
+        )
     if len(teacher.targets) != len(done.topk_logprobs):
         raise AlignmentError(f"sample {sample.id}: the teacher did not score every position")
     table = list[list[float]]()
@@ -126,8 +133,8 @@ def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Adva
             new = unproposed_advantages(teacher.topk_logprobs[at], min(own), DISTILLED_NATS)
             named = zip(teacher.topk_ids[at], new, strict=True)
             row += [0.0 if v in done.topk_ids[at] else a for v, a in named]
-        table.append([distill * weight for weight in row])
-    return Advantages(reward, tokens, table)
+        table.append([teacher_weight * weight for weight in row])
+    return Advantages(advantage, tokens, table)
 
 
 def candidates(sample: Sample) -> tuple[tuple[int, ...], ...]:
