@@ -22,7 +22,7 @@ from tests.support.fakes import FakeSampler, Script
 from tests.support.gateways import MODEL, World, gateway, read_events, spell
 from tests.support.ledger import sql
 from tinker_claw.formats.body import ROOM
-from tinker_claw.gateway.index import PAGES, STREAM_TOKENS
+from tinker_claw.gateway.index import STREAM_TOKENS, TURN_KEYS
 from tinker_claw.render.prompt_cache import CAPACITY
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Charge, SamplingParams, TokenChunk, Tokens, uncharged
@@ -30,7 +30,7 @@ from tinker_claw.types import Charge, SamplingParams, TokenChunk, Tokens, unchar
 REQUESTS = 10_000
 CONNECTIONS = 6
 LONGEST_S = 60
-INDEX = 300 * PAGES + 10 * STREAM_TOKENS
+INDEX = 300 * TURN_KEYS + 10 * STREAM_TOKENS
 """Bytes of the index of turns, as it says of itself."""
 GROWTH_MB = (1.3 * (CAPACITY + ROOM) + INDEX) / 1e6
 """Growth in MB from the first thousand requests to the last: cached prompts and pieces of bodies,
