@@ -93,7 +93,7 @@ CAPS = {
     "tinker_claw.gateway.app:MAX_QUEUE": 64,
     "tinker_claw.app.wiring:IDLE_S": 60.0,
     "tinker_claw.gateway.respond:KEEPALIVE_S": 0.5,
-    "tinker_claw.gateway.index:PAGES": 400,
+    "tinker_claw.gateway.index:TURN_KEYS": 400,
     "tinker_claw.gateway.index:STREAM_TOKENS": 15_000,
     "tinker_claw.gateway.index:SESSIONS": 1_000,
     "tinker_claw.gateway.index:TRACES": 40,
