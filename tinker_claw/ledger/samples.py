@@ -1,8 +1,8 @@
 """The queue of samples that are ready to train.
 
-Rule: a sample leaves the queue only inside the transaction that commits its step, or by expiring,
-or where its batch is set aside, its reply rated anew or its turn forgotten. After a crash in
-between it is still queued. Samples of an episode enter it when their group is complete
+Rule: a sample is trained only inside the transaction that commits its step; after a crash before
+that it is still queued. It also leaves the queue by expiring, where its batch is set aside, its
+reply rated anew or its turn forgotten. Samples of an episode enter it when their group is complete
 (`groups`).
 """
 
