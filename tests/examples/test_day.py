@@ -30,7 +30,8 @@ from tinker_claw.ledger.samples import JUDGED_BY
 from tinker_claw.types import Usage
 
 T = TypeVar("T")
-MESSAGES, SEED = 14, 10
+MESSAGES, SEED = 14, 16
+"""A day with four long results in one session, so that OpenClaw compacts it."""
 
 
 def real(test: T) -> T:
