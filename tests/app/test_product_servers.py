@@ -92,7 +92,7 @@ def test_a_server_that_hangs_leaves_and_comes_back_and_no_client_notices(tmp_pat
         flags = (*FLAGS, "--sampler-urls", urls)
         quick = {
             "tinker_claw.gateway.respond:KEEPALIVE_S": 0.5,
-            "local_gpu.backend:PoolOptions": partial(PoolOptions, still_s=15),
+            "local_gpu.sample.member:PoolOptions": partial(PoolOptions, still_s=15),
             "local_gpu.sample.vllm:Deadlines": partial(
                 Deadlines, first_token_s=40, between_tokens_s=40
             ),
