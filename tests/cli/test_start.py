@@ -119,6 +119,7 @@ def test_a_key_that_is_there_is_used_and_kept_nowhere_else(home: Path) -> None:
 def test_where_the_price_is_known_it_sets_a_budget(home: Path) -> None:
     with service() as url:
         provider = {"TINKER_BASE_URL": "http://tinker.thinkingmachines.dev", "http_proxy": url}
+        provider["TINKER_CLAW_GATEWAY__PORT"] = str(free_port())
         with started(home, **provider, TINKER_API_KEY=KEY) as seen:
             seen.until("1 to 3: ")
             seen.types("1\r1\r1\r")
