@@ -19,7 +19,7 @@ SIDE_KEY = "side calls without a session"
 
 
 class RequestKind(StrEnum):
-    """Purpose of a request. Those of main turns, `_MAIN`, may be trained on, but for a verdict."""
+    """Purpose of a request. Main turns (`kind`) may be trained on, but for a verdict."""
 
     USER = "user turn"
     TOOL = "tool loop"

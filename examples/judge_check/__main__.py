@@ -67,7 +67,11 @@ def _read(name: str, own: argparse.Namespace) -> list[Case]:
             return rated.read_cases(own.rated)
         print("Left out: rated. Name a file of USS or AB-ReDial with --rated.", file=sys.stderr)
         return []
-    return read_injections() if name == "injections" else read_written(name)
+    if name == "injections":
+        return read_injections()
+    if name not in ("own", "lessons"):
+        raise ConfigError(f"--sets {name}: there are own, injections, real, lessons, wishes, rated")
+    return read_written(name)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -110,11 +110,9 @@ def usable(case: Case, reading: Reading) -> bool:
 def table(cases: Sequence[Case], rows: Rows) -> Iterator[str]:
     """Lines of a Markdown table: of each set the shares that were found, with 95 % intervals."""
     hits = defaultdict[tuple[str, str], list[bool]](list)
+    counts = dict.fromkeys(WISH_SETS, _wish) | {"injections": _moved}
     for case in cases:
-        counted = (
-            _wish if case.set in WISH_SETS else _moved if case.set == "injections" else _judged
-        )
-        for what, holds in counted(case, rows):
+        for what, holds in counts.get(case.set, _judged)(case, rows):
             hits[case.set, what].append(holds)
     lines = [(*of, tables.share(sum(some), len(some))) for of, some in hits.items()]
     yield from tables.table(("set", "measured", "found"), lines)

@@ -49,7 +49,7 @@ def read_cases(file: Path) -> list[Case]:
             )
             for number, (request, reply, text, ratings) in enumerate(turns)
         ]
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, ValueError, csv.Error) as error:
         raise ConfigError(f"--rated {file}: {error!r}") from error
 
 
@@ -73,7 +73,7 @@ def _of_redial(lines: Sequence[str]) -> Iterator[_Rated]:
     """Read a table of three turns a row, each of four utterances and its ratings by one annotator;
     the same turn stands in the rows of several."""
     turns = defaultdict[tuple[str, ...], list[float]](list)
-    for row in csv.DictReader(lines):
+    for row in csv.DictReader(lines, restval=""):  # a row may be cut off
         for turn in range(3):
             said_by = [row[f"utterance{4 * turn + n}"].partition("\t") for n in range(4)]
             speakers, _, texts = zip(*said_by, strict=True)

@@ -60,6 +60,7 @@ def test_rated_turns_of_several_annotators_are_one_case(tmp_path: Path) -> None:
         rows.writerow([*NAMES, "overall1", "overall2", "overall3"])
         rows.writerow([*ANSWERED, *THANKED, *ENDED, 2, 4.0, 3])
         rows.writerow([*ANSWERED, *THANKED, *ENDED, 1, "", 3])
+        rows.writerow(ANSWERED[:2])  # cut off
     assert [
         (case.request, case.reply, case.state.text, case.value) for case in read_cases(file)
     ] == [
@@ -84,7 +85,10 @@ def test_the_command_measures_on_a_file_of_rated_dialogues(
         assert main(flags) == 0
         assert "--rated" in capsys.readouterr().err
         (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+        (tmp_path / "zero.csv").write_text("utterance0\n\0\n")
         (tmp_path / "bad.txt").write_text("SYSTEM\tHi.\nUSER\tHi.\t\tgood")
-        for bad in ("", "other.csv", "bad.txt"):
+        for bad in ("", "other.csv", "zero.csv", "bad.txt"):
             assert main([*flags, "--rated", str(tmp_path / bad)]) == 1
             assert "--rated" in capsys.readouterr().err
+        assert main([*flags[:-1], "uss"]) == 1
+        assert "--sets uss" in capsys.readouterr().err

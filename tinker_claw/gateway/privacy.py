@@ -55,7 +55,7 @@ class Kept:
         return self.privacy is Privacy.OPEN
 
 
-_OPEN, _PRIVATE, _ONCE = Privacy
+_OPEN, _PRIVATE, _ONCE_PRIVATE = Privacy
 
 
 class SessionPrivacy:
@@ -99,9 +99,9 @@ class SessionPrivacy:
             # sign that is there decides. "A private session" in docs/privacy.md describes them.
             (header, _PRIVATE, _PRIVATE),
             (line is _PRIVATE, _PRIVATE, _PRIVATE),
-            (line is _ONCE, _ONCE, _PRIVATE),
+            (line is _ONCE_PRIVATE, _ONCE_PRIVATE, _PRIVATE),
             (earlier is _PRIVATE, _PRIVATE, _PRIVATE),
-            (earlier is _ONCE, _ONCE, _PRIVATE),
+            (earlier is _ONCE_PRIVATE, _ONCE_PRIVATE, _PRIVATE),
             (shows_line, _OPEN, _PRIVATE),
             (had_one, _OPEN, _PRIVATE),
             (True, _OPEN, _OPEN),
@@ -118,7 +118,7 @@ class SessionPrivacy:
         privacy = side_call if is_side else session
         if privacy is _PRIVATE:
             return Kept(privacy)
-        after = TurnRefusal(Reason.AFTER_PRIVATE) if privacy is _ONCE else None
+        after = TurnRefusal(Reason.AFTER_PRIVATE) if privacy is _ONCE_PRIVATE else None
         searched, key = await self._secrets.search(request, writers_of), None
         if searched is None:
             return Kept(privacy, after)

@@ -32,8 +32,8 @@ _WITHDRAWN = "what it trained on was forgotten meanwhile"
 
 
 class Void(IntEnum):
-    """Reason why a step is void; its row has a sentence, too. Only failures, over
-    several batches in a row, end learning."""
+    """Reason why a step is void; its row has a sentence, too. Only failures over several batches in
+    a row end learning."""
 
     FAILED = 1
     AWAY = 2
